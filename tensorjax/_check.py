@@ -1,0 +1,116 @@
+"""Argument checks shared by every public function: one wording for one fault.
+
+Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an array are
+looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
+"""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_traced(*trees: Any) -> bool:
+    """Whether any leaf of the arguments is an abstract value of a JAX transformation."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
+    """Returns ``x`` as an array of floating or complex dtype, or raises TypeError."""
+    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        raise TypeError(
+            f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "
+            "convert it first, for example with .astype(jnp.float32)"
+        )
+    return array
+
+
+def finite(name: str, tree: Any) -> None:
+    """Raises ValueError if a concrete leaf of ``tree`` holds NaN or Inf; traced leaves pass."""
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, jax.core.Tracer) and not _all_finite(np.asarray(leaf)):
+            raise ValueError(
+                f"{name}: expected finite numbers, got NaN or Inf; "
+                "find them with jnp.argwhere(~jnp.isfinite(x)) and clean the data first"
+            )
+
+
+def _all_finite(x: np.ndarray) -> bool:
+    if x.dtype.kind not in "fc":  # bfloat16 and the like, which NumPy cannot reduce
+        x = x.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A finite sum means finite entries, at one pass and no temporary. An infinite one may
+        # also be overflow, so only then look entry by entry.
+        return bool(np.isfinite(np.sum(x)) or np.all(np.isfinite(x)))
+
+
+def shape(name: str, value: Any) -> tuple[int, ...]:
+    """Returns ``value`` as a non-empty tuple of positive ints, or raises ValueError."""
+    dims = (value,) if isinstance(value, numbers.Integral) else tuple(value)
+    if not dims or any(not isinstance(n, numbers.Integral) or n < 1 for n in dims):
+        raise ValueError(f"{name}: expected one or more positive mode sizes, got {value!r}")
+    return tuple(int(n) for n in dims)
+
+
+def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Returns ``value`` as an int in [low, high], or raises ValueError."""
+    expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+    return int(value)
+
+
+def bond_ranks(rank: int | Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:
+    """Expands ``rank`` to one rank per interior bond, each capped by its bound.
+
+    Args:
+      rank: one int for all bonds, or one per interior bond.
+      bounds: the largest rank that each interior bond can need.
+    """
+    if isinstance(rank, numbers.Integral) and not isinstance(rank, bool):
+        return tuple(min(integer("rank", rank, low=1), b) for b in bounds)
+    try:
+        ranks = [integer("rank", r, low=1) for r in rank]  # type: ignore[union-attr]
+    except TypeError:
+        raise ValueError(f"rank: expected an int or one int per bond, got {rank!r}") from None
+    if len(ranks) != len(bounds):
+        raise ValueError(
+            f"rank: expected one int or {len(bounds)} of them (one per interior bond), "
+            f"got {len(ranks)}: {tuple(ranks)}"
+        )
+    return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
+
+
+def tolerance(tol: Any, dtype: Any) -> float | jax.Array:
+    """Checks a relative error: a number in [10 eps, inf) of the dtype's real precision."""
+    if is_traced(tol):
+        return tol
+    eps = float(jnp.finfo(dtype).eps)
+    value = float(tol)
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"tol: expected a positive relative error, got {tol!r}")
+    if value < 10 * eps:
+        raise ValueError(
+            f"tol: expected at least 10 eps = {10 * eps:.2g} of {jnp.dtype(dtype).name}, "
+            f"got {value:.2g}; ask for less accuracy, or use a wider dtype "
+            "(float64 needs jax.config.update('jax_enable_x64', True))"
+        )
+    return value
+
+
+def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
+    """Checks that a truncation is defined, and that a dynamic one is not traced."""
+    if tol is None and rank is None:
+        raise ValueError("expected tol= (relative error), rank= (static ranks), or both; got neither")
+    if rank is None and is_traced(tol, *arrays):
+        raise TypeError(
+            "tol= alone makes the ranks depend on the data, which jit, vmap and grad cannot trace; "
+            "pass rank= too (shapes are then those of rank, and what tol discards is set to zero), "
+            "or call this outside the transformation"
+        )

@@ -1,0 +1,642 @@
+"""Array-level factorisations with static or dynamic truncation, on JAX or on the host.
+
+Every function takes arrays of shape (…, m, n) and answers in kind. A JAX array is factored by XLA:
+shapes are static, so it works under jit, vmap and grad, and derivatives stay finite where singular
+values repeat or vanish (zero-padded factors). A NumPy array is factored by the host's LAPACK, with
+ranks cut to what the data need and nothing compiled.
+
+Two words are used throughout. ``rank`` is static: the number of columns kept. ``tail`` is dynamic:
+the energy (sum of squared singular values) that may be discarded. With both, the shape is that of
+``rank`` and the columns that ``tail`` discards are set to zero; with ``tail`` alone, which needs a
+NumPy array, the shape shrinks to what is kept.
+
+One rule chooses the method (`choose`): the Gram matrix is the fastest way to a subspace but squares
+the singular values, so it sees nothing below √eps; it is taken where the asked error lies above that
+floor, and a full-accuracy SVD otherwise.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from jax import lax
+
+from tensorjax import _check
+Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
+Method = Literal["auto", "svd", "gram", "randomized"]
+METHODS = ("auto", "svd", "gram", "randomized")
+
+# Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
+# transpose is several times slower in one piece.
+_GRAM_CHUNK = 16_384
+# Energies of a Gram matrix are wrong by a few eps of the total (measured: at most 4 on matrices of
+# 8 to 4096 rows); the factor leaves room.
+_GRAM_NOISE = 16
+
+
+class SVD(NamedTuple):
+    """Truncated factors a ≈ u @ diag(s) @ vh, and the energy left out.
+
+    Attributes:
+      u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
+      s: (…, r) singular values in descending order.
+      vh: (…, r, n) orthonormal rows (zero likewise).
+      discarded: (…,) energy ‖a − u s vh‖_F².
+    """
+
+    u: Array
+    s: Array
+    vh: Array
+    discarded: Array
+
+
+class Basis(NamedTuple):
+    """Leading left singular subspace of a matrix, and the energy outside it.
+
+    Attributes:
+      u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
+      discarded: (…,) energy ‖a − u uᴴ a‖_F².
+    """
+
+    u: Array
+    discarded: Array
+
+
+def factor_dtype(dtype: Any) -> Any:
+    """The narrowest dtype not below ``dtype`` that LAPACK factors: half precision goes to float32."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
+
+
+def is_host(a: Array) -> bool:
+    """Whether ``a`` is a NumPy array, to be factored by LAPACK on the host."""
+    return isinstance(a, np.ndarray)
+
+
+def _xp(a: Array) -> Any:
+    return np if is_host(a) else jnp
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a @ b at the highest precision the backend has (accelerators default to less)."""
+    return a @ b if is_host(a) else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def adjoint(a: Array) -> Array:
+    """Conjugate transpose of the last two axes."""
+    return a.mT.conj() if _xp(a).iscomplexobj(a) else a.mT
+
+
+def scale_columns(a: Array, s: Array) -> Array:
+    """a @ diag(s), with s real or of the dtype of ``a``."""
+    return a * s.astype(a.dtype)[..., None, :]
+
+
+def energy(a: Array) -> Array:
+    """‖a‖_F² over the last two axes, real."""
+    xp = _xp(a)
+    if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
+        return np.vdot(a, a).real  # one pass, no temporary
+    return xp.sum(xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1))
+
+
+# --- factorisations with finite derivatives -------------------------------------------------------
+
+
+def qr(a: Array) -> tuple[Array, Array]:
+    """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
+
+    Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
+    get none. Wide matrices are differentiable too.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> q, r = qr(jnp.ones((3, 2)))
+      >>> q.shape, r.shape
+      ((3, 2), (2, 2))
+    """
+    if is_host(a):
+        return tuple(np.linalg.qr(a))
+    m, n = a.shape[-2:]
+    if m >= n:
+        return _qr_tall(a)
+    q, left = _qr_tall(a[..., :m])
+    return q, jnp.concatenate([left, matmul(adjoint(q), a[..., m:])], axis=-1)
+
+
+@jax.custom_jvp
+def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q, r = jnp.linalg.qr(a)
+    return q, r
+
+
+@_qr_tall.defjvp
+def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    q, r = _qr_tall(a)
+    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
+    alive = diagonal > _floor(diagonal, max(a.shape[-2:]))
+    # Dead directions get a unit pivot for the solve and no derivative afterwards.
+    pivots = jnp.where(alive, 0, 1).astype(r.dtype)
+    solvable = r + pivots[..., None, :] * _eye_like(r)
+    c = lax.linalg.triangular_solve(solvable, da, left_side=False, lower=False)
+    c = jnp.where(alive[..., None, :], c, 0)
+    qc = matmul(adjoint(q), c)
+    lower = jnp.tril(qc, -1)
+    omega = lower - adjoint(lower)
+    if jnp.iscomplexobj(qc):  # r has a real diagonal, so the phase moves into q
+        omega = omega + _imaginary_diagonal(qc)
+    dq = c - matmul(q, qc) + matmul(q, omega)
+    dr = matmul(adjoint(q), da) - matmul(omega, r)
+    return (q, r), (dq, dr)
+
+
+def triangle(a: Array) -> Array:
+    """The factor r of `qr` alone, for tall ``a``: less than half the work of forming q too."""
+    if is_host(a):
+        return scipy.linalg.qr(a, mode="r", check_finite=False)[0][: a.shape[1]]
+    return _triangle(a)
+
+
+@jax.custom_jvp
+def _triangle(a: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(a, mode="r")
+
+
+@_triangle.defjvp
+def _triangle_jvp(primals: Any, tangents: Any) -> Any:
+    (_, r), (_, dr) = jax.jvp(_qr_tall, primals, tangents)
+    return r, dr
+
+
+def svd(a: Array) -> tuple[Array, Array, Array]:
+    """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
+
+    Derivatives are finite at repeated and at zero singular values: the terms that couple two equal
+    singular values are dropped. They cancel in any function of the factors that does not depend on
+    the choice of basis within the repeated subspace.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> loss = lambda a: jnp.sum(jnp.prod(svd(a)[1]))
+      >>> print(jax.grad(loss)(jnp.eye(2)))
+      [[1. 0.]
+       [0. 1.]]
+    """
+    if is_host(a):
+        return _lapack_svd(a)
+    return _svd(a)
+
+
+def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        u, s, vh = np.linalg.svd(a, full_matrices=False)
+    except np.linalg.LinAlgError:
+        # Divide and conquer gave up, which it does on rare finite matrices: QR iteration does not.
+        u, s, vh = scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
+    return u, s, vh
+
+
+@jax.custom_jvp
+def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+    return u, s, vh
+
+
+@_svd.defjvp
+def _svd_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    u, s, vh = _svd(a)
+    v = adjoint(vh)
+    dav = matmul(da, v)
+    inner = matmul(adjoint(u), dav)
+    ds = jnp.diagonal(inner, axis1=-2, axis2=-1).real
+    row, col = s[..., None, :], s[..., :, None]
+    f = _masked_reciprocal((row - col) * (row + col), s[..., :1, None] ** 2, s.shape[-1])
+    inverse = _masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :]
+    row, col, f, inverse = (x.astype(a.dtype) for x in (row, col, f, inverse))
+    du_in = f * (inner * row + adjoint(inner) * col)
+    dv_in = f * (col * inner + row * adjoint(inner))
+    if jnp.iscomplexobj(a):  # the common phase of a pair (u_i, v_i) is put into u
+        du_in = du_in + _imaginary_diagonal(inner) * inverse
+    du, dv = matmul(u, du_in), matmul(v, dv_in)
+    if a.shape[-2] > s.shape[-1]:
+        du = du + (dav - matmul(u, inner)) * inverse
+    if a.shape[-1] > s.shape[-1]:
+        dau = matmul(adjoint(da), u)
+        dv = dv + (dau - matmul(v, adjoint(inner))) * inverse
+    return (u, s, vh), (du, ds, adjoint(dv))
+
+
+def eigh(a: Array) -> tuple[Array, Array]:
+    """Eigenvalues (descending) and eigenvectors of a Hermitian matrix, a = v @ diag(w) @ vᴴ.
+
+    Derivatives are finite at repeated eigenvalues, as for `svd`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> w, v = eigh(jnp.diag(jnp.array([1.0, 3.0])))
+      >>> print(w)
+      [3. 1.]
+    """
+    if is_host(a):
+        w, v = np.linalg.eigh(a)
+    else:
+        w, v = _eigh(a)
+    return w[..., ::-1], v[..., ::-1]
+
+
+@jax.custom_jvp
+def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    v, w = lax.linalg.eigh(a, symmetrize_input=False)
+    return w, v
+
+
+@_eigh.defjvp
+def _eigh_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    w, v = _eigh(a)
+    inner = matmul(adjoint(v), matmul(da, v))
+    scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
+    f = _masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
+    dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
+    return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))
+
+
+def _floor(magnitude: jax.Array, size: int) -> jax.Array:
+    """What roundoff leaves of a zero beside entries of the given magnitudes, (…, 1)."""
+    return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
+
+
+def _imaginary_diagonal(a: jax.Array) -> jax.Array:
+    return (a - a.conj()) / 2 * _eye_like(a)
+
+
+def _eye_like(a: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), (*a.shape[:-2], a.shape[-1], a.shape[-1]))
+
+
+def _masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
+    """1/x, and 0 where |x| is roundoff beside ``scale``."""
+    alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
+    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
+
+
+# --- subspaces ------------------------------------------------------------------------------------
+
+
+def gram(a: Array) -> Array:
+    """a @ aᴴ, (…, m, m); in column chunks where the matrix is short and wide.
+
+    NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
+    the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
+    """
+    m, n = a.shape[-2:]
+    if is_host(a):
+        wide = np.result_type(a.dtype, np.float64)
+        if wide == a.dtype:
+            return a @ adjoint(a)
+        out = np.zeros((*a.shape[:-1], m), wide)
+        for start in range(0, n, _GRAM_CHUNK):
+            chunk = a[..., start : start + _GRAM_CHUNK].astype(wide)
+            out += chunk @ adjoint(chunk)
+        return out
+    if n < 2 * _GRAM_CHUNK or a.ndim > 2:
+        return matmul(a, adjoint(a))
+    whole = n // _GRAM_CHUNK
+
+    def step(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        chunk = lax.dynamic_slice_in_dim(a, start, _GRAM_CHUNK, axis=1)
+        return total + matmul(chunk, adjoint(chunk)), None
+
+    rest = a[:, whole * _GRAM_CHUNK :]
+    total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
+    return total
+
+
+def project(u: Array, a: Array) -> Array:
+    """uᴴ a, (…, r, n), in the precision of ``u``: host float32 data are widened piece by piece."""
+    if not is_host(a) or a.dtype == u.dtype:
+        return matmul(adjoint(u), a)
+    out = np.empty((u.shape[-1], a.shape[-1]), u.dtype)
+    for start in range(0, a.shape[-1], _GRAM_CHUNK):
+        piece = slice(start, start + _GRAM_CHUNK)
+        out[:, piece] = adjoint(u) @ a[:, piece].astype(u.dtype)
+    return out
+
+
+def identity_like(n: int, like: Array) -> Array:
+    """The n × n identity, in the dtype and kind of ``like``."""
+    return _xp(like).eye(n, dtype=like.dtype)
+
+
+def where_positive(x: Array, otherwise: float) -> Array:
+    """x where it is positive, ``otherwise`` elsewhere."""
+    return _xp(x).where(x > 0, x, otherwise)
+
+
+def row_norms(a: Array) -> Array:
+    """Euclidean norms of the rows, (…, m), real."""
+    xp = _xp(a)
+    return xp.sqrt(xp.sum((a * a.conj()).real, axis=-1))
+
+
+def orthonormalize(a: Array) -> Array:
+    """Orthonormal basis of the columns of a tall matrix whose columns are nearly orthonormal.
+
+    One Cholesky-QR pass: orthonormal to eps if ‖aᴴa − 1‖ is at most about √eps.
+    """
+    g = gram(adjoint(a))
+    if is_host(a):
+        lower = np.linalg.cholesky(g)
+        return adjoint(scipy.linalg.solve_triangular(lower, adjoint(a), lower=True, check_finite=False))
+    return lax.linalg.triangular_solve(
+        lax.linalg.cholesky(g), a, left_side=False, lower=True, transpose_a=True, conjugate_a=True
+    )
+
+
+def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
+    """The one rule: which method reaches an asked accuracy, and fastest.
+
+    Args:
+      method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
+        only where they keep the promise, and "svd" stands in for them elsewhere.
+      share: the share of the total energy that may be discarded (a squared relative error); None
+        when only a rank is asked, or when it is traced.
+      dtype: of the matrix; host float32 is accumulated in float64, see `gram`.
+      levels: Gram matrices in a row: 2 for a matrix at hand (floor eps^1.5 of the energy), 1 where
+        only the Gram matrix is known (floor eps).
+
+    Returns:
+      "gram", "randomized" or "svd".
+
+    Raises:
+      ValueError: ``method`` is unknown.
+
+    Example:
+      >>> import numpy as np
+      >>> choose("auto", 1e-6**2, np.float64), choose("auto", 1e-13**2, np.float64)
+      ('gram', 'svd')
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
+    if share is None:
+        return "gram" if method == "auto" else method
+    if share < 2 * _GRAM_NOISE * _gram_floor(dtype, levels):
+        return "svd"
+    return "gram" if method == "auto" else method
+
+
+def left_basis(
+    a: Array,
+    *,
+    rank: int | None = None,
+    tail: Array | None = None,
+    method: Method = "svd",
+    key: jax.Array | None = None,
+) -> Basis:
+    """Orthonormal basis of the leading left singular subspace.
+
+    This, not the full SVD, is what a sweep over a tensor network needs: the next factor is uᴴ a,
+    which no division by small singular values spoils.
+
+    Args:
+      a: (…, m, n).
+      rank: number of columns kept (at most min(m, n)); static.
+      tail: (…,) energy that may be discarded.
+      method: "svd", "gram" or "randomized"; see `choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      `Basis` of u and the discarded energy.
+
+    Raises:
+      ValueError: neither rank nor tail is given, or tail alone for a JAX array.
+    """
+    if rank is None and (tail is None or not is_host(a)):
+        raise ValueError("rank: expected a static rank (tail alone cuts NumPy arrays only)")
+    if method == "randomized" and rank is not None and rank + OVERSAMPLE < min(a.shape[-2:]):
+        q = range_finder(a, rank + OVERSAMPLE, key=key)
+        small = left_basis(matmul(adjoint(q), a), rank=rank, tail=tail)
+        u = matmul(q, small.u)
+        return Basis(u, energy(a - matmul(u, matmul(adjoint(u), a))))
+    energies, vectors, right = _spectrum(a, method, rank, tail)
+    noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
+    cut = _cut(energies, rank, tail, noise)
+    vectors = vectors[..., :, : cut.rank]
+    if right:
+        vectors = _left_from_right(a, vectors, energies[..., : cut.rank])
+    return Basis(_masked(vectors, cut.mask), cut.discarded)
+
+
+def _spectrum(
+    a: Array, method: Method, rank: int | None, tail: Array | None
+) -> tuple[Array, Array, bool]:
+    """Squared singular values, and left (or, if the flag is set, right) singular vectors."""
+    m, n = a.shape[-2:]
+    if method == "gram":
+        right = m > n
+        return *_gram_spectrum(adjoint(a) if right else a, rank, tail), right
+    if m > n:  # the small SVD of r is what LAPACK would do too, and XLA would not
+        q, r = qr(a)
+        u, s, _ = svd(r)
+        return s**2, matmul(q, u), False
+    if n > 2 * m:
+        a = adjoint(qr(adjoint(a))[1])
+    u, s, _ = svd(a)
+    return s**2, u, False
+
+
+def _gram_floor(dtype: Any, levels: int) -> float:
+    """Share of the total energy below which one or two levels of Gram matrices see nothing."""
+    return float(jnp.finfo(dtype).eps) ** (0.5 + 0.5 * levels)
+
+
+def _gram_spectrum(a: Array, rank: int | None, tail: Array | None) -> tuple[Array, Array]:
+    """Squared singular values and left singular vectors of a wide matrix, by Gram matrices.
+
+    One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
+    the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
+    resolves them down to eps^1.5. (This second level is ours.)
+    """
+    w, v = eigh(gram(a))
+    w = _xp(a).maximum(w, 0)
+    limit = 1e3 * _gram_floor(w.dtype, 1)
+    if tail is None:
+        near = w[..., min(rank or w.shape[-1], w.shape[-1]) - 1] < limit * w[..., 0]
+    else:
+        near = tail < limit * w.sum(-1)
+    xp = _xp(a)
+    if is_host(a):
+        return _second_level(a, w, v) if np.any(near) else (w, v)
+    return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
+
+
+def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
+    xp = _xp(a)
+    weak = w < xp.sqrt(xp.asarray(_gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
+    rows = xp.where(weak[..., :, None], matmul(adjoint(v), a.astype(v.dtype)), 0)
+    w_weak, rotation = eigh(gram(rows))
+    # The strong rows were set to zero, so their share of the new eigenvectors is arbitrary and
+    # sits last; shift the weak spectrum behind the strong one, and rotate the weak rows alone.
+    count = xp.sum(weak, -1, keepdims=True)
+    index = xp.arange(w.shape[-1]) - (w.shape[-1] - count)
+    source = xp.where(index >= 0, index, 0)
+    w_out = xp.where(weak, xp.take_along_axis(xp.maximum(w_weak, 0), source, -1), w)
+    rotated = matmul(v, rotation)
+    columns = xp.take_along_axis(rotated, source[..., None, :], -1)
+    return w_out, xp.where(weak[..., None, :], columns, v)
+
+
+def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
+    """Left singular vectors a v / s, cleaned of the error that small s amplify."""
+    xp = _xp(a)
+    s = xp.sqrt(energies)
+    alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
+    u = scale_columns(matmul(a, v), xp.where(alive, 1 / xp.where(alive, s, 1), 0))
+    # Directions lost in roundoff are zero now: any orthonormal completion serves, and QR gives one.
+    return qr(u)[0]
+
+
+class _Cut(NamedTuple):
+    rank: int
+    mask: Array | None
+    discarded: Array
+
+
+def _cut(energies: Array, rank: int | None, tail: Array | None, noise: float) -> _Cut:
+    """Decides how many of the descending ``energies`` are kept."""
+    xp = _xp(energies)
+    suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
+    size = energies.shape[-1]
+    rank = size if rank is None else min(rank, size)
+    mask = None
+    if tail is not None:
+        allowed = xp.maximum(tail - noise * suffix[..., 0], 0)
+        mask = suffix > xp.asarray(allowed)[..., None]
+        if is_host(energies):
+            rank = min(rank, max(1, int(mask.sum(-1).max())))
+        mask = mask[..., :rank]
+        if is_host(energies) and mask.all():
+            mask = None
+    zero = xp.zeros_like(suffix[..., :1])
+    kept = rank if mask is None else xp.sum(mask, -1)
+    index = xp.broadcast_to(xp.asarray(kept), suffix.shape[:-1])[..., None]
+    discarded = xp.take_along_axis(xp.concatenate([suffix, zero], -1), index, -1)[..., 0]
+    return _Cut(rank, mask, discarded)
+
+
+def _masked(columns: Array, mask: Array | None) -> Array:
+    return columns if mask is None else _xp(columns).where(mask[..., None, :], columns, 0)
+
+
+def truncated_svd(
+    a: Array,
+    *,
+    rank: int | None = None,
+    tol: float | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> SVD:
+    """SVD truncated at a rank, at a relative error, or at both.
+
+    Args:
+      a: (…, m, n), floating or complex.
+      rank: number of terms kept; static, so jit, vmap and grad work.
+      tol: allowed ‖a − u s vh‖_F / ‖a‖_F. Alone it needs concrete data; with ``rank`` the shapes
+        are those of ``rank`` and what ``tol`` discards is zero.
+      method: "auto", "svd", "gram" or "randomized"; see `choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      `SVD` (u, s, vh, discarded).
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation, or an integer dtype.
+      ValueError: neither given, rank < 1, or tol below 10 eps.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> truncated_svd(jnp.diag(jnp.array([3.0, 1.0, 1e-4])), tol=1e-3).s
+      Array([3., 1.], dtype=float32)
+    """
+    a = _check.inexact("a", a)
+    _check.tol_or_rank(tol, rank, a)
+    _check.finite("a", a)
+    rank = None if rank is None else min(_check.integer("rank", rank, low=1), *a.shape[-2:])
+    share = None
+    if tol is not None:
+        tol = _check.tolerance(tol, a.dtype)
+        share = None if _check.is_traced(tol) else tol**2
+    method = choose(method, share, a.dtype)
+    back = (lambda x: x) if is_host(a) or rank is not None else jnp.asarray
+    x = np.asarray(a) if rank is None else a
+    tail = None if tol is None else tol**2 * energy(x)
+    u, discarded = left_basis(x, rank=rank, tail=tail, method=method, key=key)
+    small_u, s, vh = svd(matmul(adjoint(u), x))
+    # Masked columns of u have rows of zeros below them, so their singular values come last.
+    return SVD(*(back(part) for part in (matmul(u, small_u), s, vh, discarded)))
+
+
+# Extra columns of a random sketch: the error is then within a few per cent of the best, and the
+# probability of worse falls with the factorial of this number (Halko, Martinsson, Tropp 2011, §10).
+OVERSAMPLE = 10
+
+
+def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """Independent entries, uniform on [-1, 1], in the dtype of ``like``; NumPy for NumPy.
+
+    Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
+    the draw is a constant of the program, fixed once and for all.
+    """
+    if key is None or is_host(like):
+        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+        draw = np.random.default_rng(seed).uniform(-1, 1, shape).astype(like.dtype)
+        return draw if is_host(like) else jnp.asarray(draw)
+    real = jnp.finfo(like.dtype).dtype
+    draw = jax.random.uniform(key, shape, real, -1, 1).astype(like.dtype)
+    return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
+
+
+def range_finder(
+    a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None
+) -> Array:
+    """Orthonormal basis (…, m, rank) that captures the leading range of ``a`` (…, m, n).
+
+    Args:
+      a: (…, m, n).
+      rank: number of columns, oversampling included; at most min(m, n).
+      power: subspace iterations, each a product with aᴴ and one with a.
+      key: for the draw; a fixed one if None.
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
+    """
+    q = qr(matmul(a, random_like(key, (a.shape[-1], rank), a)))[0]
+    for _ in range(power):
+        q = qr(matmul(adjoint(a), q))[0]
+        q = qr(matmul(a, q))[0]
+    return q
+
+
+def polar(a: Array) -> tuple[Array, Array]:
+    """Polar factors a = u @ p: u (…, m, n) with orthonormal columns, p (…, n, n) Hermitian ≥ 0.
+
+    u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
+    Procrustes problem. For m < n, u has orthonormal rows instead.
+
+    Args:
+      a: (…, m, n), floating or complex.
+
+    Raises:
+      TypeError: ``a`` has an integer dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> u, p = polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
+      >>> print(jnp.round(u, 6) + 0.0)
+      [[ 0. -1.]
+       [ 1.  0.]]
+    """
+    u, s, vh = svd(_check.inexact("a", a))
+    return matmul(u, vh), matmul(scale_columns(adjoint(vh), s), vh)

@@ -1,0 +1,273 @@
+"""Arithmetic of tensor trains and TT-matrices: exact, by operations on the cores.
+
+Ranks add under `add`, multiply under `hadamard`, `matvec` and `matmul`; `tensorjax.tt.round` brings
+them down again. Every function is compiled once per combination of shapes and works under jit, vmap
+and grad.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check
+from jax.numpy import einsum
+from tensorjax.tt._types import TT, TTMatrix
+
+Train = TypeVar("Train", TT, TTMatrix)
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
+    """Checks that two trains are of one kind and shape, and brings them to one dtype."""
+    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
+        raise TypeError(
+            "expected two TT or two TTMatrix, "
+            f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
+        )
+    if _modes(x) != _modes(y):
+        raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return x.astype(dtype), y.astype(dtype)
+
+
+def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
+    return tuple(c.shape[-x._core_ndim + 1 : -1] for c in x.cores)
+
+
+def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:
+    return type(x)._unchecked(tuple(f(c) for c in x.cores))
+
+
+def fold(a: TTMatrix) -> TT:
+    """The tensor train whose k-th mode is the pair (m_k, n_k), row index major."""
+    return TT._unchecked(
+        tuple(c.reshape(*c.shape[:-3], c.shape[-3] * c.shape[-2], c.shape[-1]) for c in a.cores)
+    )
+
+
+def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatrix:
+    """Undoes `fold`."""
+    pairs = zip(t.cores, row_shape, col_shape, strict=True)
+    return TTMatrix._unchecked(
+        tuple(c.reshape(*c.shape[:-2], m, n, c.shape[-1]) for c, m, n in pairs)
+    )
+
+
+def as_train(f: Callable[..., TT]) -> Callable[..., Any]:
+    """Lets a function of tensor trains, TT first, take TT-matrices by folding their modes."""
+
+    @functools.wraps(f)
+    def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, TTMatrix):
+            return f(x, *args, **kwargs)
+        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
+        return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
+
+    return wrapper
+
+
+def add(x: Train, y: Train) -> Train:
+    """x + y entry by entry; TT-ranks add.
+
+    Args:
+      x: TT or TTMatrix.
+      y: of the same kind and shape.
+
+    Raises:
+      TypeError: the arguments are not two trains of one kind.
+      ValueError: their shapes differ.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.add(tt.ones((2, 3)), tt.ones((2, 3))).ranks
+      (1, 2, 1)
+
+    Source: Oseledets (2011), section 4.1.
+    """
+    x, y = _aligned(x, y)
+    return _add(x, y)
+
+
+@jax.jit
+def _add(x: Train, y: Train) -> Train:
+    if x.order == 1:
+        return type(x)._unchecked((x.cores[0] + y.cores[0],))
+    pairs = list(zip(x.cores, y.cores, strict=True))
+    first = jnp.concatenate(pairs[0], axis=-1)
+    last = jnp.concatenate(pairs[-1], axis=-x._core_ndim)
+    middle = (_block_diagonal(a, b, x._core_ndim) for a, b in pairs[1:-1])
+    return type(x)._unchecked((first, *middle, last))
+
+
+def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
+    keep = [(0, 0)] * (a.ndim - 1)
+    left = a.ndim - ndim
+    top = jnp.pad(a, [*keep, (0, b.shape[-1])])
+    low = jnp.pad(b, [*keep, (a.shape[-1], 0)])
+    return jnp.concatenate([top, low], axis=left)
+
+
+def scale(x: Train, factor: Any) -> Train:
+    """factor · x, for a scalar (traced or not); the last core carries it.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.scale(tt.ones((2,)), 3.0)))
+      [3. 3.]
+    """
+    if jnp.ndim(factor) != 0:
+        raise ValueError(f"factor: expected a scalar, got shape {jnp.shape(factor)}")
+    last = x.cores[-1] * factor
+    if last.dtype != x.dtype:
+        x = x.astype(last.dtype)
+    return type(x)._unchecked((*x.cores[:-1], last))
+
+
+def conj(x: Train) -> Train:
+    """Entry-wise complex conjugate."""
+    return _map(x, jnp.conj)
+
+
+def ones_like(x: Train) -> Train:
+    """The train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    modes = zip(x.cores, _modes(x), strict=True)
+    batch = x.cores[0].shape[: -x._core_ndim]
+    return type(x)._unchecked(tuple(jnp.ones((*batch, 1, *n, 1), c.dtype) for c, n in modes))
+
+
+def hadamard(x: Train, y: Train) -> Train:
+    """x * y entry by entry; TT-ranks multiply.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> two = tt.scale(tt.ones((2, 3)), 2.0)
+      >>> print(tt.to_dense(tt.hadamard(two, two))[0])
+      [4. 4. 4.]
+
+    Source: Oseledets (2011), section 4.2.
+    """
+    x, y = _aligned(x, y)
+    return _hadamard(x, y)
+
+
+@jax.jit
+def _hadamard(x: Train, y: Train) -> Train:
+    expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
+    return _pairwise(x, y, expression, type(x))
+
+
+def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
+    """Multiplies cores pairwise; the two left bonds merge into one, and so do the right ones."""
+    cores = []
+    for a, b in zip(x.cores, y.cores, strict=True):
+        c = einsum(expression, a, b, precision=_HIGHEST)
+        left, right = c.shape[0] * c.shape[1], c.shape[-2] * c.shape[-1]
+        cores.append(c.reshape(left, *c.shape[2:-2], right))
+    return kind._unchecked(tuple(cores))
+
+
+def matvec(a: TTMatrix, x: TT) -> TT:
+    """A x for a TT-matrix (rows m_k, columns n_k) and a train of shape n; TT-ranks multiply.
+
+    Args:
+      a: TTMatrix with ``col_shape`` equal to ``x.shape``.
+      x: TT.
+
+    Returns:
+      TT of shape ``a.row_shape``.
+
+    Raises:
+      TypeError: wrong kinds. ValueError: the shapes do not match.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.matvec(tt.identity((2, 2)), tt.ones((2, 2)))))
+      [[1. 1.]
+       [1. 1.]]
+
+    Source: Oseledets (2011), section 4.3.
+    """
+    if not isinstance(a, TTMatrix) or not isinstance(x, TT):
+        raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
+    if a.col_shape != x.shape:
+        raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
+    return _product(a, x, "aijb,cjd->acibd", TT)
+
+
+def matmul(a: TTMatrix, b: TTMatrix) -> TTMatrix:
+    """A B for TT-matrices; TT-ranks multiply.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.matmul(tt.identity((2, 3)), tt.identity((2, 3))).shape
+      (6, 6)
+    """
+    if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
+        raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
+    if a.col_shape != b.row_shape:
+        raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
+    return _product(a, b, "aijb,cjkd->acikbd", TTMatrix)
+
+
+def _product(a: Any, b: Any, expression: str, kind: Any) -> Any:
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
+
+
+_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
+
+
+def transpose(a: TTMatrix) -> TTMatrix:
+    """Aᵀ (no conjugation): rows and columns change places in every core."""
+    if not isinstance(a, TTMatrix):
+        raise TypeError(f"a: expected a TTMatrix, got {type(a).__name__}")
+    return _map(a, lambda c: jnp.swapaxes(c, -3, -2))
+
+
+def kron(x: Train, y: Train) -> Train:
+    """Kronecker (tensor) product: the cores of ``y`` follow those of ``x``.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.kron(tt.ones((2, 3)), tt.ones((4,))).shape
+      (2, 3, 4)
+    """
+    if type(x) is not type(y):
+        raise TypeError(f"expected one kind, got {type(x).__name__} and {type(y).__name__}")
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return type(x)._unchecked(x.astype(dtype).cores + y.astype(dtype).cores)
+
+
+
+
+def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
+    """Joins trains along one mode (for TT-matrices: along the rows of that mode); TT-ranks add.
+
+    Args:
+      trains: TT or TTMatrix, equal in all modes but ``axis``.
+      axis: the mode, 0 … d−1 (negative counts from the end).
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.concatenate([tt.ones((2, 3)), tt.zeros((2, 4))], axis=1).shape
+      (2, 7)
+    """
+    if not trains or any(type(t) is not type(trains[0]) for t in trains):
+        raise TypeError("trains: expected one or more trains of one kind")
+    order = trains[0].order
+    axis = _check.integer("axis", axis, low=-order, high=order - 1) % order
+    sizes = [t.cores[axis].shape[1] for t in trains]
+    total, start, out = sum(sizes), 0, None
+    for t, size in zip(trains, sizes, strict=True):
+        core = t.cores[axis]
+        widths = [(0, 0)] * core.ndim
+        widths[1] = (start, total - start - size)
+        padded = type(t)._unchecked(
+            (*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :])
+        )
+        out = padded if out is None else add(out, padded)
+        start += size
+    return out  # type: ignore[return-value]

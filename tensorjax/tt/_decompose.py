@@ -1,0 +1,234 @@
+"""Dense arrays into tensor trains: TT-SVD, with its unfoldings merged for speed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax.linalg import Method
+from tensorjax.tt._algebra import unfold
+from tensorjax.tt._build import _mode_pairs, pad, rank_bounds
+from tensorjax.tt._types import TT, TTMatrix
+
+# The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
+# matrix units idle and compress less, so the passes over the data that follow would be longer.
+_LEADING_ROWS = 64
+# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
+_VERIFY_BELOW = 1e4
+
+
+def from_dense(
+    x: Any,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> TT:
+    """TT-SVD of a dense array.
+
+    Args:
+      x: (n_1, …, n_d), d ≥ 1, floating or complex. NumPy arrays of double precision keep it only if
+        JAX has 64-bit types enabled.
+      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks, outside
+        jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is set to zero
+        (the error is then the larger of what either leaves).
+      rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
+        Static: jit, vmap and grad work.
+      method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
+        `tensorjax.linalg.choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      TT with orthonormal columns in all cores but the last.
+
+    Raises:
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> i, j, k = jnp.meshgrid(*3 * [jnp.arange(8.0)], indexing="ij")
+      >>> tt.from_dense(i + j + k, tol=1e-5)
+      TT(shape=(8, 8, 8), ranks=(1, 2, 2, 1), dtype=float32)
+
+    Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures, ours:
+    the first cut is made where the leading modes give 64 rows, and the block left of it is cut after
+    it; subspaces come from Gram matrices where `linalg.choose` finds that accurate enough.
+    """
+    x = _check.inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    _check.shape("x.shape", x.shape)
+    _check.tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if tol is not None:
+        tol = _check.tolerance(tol, dtype)
+    ranks = None if rank is None else _check.bond_ranks(rank, rank_bounds(x.shape))
+    if tol is not None and not _check.is_traced(x, tol):
+        train = _dynamic(np.asarray(x), tol, method, key, dtype)
+        if ranks is None:
+            return train
+        if all(r <= cap for r, cap in zip(train.ranks[1:-1], ranks, strict=True)):
+            return pad(train, ranks)
+    _check.finite("x", x)
+    share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
+    chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
+    if tol is not None and share is None:
+        chosen = "svd"  # a traced tolerance may be anything
+    assert ranks is not None
+    return _static(jnp.asarray(x), tol, key, ranks, chosen)
+
+
+@jax.jit(static_argnums=(3, 4))
+def _static(
+    x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method
+) -> TT:
+    dtype = x.dtype
+    x = x.astype(linalg.factor_dtype(dtype))
+    tail = None if tol is None else tol**2 * _energy(x) / max(x.ndim - 1, 1)
+    cores = _tt_svd(x, ranks, tail, method, key)
+    return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+
+
+def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
+    """On the host: LAPACK, exact ranks, no compilation."""
+    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
+        x = x.astype(np.float32)
+    total = _energy(x)
+    if not np.isfinite(total):
+        _check.finite("x", x)
+        raise ValueError("x: expected ‖x‖² to be representable, got an overflow; rescale the data")
+    bonds = max(x.ndim - 1, 1)
+    # Part of the tolerance pays for rounding the cores to a narrower dtype.
+    budget = max(tol**2 - x.ndim * (float(jnp.finfo(dtype).eps) / 2) ** 2, tol**2 / 4)
+    chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
+    cores = _tt_svd(x, None, budget * total / bonds, chosen, key)
+    train = TT(jax.device_put([c.astype(dtype) for c in cores]))
+    if tol < _VERIFY_BELOW * float(jnp.finfo(dtype).eps) and not _holds(train, x, tol, total):
+        return _lossless(x.astype(dtype))
+    return train
+
+
+def _holds(train: TT, x: np.ndarray, tol: float, total: float) -> bool:
+    left = np.ones((1, 1))
+    for c in train.cores:
+        wide = np.asarray(c).astype(np.result_type(c.dtype, np.float64))
+        left = (left @ wide.reshape(wide.shape[0], -1)).reshape(-1, wide.shape[-1])
+    return bool(_energy(left.reshape(x.shape) - x) <= (tol**2) * total)
+
+
+def _lossless(x: np.ndarray) -> TT:
+    """Exact at full rank: identity cores around one core that holds the data."""
+    ranks = (1, *rank_bounds(x.shape), 1)
+    cores, middle = [], None
+    for k, n in enumerate(x.shape):
+        if ranks[k] * n == ranks[k + 1] and middle is None:
+            cores.append(np.eye(ranks[k + 1], dtype=x.dtype).reshape(ranks[k], n, ranks[k + 1]))
+        elif middle is None:
+            middle = k
+            cores.append(x.reshape(ranks[k], n, ranks[k + 1]))
+        else:
+            cores.append(np.eye(ranks[k], dtype=x.dtype).reshape(ranks[k], n, ranks[k + 1]))
+    if middle is None:  # order one, or trailing modes of size one: the last core takes the data
+        cores[-1] = x.reshape(ranks[-2], x.shape[-1], 1)
+    return TT(jax.device_put(cores))
+
+
+def _energy(x: Any) -> Any:
+    return linalg.energy(x.reshape(1, -1))
+
+
+def _tt_svd(x: Any, ranks: Sequence[int] | None, tail: Any, method: Method, key: Any) -> list[Any]:
+    """Cores of the TT-SVD; the ranks are cut by ``ranks``, by ``tail`` energy a bond, or by both."""
+    shape = x.shape
+    lead = _leading_modes(shape)
+    keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
+
+    def basis(matrix: Any, bond: int) -> Any:
+        rank = None if ranks is None else min(ranks[bond], *matrix.shape)
+        return linalg.left_basis(matrix, rank=rank, tail=tail, method=method, key=keys[bond]).u
+
+    if len(shape) == 1:
+        return [x.reshape(1, -1, 1)]
+    flat = x.reshape(math.prod(shape[:lead]), -1)
+    u = basis(flat, lead - 1)
+    rest = linalg.project(u, flat)
+    # The block on the left carries the singular values as weights while it is cut, so that its
+    # errors are measured in the tensor's norm; its own cores need not be divided by them.
+    weights = linalg.row_norms(rest)
+    left = _cut(u.reshape(1, *shape[:lead], -1), basis, 0, weights)
+    return left + _cut(rest.reshape(-1, *shape[lead:], 1), basis, lead, None)
+
+
+def _cut(x: Any, basis: Any, bond: int, weights: Any) -> list[Any]:
+    """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
+    cores = []
+    left, *modes, right = x.shape
+    for n in modes[:-1]:
+        matrix = x.reshape(left * n, -1)
+        columns = x.reshape(-1, right)
+        seen = columns if weights is None else linalg.scale_columns(columns, weights)
+        u = basis(seen.reshape(matrix.shape), bond)
+        x = linalg.project(u, matrix)
+        cores.append(u.reshape(left, n, -1))
+        left, bond = u.shape[-1], bond + 1
+    return [*cores, x.reshape(left, modes[-1], right)]
+
+
+def _leading_modes(shape: Sequence[int]) -> int:
+    """How many leading modes the first cut groups."""
+    rows, total = 1, math.prod(shape)
+    for k, n in enumerate(shape[:-1]):
+        rows *= n
+        if rows >= _LEADING_ROWS or rows * rows >= total:
+            return k + 1
+    return max(len(shape) - 1, 1)
+
+
+def matrix_from_dense(
+    w: Any,
+    row_shape: Sequence[int],
+    col_shape: Sequence[int],
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> TTMatrix:
+    """TT-SVD of a matrix whose rows and columns are folded into modes.
+
+    Args:
+      w: (∏ m_k, ∏ n_k), floating or complex.
+      row_shape: (m_1, …, m_d).
+      col_shape: (n_1, …, n_d), as many.
+      tol, rank, method, key: as for `from_dense`.
+
+    Returns:
+      TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).
+
+    Raises:
+      ValueError: ``w`` is not of shape (∏ m_k, ∏ n_k), and all that `from_dense` raises.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> tt.matrix_from_dense(jnp.eye(6), (2, 3), (2, 3), tol=1e-5).ranks
+      (1, 1, 1)
+    """
+    pairs = _mode_pairs(row_shape, col_shape)
+    rows, cols = zip(*pairs, strict=True)
+    w = _check.inexact("w", w)
+    if w.shape != (math.prod(rows), math.prod(cols)):
+        raise ValueError(
+            f"w: expected shape (∏ row_shape, ∏ col_shape) = {(math.prod(rows), math.prod(cols))}, "
+            f"got {w.shape}; pad the matrix with zeros or choose other factors"
+        )
+    order = [axis for k in range(len(pairs)) for axis in (k, k + len(pairs))]
+    folded = w.reshape(*rows, *cols).transpose(order).reshape([m * n for m, n in pairs])
+    return unfold(from_dense(folded, tol=tol, rank=rank, method=method, key=key), rows, cols)

@@ -1,0 +1,231 @@
+"""Rounding: lower TT-ranks at a given error, or to given ranks.
+
+One sweep serves all methods. At bond k the train is A_k (…, R) times the cores on its right; those
+are summed up in a *right factor* F_k with F_k F_kᴴ equal to (or, for a sketch, about) their Gram
+matrix, so that the singular subspace of A_k F_k is that of the whole unfolding:
+
+- "svd": F_k is the triangular factor of a QR sweep from the right, without forming any Q.
+- "gram": F_k is a Cholesky factor of the Gram matrix, which is all matrix products.
+- "randomized": F_k is the image of a random train, a few columns wider than the rank wanted.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax.linalg import Method
+from tensorjax.tt import _sweeps as sweeps
+from tensorjax.tt._algebra import as_train
+from tensorjax.tt._build import pad, rank_bounds, trim
+from tensorjax.tt._reduce import distance, norm
+from tensorjax.tt._types import TT, TTMatrix
+
+Train = TypeVar("Train", TT, TTMatrix)
+# Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
+_BUCKET = 16
+# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
+_VERIFY_BELOW = 1e4
+
+
+def orthogonalize(t: Train, center: int) -> Train:
+    """The same tensor with cores left of ``center`` left-orthogonal, and right of it right-orthogonal.
+
+    Args:
+      t: TT or TTMatrix.
+      center: 0 … d−1 (negative counts from the end); its core carries the norm.
+
+    Returns:
+      Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> t = tt.orthogonalize(tt.random(jax.random.key(0), (4, 5, 6), 3), 0)
+      >>> bool(abs(tt.norm(t) - (t.cores[0] ** 2).sum() ** 0.5) < 1e-3)
+      True
+
+    Source: Oseledets (2011), section 3.
+    """
+    center = _check.integer("center", center, low=-t.order, high=t.order - 1) % t.order
+    return _orthogonalize(t, center)
+
+
+@as_train
+def _orthogonalize(t: TT, center: int) -> TT:
+    return _orthogonalized(t, center)
+
+
+@jax.jit(static_argnums=1)
+def _orthogonalized(t: TT, center: int) -> TT:
+    dtype = linalg.factor_dtype(t.dtype)
+    cores = [c.astype(dtype) for c in t.cores]
+    for k in range(center):
+        q, r = linalg.qr(sweeps.tall(cores[k]))
+        cores[k] = q.reshape(*cores[k].shape[:2], -1)
+        cores[k + 1] = sweeps.absorb(r, cores[k + 1])
+    for k in range(t.order - 1, center, -1):
+        q, r = linalg.qr(linalg.adjoint(sweeps.wide(cores[k])))
+        cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
+        cores[k - 1] = sweeps.times_right(cores[k - 1], linalg.adjoint(r))
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+
+
+def round(
+    t: Train,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> Train:
+    """The train of lower TT-ranks nearest to ``t``, up to the usual √(d−1).
+
+    Args:
+      t: TT or TTMatrix.
+      tol: ‖t − result‖ ≤ tol·‖t‖, guaranteed, for tol ≥ 10 eps. Alone it finds the ranks, outside
+        jit: on a CPU by LAPACK with exact ranks and nothing compiled, on an accelerator by one
+        compiled program per bucket of ranks. With ``rank``, shapes are those of ``rank`` and what
+        ``tol`` discards is set to zero.
+      rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
+        Static: jit, vmap and grad work.
+      method: "auto"; "svd" (full accuracy); "gram" (fastest with ``tol``; error floor √eps, below
+        which "svd" stands in); "randomized" (fastest with ``rank``: within a few per cent of the
+        best error). "auto" takes "randomized" for a rank well below the present one, and "gram" or
+        "svd" for a tolerance.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      Train of the kind, shape and dtype of ``t``.
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> x = tt.ones((4, 4, 4))
+      >>> tt.round(x + x + x, tol=1e-5).ranks
+      (1, 1, 1, 1)
+
+    Source: Oseledets (2011), algorithm 2 ("svd"); Al Daas, Ballard, Manning, "Parallel tensor train
+    rounding using Gram SVD" (2022) ("gram"); Al Daas et al., "Randomized algorithms for rounding in
+    the tensor-train format", SIAM J. Sci. Comput. 45 (2023) ("randomized"). Departures, ours: no Q
+    of the first sweep is formed; the random train has cores diag(ω_i) H with one orthogonal H, which
+    costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra columns
+    are taken off again by a second, truncated sweep.
+    """
+    if not isinstance(t, TT | TTMatrix):
+        raise TypeError(f"t: expected a TT or TTMatrix, got {type(t).__name__}")
+    if t.cores[0].ndim != t._core_ndim:
+        raise ValueError("t: expected one train, got a batch; use jax.vmap with rank=")
+    _check.tol_or_rank(tol, rank, t)
+    tol = None if tol is None else _check.tolerance(tol, t.dtype)
+    return _round(t, tol, rank, method, key)
+
+
+@as_train
+def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any) -> TT:
+    _check.finite("t", t)
+    ranks = None
+    if rank is not None:
+        caps = map(min, rank_bounds(t.shape), t.ranks[1:-1])
+        ranks = _check.bond_ranks(rank, tuple(caps))
+    if t.order == 1:
+        return t
+    if tol is not None and _on_host(t, tol):
+        out = _dynamic(t, tol, method, key)
+        if ranks is None:
+            return out
+        if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
+            return pad(out, ranks)
+    if ranks is None:
+        bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
+        ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
+        return trim(_static(t, tol, key, ranks, _method(t, tol, ranks, method)))
+    return _static(t, tol, key, ranks, _method(t, tol, ranks, method))
+
+
+def _on_host(t: TT, tol: Any) -> bool:
+    """Whether the cores are concrete and in the memory of a CPU."""
+    return not _check.is_traced(t, tol) and all(
+        d.platform == "cpu" for c in t.cores for d in c.devices()
+    )
+
+
+def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method) -> Method:
+    """The rule of `linalg.choose`, with the choice that only a rank leaves open."""
+    if method == "auto" and tol is None:
+        pays = any(r + linalg.OVERSAMPLE < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
+        return "randomized" if pays else "svd"
+    if tol is not None or method == "gram":
+        # Compiled programs cannot look at the roundoff of Gram matrices and turn back.
+        linalg.choose(method, None, t.dtype)
+        return "svd"
+    return method
+
+
+@jax.jit(static_argnums=(3, 4))
+def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
+    dtype = linalg.factor_dtype(t.dtype)
+    share = None if tol is None else tol**2
+    cores = _compress([c.astype(dtype) for c in t.cores], ranks, share, method, key)
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+
+
+def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
+    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    host = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    eps = float(jnp.finfo(t.dtype).eps)
+    # Part of the tolerance pays for rounding the cores to a narrower dtype.
+    budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
+    chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)
+    cores = _compress(host, None, budget, chosen, key)
+    out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
+    if tol < _VERIFY_BELOW * eps and not distance(t, out) <= tol * norm(t):
+        return trim(t)  # exact: roundoff alone is larger than what may be discarded
+    return out
+
+
+def _compress(
+    cores: list[Any], ranks: Sequence[int] | None, share: Any, method: Method, key: Any
+) -> list[Any]:
+    """Rounds to ``ranks``, to a ``share`` of the energy that may go, or to both."""
+    if len(cores) == 1:
+        return cores
+    if method == "gram" and ranks is None:
+        try:
+            return sweeps.gram_round(cores, share)
+        except sweeps.InaccurateGram:
+            method = "svd"
+    if method == "randomized" and ranks is not None:
+        width = max(ranks) + linalg.OVERSAMPLE
+        ranges = [_range_basis(r + linalg.OVERSAMPLE) for r in ranks]
+        factors = sweeps.sketches(cores, width, key)
+        return sweeps.right_sweep(sweeps.left_sweep(cores, factors, ranges), ranks)
+    factors, total = sweeps.triangles(cores)
+    tail = None if share is None else share * total / (len(cores) - 1)
+    bases = [_svd_basis(r, tail) for r in ranks or [None] * len(factors)]
+    return sweeps.left_sweep(cores, factors, bases)
+
+
+def _range_basis(columns: int) -> sweeps.Basis:
+    def basis(matrix: Any) -> Any:
+        rows = matrix.shape[0]
+        if rows <= columns:  # nothing to compress yet: any basis of the whole space
+            return linalg.identity_like(rows, matrix)
+        return linalg.qr(matrix[:, :columns])[0]
+
+    return basis
+
+
+def _svd_basis(rank: int | None, tail: Any) -> sweeps.Basis:
+    def basis(matrix: Any) -> Any:
+        r = None if rank is None else min(rank, *matrix.shape)
+        return linalg.left_basis(matrix, rank=r, tail=tail, method="svd").u
+
+    return basis

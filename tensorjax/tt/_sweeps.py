@@ -1,0 +1,171 @@
+"""The sweeps of rounding, on lists of cores (r, n, s), NumPy or JAX alike.
+
+Bonds are numbered 0 … d−2; bond k lies between cores k and k+1. A *right factor* F of bond k is a
+matrix (r_k, f) with F Fᴴ the Gram matrix of everything right of the bond, exactly or by a sketch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.linalg
+
+from tensorjax import linalg
+
+Cores = list[Any]
+Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
+
+
+class InaccurateGram(ArithmeticError):
+    """The Gram matrices of these cores are too coarse for the error asked."""
+
+
+def tall(core: Any) -> Any:
+    """(r n, s): the left unfolding."""
+    return core.reshape(-1, core.shape[-1])
+
+
+def wide(core: Any) -> Any:
+    """(r, n s): the right unfolding."""
+    return core.reshape(core.shape[0], -1)
+
+
+def absorb(matrix: Any, core: Any) -> Any:
+    """matrix @ core on the left bond."""
+    return linalg.matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
+
+
+def times_right(core: Any, matrix: Any) -> Any:
+    """core @ matrix on the right bond."""
+    return linalg.matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
+
+
+def triangles(cores: Cores) -> tuple[Cores, Any]:
+    """Exact right factors, triangular, by a QR sweep that forms no Q; and ‖t‖²."""
+    factors: Cores = []
+    f = None
+    for core in reversed(cores):
+        f = wide(core if f is None else times_right(core, f))
+        if f.shape[1] > f.shape[0]:
+            f = linalg.adjoint(linalg.triangle(linalg.adjoint(f)))
+        factors.append(f)
+    return factors[-2::-1], linalg.energy(factors[-1])
+
+
+def grams(cores: Cores) -> tuple[Cores, Any]:
+    """Right Gram matrices themselves, (r_k, r_k), by matrix products alone; and ‖t‖²."""
+    out: Cores = []
+    g = None
+    for core in reversed(cores):
+        weighted = core if g is None else times_right(core, g)
+        g = linalg.matmul(wide(weighted), linalg.adjoint(wide(core)))
+        out.append(g)
+    return out[-2::-1], out[-1][0, 0].real
+
+
+def sketches(cores: Cores, width: int, key: Any) -> Cores:
+    """Right factors from a random train with cores diag(ω_i) H, of TT-rank ``width``.
+
+    ω_i are the rows of a random matrix for every mode and H is one random orthogonal matrix: each
+    step costs one product more than a Khatri–Rao sketch of as many columns, but mixes them, so that
+    no column is left with a product of d random numbers.
+    """
+    sizes = [c.shape[1] for c in cores]
+    keys = (None, None) if key is None else jax.random.split(key)
+    draw = linalg.random_like(keys[0], (sum(sizes), width), cores[0])
+    mix = linalg.qr(linalg.random_like(keys[1], (width, width), cores[0]))[0]
+    ends = np.cumsum(sizes)
+    factors: Cores = []
+    f = None
+    for k in range(len(cores) - 1, 0, -1):
+        core, omega = cores[k], draw[ends[k] - sizes[k] : ends[k]]
+        image = core if f is None else times_right(core, f)  # a last core broadcasts over columns
+        f = (image * omega[None]).sum(1)
+        scale = linalg.row_norms(f.mT)
+        f = linalg.scale_columns(f, 1 / linalg.where_positive(scale, 1))
+        f = linalg.matmul(f, mix)
+        factors.append(f)
+    return factors[::-1]
+
+
+def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> Cores:
+    """Projects bond after bond, left to right; all cores but the last become isometries."""
+    out: Cores = []
+    core = cores[0]
+    for k, f in enumerate(factors):
+        matrix = tall(core)
+        u = basis[k](matrix if f is None else linalg.matmul(matrix, f))
+        out.append(u.reshape(*core.shape[:2], -1))
+        core = absorb(linalg.project(u, matrix), cores[k + 1])
+    return [*out, core]
+
+
+def right_sweep(cores: Cores, ranks: Sequence[int]) -> Cores:
+    """Truncates a left-orthogonal train to ``ranks``, right to left, within few eps of the best.
+
+    Cores are only ever multiplied by isometries. The singular values go along apart, as weights:
+    they are never divided by.
+    """
+    out = list(cores)
+    weights = None
+    for k in range(len(cores) - 1, 0, -1):
+        core = out[k]
+        seen = core if weights is None else linalg.scale_columns(tall(core), weights)
+        seen = seen.reshape(core.shape[0], -1)
+        u = linalg.left_basis(seen, rank=min(ranks[k - 1], core.shape[0]), method="gram").u
+        weights = linalg.row_norms(linalg.project(u, seen))
+        out[k] = absorb(linalg.adjoint(u), core)
+        out[k - 1] = times_right(out[k - 1], u)
+    return out
+
+
+def gram_round(cores: Cores, share: float) -> Cores:
+    """Host rounding by Gram matrices that discards at most ``share`` of the energy.
+
+    Raises:
+      InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
+    """
+    factors, total = grams(cores)
+    tail = share * total / (len(cores) - 1)
+    out: Cores = []
+    core = cores[0]
+    for k, g in enumerate(factors):
+        matrix = tall(core)
+        noise = np.finfo(g.real.dtype).eps * np.linalg.norm(g) * _spectral_energy(matrix)
+        if not 4 * noise <= tail:
+            raise InaccurateGram
+        seen = linalg.matmul(matrix, _cholesky(g))
+        u = linalg.left_basis(seen, tail=tail - 2 * noise, method="gram").u
+        out.append(u.reshape(*core.shape[:2], -1))
+        core = absorb(linalg.project(u, matrix), cores[k + 1])
+    # Projections are orthogonal, so the energy that is missing now is the error.
+    if not total - linalg.energy(tall(core)) <= share * total:
+        raise InaccurateGram
+    return [*out, core]
+
+
+def _spectral_energy(a: np.ndarray) -> float:
+    """About ‖a‖_2², by three power steps: enough to bound roundoff."""
+    v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
+    estimate = 0.0
+    for _ in range(3):
+        w = linalg.adjoint(a) @ (a @ v)
+        norm = np.linalg.norm(v)
+        estimate = float(np.linalg.norm(w) / norm) if norm > 0 else 0.0
+        v = w / (np.linalg.norm(w) or 1.0)
+    return estimate
+
+
+def _cholesky(g: np.ndarray) -> np.ndarray:
+    """Lower factor of a positive semi-definite matrix, shifted by no more than roundoff needs."""
+    eye = np.eye(len(g), dtype=g.dtype)
+    shift = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
+    for _ in range(8):
+        factor, info = scipy.linalg.lapack.get_lapack_funcs("potrf", (g,))(
+            g + shift * eye, lower=True, clean=True
+        )
+        if info == 0:
+            return factor
+        shift *= 4
+    raise InaccurateGram

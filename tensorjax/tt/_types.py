@@ -1,0 +1,261 @@
+"""The tensor-train types: frozen pytrees of cores, with NumPy's operators."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class _Train:
+    """What a tensor train and a TT-matrix share: a tuple of cores linked by bonds.
+
+    Everything is read off trailing axes, so that `jax.vmap` over trains gives a train whose cores
+    carry leading batch axes and whose ``shape`` and ``ranks`` are still right.
+    """
+
+    cores: tuple[jax.Array, ...]
+    _core_ndim: ClassVar[int]
+    _core_axes: ClassVar[str]
+    # NumPy must hand `array * train` over to the train instead of looping over the array.
+    __array_ufunc__ = None
+
+    def __init__(self, cores: Iterable[Any]):
+        object.__setattr__(self, "cores", _checked_cores(type(self), cores))
+
+    def __init_subclass__(cls) -> None:
+        jax.tree_util.register_pytree_with_keys(
+            cls,
+            lambda t: (((jax.tree_util.GetAttrKey("cores"), t.cores),), None),
+            lambda _, children: cls._unchecked(children[0]),
+            lambda t: ((t.cores,), None),
+        )
+
+    @classmethod
+    def _unchecked(cls, cores: Any) -> Self:
+        """Builds a train without looking at its cores: JAX puts all kinds of leaves in there."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "cores", cores)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.cores,)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks (r_0, …, r_d), with r_0 = r_d = 1."""
+        first = tuple(c.shape[-self._core_ndim] for c in self.cores)
+        return (*first, self.cores[-1].shape[-1])
+
+    @property
+    def order(self) -> int:
+        """Number of cores d."""
+        return len(self.cores)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that arithmetic between the cores gives."""
+        return jnp.result_type(*self.cores)
+
+    @property
+    def size(self) -> int:
+        """Count of stored numbers in all cores (of one train, batch axes left out)."""
+        return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
+
+    def astype(self, dtype: Any) -> Self:
+        """Returns the train with every core cast to ``dtype``."""
+        return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
+
+    def __neg__(self) -> Self:
+        return _functions().scale(self, -1)
+
+    def __add__(self, other: Any) -> Self:
+        return _combine(self, other, lambda a, b: _functions().add(a, b))
+
+    def __radd__(self, other: Any) -> Self:
+        return self.__add__(other)
+
+    def __sub__(self, other: Any) -> Self:
+        return NotImplemented if not _accepts(self, other) else self.__add__(-other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return NotImplemented if not _accepts(self, other) else (-self).__add__(other)
+
+    def __mul__(self, other: Any) -> Self:
+        if _is_scalar(other):
+            return _functions().scale(self, other)
+        return _combine(self, other, lambda a, b: _functions().hadamard(a, b))
+
+    def __rmul__(self, other: Any) -> Self:
+        return self.__mul__(other)
+
+    def __truediv__(self, other: Any) -> Self:
+        return _functions().scale(self, 1 / other) if _is_scalar(other) else NotImplemented
+
+    def __repr__(self) -> str:
+        if not all(hasattr(c, "shape") for c in self.cores):  # inside JAX's own tree machinery
+            return f"{type(self).__name__}({self.cores!r})"
+        batch = self.cores[0].shape[: -self._core_ndim]
+        prefix = f"batch={batch}, " if batch else ""
+        return (
+            f"{type(self).__name__}({prefix}{self._shape_repr()}, ranks={self.ranks}, "
+            f"dtype={jnp.dtype(self.dtype).name})"
+        )
+
+    def _shape_repr(self) -> str:
+        raise TypeError("an abstract train has no shape")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class TT(_Train):
+    """A tensor in tensor-train format: x[i_1, …, i_d] = G_1[:, i_1, :] ⋯ G_d[:, i_d, :].
+
+    Attributes:
+      cores: d arrays; ``cores[k]`` has shape (r_{k-1}, n_k, r_k), with r_0 = r_d = 1. Leading
+        axes, equal in all cores, are a batch (as `jax.vmap` makes them).
+
+    Raises:
+      ValueError: cores do not chain, or are not of floating or complex dtype (TypeError).
+
+    Operators are NumPy's: ``+``, ``-`` and ``*`` are entry-wise between trains or with a scalar;
+    ``@`` treats a train as the vector of its entries, as ``TTMatrix @ TT`` does.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> t = TT([jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))])
+      >>> t
+      TT(shape=(4, 5), ranks=(1, 2, 1), dtype=float32)
+      >>> (t + t).ranks
+      (1, 4, 1)
+
+    Source: I. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), eq. (1.3).
+    """
+
+    _core_ndim: ClassVar[int] = 3
+    _core_axes: ClassVar[str] = "(r_left, n, r_right)"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Mode sizes (n_1, …, n_d)."""
+        return tuple(c.shape[-2] for c in self.cores)
+
+    def _shape_repr(self) -> str:
+        return f"shape={self.shape}"
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, TT):
+            return _functions().inner(_functions().conj(self), other)
+        if isinstance(other, TTMatrix):
+            return _functions().matvec(_functions().transpose(other), self)
+        return NotImplemented
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class TTMatrix(_Train):
+    """A matrix in tensor-train format, rows (i_1, …, i_d) and columns (j_1, …, j_d).
+
+    A[i, j] = G_1[:, i_1, j_1, :] ⋯ G_d[:, i_d, j_d, :].
+
+    Attributes:
+      cores: d arrays; ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k): m_k rows, n_k columns.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> a = TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
+      >>> a
+      TTMatrix(row_shape=(2, 4), col_shape=(3, 5), ranks=(1, 2, 1), dtype=float32)
+      >>> a.shape
+      (8, 15)
+
+    Source: Oseledets (2011), section 4.3.
+    """
+
+    _core_ndim: ClassVar[int] = 4
+    _core_axes: ClassVar[str] = "(r_left, m, n, r_right)"
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Row mode sizes (m_1, …, m_d)."""
+        return tuple(c.shape[-3] for c in self.cores)
+
+    @property
+    def col_shape(self) -> tuple[int, ...]:
+        """Column mode sizes (n_1, …, n_d)."""
+        return tuple(c.shape[-2] for c in self.cores)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (∏ m_k, ∏ n_k) of the matrix that the train stands for."""
+        return math.prod(self.row_shape), math.prod(self.col_shape)
+
+    def _shape_repr(self) -> str:
+        return f"row_shape={self.row_shape}, col_shape={self.col_shape}"
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, TT):
+            return _functions().matvec(self, other)
+        if isinstance(other, TTMatrix):
+            return _functions().matmul(self, other)
+        return NotImplemented
+
+
+def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:
+    out = tuple(jnp.asarray(_check.inexact(f"cores[{k}]", c)) for k, c in enumerate(cores))
+    ndim = cls._core_ndim
+    if not out:
+        raise ValueError("cores: expected at least one core, got none")
+    batch = out[0].shape[:-ndim]
+    for k, c in enumerate(out):
+        if c.ndim < ndim or c.shape[:-ndim] != batch:
+            lead = f" after batch axes {batch}" if batch else ""
+            raise ValueError(
+                f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}"
+            )
+        if 0 in c.shape[-ndim:]:
+            raise ValueError(f"cores[{k}]: expected modes and ranks of at least 1, got {c.shape}")
+    left = [c.shape[-ndim] for c in out]
+    right = [c.shape[-1] for c in out]
+    if left[0] != 1 or right[-1] != 1:
+        raise ValueError(
+            "cores: expected first and last rank 1 (open boundary), "
+            f"got r_0 = {left[0]} and r_d = {right[-1]}"
+        )
+    for k in range(len(out) - 1):
+        if right[k] != left[k + 1]:
+            raise ValueError(
+                f"cores[{k}], cores[{k + 1}]: expected the bond between them to have one rank, "
+                f"got {right[k]} and {left[k + 1]}"
+            )
+    return out
+
+
+def _is_scalar(x: Any) -> bool:
+    if isinstance(x, int | float | complex | np.number):
+        return True
+    return isinstance(x, jax.Array | np.ndarray) and x.ndim == 0
+
+
+def _accepts(train: _Train, other: Any) -> bool:
+    return _is_scalar(other) or type(other) is type(train)
+
+
+def _combine(train: _Train, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
+    """Applies an entry-wise operation; a scalar stands for the constant train, as in NumPy."""
+    if not _accepts(train, other):
+        return NotImplemented
+    if _is_scalar(other):
+        other = _functions().scale(_functions().ones_like(train), other)
+    return operation(train, other)
+
+
+def _functions() -> Any:
+    # The operators are sugar over the functions of tensorjax.tt, which are built on these types.
+    from tensorjax import tt
+
+    return tt
