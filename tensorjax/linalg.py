@@ -53,14 +53,16 @@ class SVD(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Leading left singular subspace of a matrix, and the energy outside it.
+    """Leading left singular subspace of a matrix, and the energies inside and outside it.
 
     Attributes:
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
+      energies: (…, r) squared singular values, descending (zero likewise).
       discarded: (…,) energy ‖a − u uᴴ a‖_F².
     """
 
     u: Array
+    energies: Array
     discarded: Array
 
 
@@ -336,10 +338,10 @@ def where_positive(x: Array, otherwise: float) -> Array:
     return _xp(x).where(x > 0, x, otherwise)
 
 
-def row_norms(a: Array) -> Array:
-    """Euclidean norms of the rows, (…, m), real."""
+def column_norms(a: Array) -> Array:
+    """Euclidean norms of the columns, (…, n), real."""
     xp = _xp(a)
-    return xp.sqrt(xp.sum((a * a.conj()).real, axis=-1))
+    return xp.sqrt(xp.sum((a * a.conj()).real, axis=-2))
 
 
 def orthonormalize(a: Array) -> Array:
@@ -393,6 +395,7 @@ def left_basis(
     *,
     rank: int | None = None,
     tail: Array | None = None,
+    share: float | None = None,
     method: Method = "svd",
     key: jax.Array | None = None,
 ) -> Basis:
@@ -405,39 +408,48 @@ def left_basis(
       a: (…, m, n).
       rank: number of columns kept (at most min(m, n)); static.
       tail: (…,) energy that may be discarded.
+      share: the same as a share of ‖a‖_F²; it spares a pass over the data.
       method: "svd", "gram" or "randomized"; see `choose`.
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      `Basis` of u and the discarded energy.
+      `Basis` of u, the energies kept and the energy discarded.
 
     Raises:
-      ValueError: neither rank nor tail is given, or tail alone for a JAX array.
+      ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given.
     """
-    if rank is None and (tail is None or not is_host(a)):
-        raise ValueError("rank: expected a static rank (tail alone cuts NumPy arrays only)")
+    if rank is None and ((tail is None and share is None) or not is_host(a)):
+        raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
     if method == "randomized" and rank is not None and rank + OVERSAMPLE < min(a.shape[-2:]):
         q = range_finder(a, rank + OVERSAMPLE, key=key)
+        if share is not None:
+            tail = share * energy(a)
         small = left_basis(matmul(adjoint(q), a), rank=rank, tail=tail)
         u = matmul(q, small.u)
-        return Basis(u, energy(a - matmul(u, matmul(adjoint(u), a))))
-    energies, vectors, right = _spectrum(a, method, rank, tail)
+        return Basis(u, small.energies, energy(a - matmul(u, matmul(adjoint(u), a))))
+    energies, vectors, right = _spectrum(a, method, rank, tail, share)
+    if share is not None:
+        tail = share * energies.sum(-1)
     noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
     cut = _cut(energies, rank, tail, noise)
-    vectors = vectors[..., :, : cut.rank]
+    vectors, energies = vectors[..., :, : cut.rank], energies[..., : cut.rank]
     if right:
-        vectors = _left_from_right(a, vectors, energies[..., : cut.rank])
-    return Basis(_masked(vectors, cut.mask), cut.discarded)
+        vectors = _left_from_right(a, vectors, energies)
+    if cut.mask is not None:
+        xp = _xp(a)
+        vectors = xp.where(cut.mask[..., None, :], vectors, 0)
+        energies = xp.where(cut.mask, energies, 0)
+    return Basis(vectors, energies, cut.discarded)
 
 
 def _spectrum(
-    a: Array, method: Method, rank: int | None, tail: Array | None
+    a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array, bool]:
     """Squared singular values, and left (or, if the flag is set, right) singular vectors."""
     m, n = a.shape[-2:]
     if method == "gram":
         right = m > n
-        return *_gram_spectrum(adjoint(a) if right else a, rank, tail), right
+        return *_gram_spectrum(adjoint(a) if right else a, rank, tail, share), right
     if m > n:  # the small SVD of r is what LAPACK would do too, and XLA would not
         q, r = qr(a)
         u, s, _ = svd(r)
@@ -453,21 +465,25 @@ def _gram_floor(dtype: Any, levels: int) -> float:
     return float(jnp.finfo(dtype).eps) ** (0.5 + 0.5 * levels)
 
 
-def _gram_spectrum(a: Array, rank: int | None, tail: Array | None) -> tuple[Array, Array]:
+def _gram_spectrum(
+    a: Array, rank: int | None, tail: Array | None, share: float | None
+) -> tuple[Array, Array]:
     """Squared singular values and left singular vectors of a wide matrix, by Gram matrices.
 
     One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
     the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
     resolves them down to eps^1.5. (This second level is ours.)
     """
-    w, v = eigh(gram(a))
-    w = _xp(a).maximum(w, 0)
-    limit = 1e3 * _gram_floor(w.dtype, 1)
-    if tail is None:
-        near = w[..., min(rank or w.shape[-1], w.shape[-1]) - 1] < limit * w[..., 0]
-    else:
-        near = tail < limit * w.sum(-1)
     xp = _xp(a)
+    w, v = eigh(gram(a))
+    w = xp.maximum(w, 0)
+    floor = _gram_floor(w.dtype, 1)
+    if share is not None:
+        near = xp.asarray(share < 2 * _GRAM_NOISE * floor)
+    elif tail is None:
+        near = w[..., min(rank or w.shape[-1], w.shape[-1]) - 1] < 1e3 * floor * w[..., 0]
+    else:
+        near = tail < 2 * _GRAM_NOISE * floor * w.sum(-1)
     if is_host(a):
         return _second_level(a, w, v) if np.any(near) else (w, v)
     return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
@@ -527,10 +543,6 @@ def _cut(energies: Array, rank: int | None, tail: Array | None, noise: float) ->
     return _Cut(rank, mask, discarded)
 
 
-def _masked(columns: Array, mask: Array | None) -> Array:
-    return columns if mask is None else _xp(columns).where(mask[..., None, :], columns, 0)
-
-
 def truncated_svd(
     a: Array,
     *,
@@ -573,7 +585,7 @@ def truncated_svd(
     back = (lambda x: x) if is_host(a) or rank is not None else jnp.asarray
     x = np.asarray(a) if rank is None else a
     tail = None if tol is None else tol**2 * energy(x)
-    u, discarded = left_basis(x, rank=rank, tail=tail, method=method, key=key)
+    u, _, discarded = left_basis(x, rank=rank, tail=tail, method=method, key=key)
     small_u, s, vh = svd(matmul(adjoint(u), x))
     # Masked columns of u have rows of zeros below them, so their singular values come last.
     return SVD(*(back(part) for part in (matmul(u, small_u), s, vh, discarded)))

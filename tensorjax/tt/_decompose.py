@@ -91,8 +91,8 @@ def _static(
 ) -> TT:
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
-    tail = None if tol is None else tol**2 * _energy(x) / max(x.ndim - 1, 1)
-    cores = _tt_svd(x, ranks, tail, method, key)
+    share = None if tol is None else tol**2 / max(x.ndim - 1, 1)
+    cores = _tt_svd(x, ranks, share, method, key)
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
@@ -100,27 +100,27 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     """On the host: LAPACK, exact ranks, no compilation."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
         x = x.astype(np.float32)
-    total = _energy(x)
-    if not np.isfinite(total):
-        _check.finite("x", x)
-        raise ValueError("x: expected ‖x‖² to be representable, got an overflow; rescale the data")
     bonds = max(x.ndim - 1, 1)
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - x.ndim * (float(jnp.finfo(dtype).eps) / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
-    cores = _tt_svd(x, None, budget * total / bonds, chosen, key)
+    try:
+        cores = _tt_svd(x, None, budget / bonds, chosen, key)
+    except (FloatingPointError, np.linalg.LinAlgError, ValueError):
+        _check.finite("x", x)
+        raise
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < _VERIFY_BELOW * float(jnp.finfo(dtype).eps) and not _holds(train, x, tol, total):
+    if tol < _VERIFY_BELOW * float(jnp.finfo(dtype).eps) and not _holds(train, x, tol):
         return _lossless(x.astype(dtype))
     return train
 
 
-def _holds(train: TT, x: np.ndarray, tol: float, total: float) -> bool:
+def _holds(train: TT, x: np.ndarray, tol: float) -> bool:
     left = np.ones((1, 1))
     for c in train.cores:
         wide = np.asarray(c).astype(np.result_type(c.dtype, np.float64))
         left = (left @ wide.reshape(wide.shape[0], -1)).reshape(-1, wide.shape[-1])
-    return bool(_energy(left.reshape(x.shape) - x) <= (tol**2) * total)
+    return bool(_energy(left.reshape(x.shape) - x) <= tol**2 * _energy(x))
 
 
 def _lossless(x: np.ndarray) -> TT:
@@ -144,29 +144,39 @@ def _energy(x: Any) -> Any:
     return linalg.energy(x.reshape(1, -1))
 
 
-def _tt_svd(x: Any, ranks: Sequence[int] | None, tail: Any, method: Method, key: Any) -> list[Any]:
-    """Cores of the TT-SVD; the ranks are cut by ``ranks``, by ``tail`` energy a bond, or by both."""
+def _tt_svd(
+    x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
+) -> list[Any]:
+    """Cores of the TT-SVD; ``ranks``, a ``share`` of the energy at each bond, or both cut them."""
     shape = x.shape
     lead = _leading_modes(shape)
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
-    def basis(matrix: Any, bond: int) -> Any:
+    def cut(matrix: Any, bond: int, **allowed: Any) -> linalg.Basis:
         rank = None if ranks is None else min(ranks[bond], *matrix.shape)
-        return linalg.left_basis(matrix, rank=rank, tail=tail, method=method, key=keys[bond]).u
+        return linalg.left_basis(matrix, rank=rank, method=method, key=keys[bond], **allowed)
 
     if len(shape) == 1:
         return [x.reshape(1, -1, 1)]
     flat = x.reshape(math.prod(shape[:lead]), -1)
-    u = basis(flat, lead - 1)
+    u, energies, discarded = cut(flat, lead - 1, share=share)
+    total = energies.sum() + discarded
+    if linalg.is_host(x) and not np.isfinite(total):
+        raise ValueError("x: expected ‖x‖² to be representable, got an overflow; rescale the data")
+    tail = None if share is None else share * total
+
+    def basis(matrix: Any, bond: int) -> Any:
+        return cut(matrix, bond, tail=tail).u
+
     rest = linalg.project(u, flat)
     # The block on the left carries the singular values as weights while it is cut, so that its
     # errors are measured in the tensor's norm; its own cores need not be divided by them.
-    weights = linalg.row_norms(rest)
-    left = _cut(u.reshape(1, *shape[:lead], -1), basis, 0, weights)
-    return left + _cut(rest.reshape(-1, *shape[lead:], 1), basis, lead, None)
+    weights = energies**0.5
+    left = _split(u.reshape(1, *shape[:lead], -1), basis, 0, weights)
+    return left + _split(rest.reshape(-1, *shape[lead:], 1), basis, lead, None)
 
 
-def _cut(x: Any, basis: Any, bond: int, weights: Any) -> list[Any]:
+def _split(x: Any, basis: Any, bond: int, weights: Any) -> list[Any]:
     """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
     cores = []
     left, *modes, right = x.shape

@@ -82,8 +82,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
         core, omega = cores[k], draw[ends[k] - sizes[k] : ends[k]]
         image = core if f is None else times_right(core, f)  # a last core broadcasts over columns
         f = (image * omega[None]).sum(1)
-        scale = linalg.row_norms(f.mT)
-        f = linalg.scale_columns(f, 1 / linalg.where_positive(scale, 1))
+        f = linalg.scale_columns(f, 1 / linalg.where_positive(linalg.column_norms(f), 1))
         f = linalg.matmul(f, mix)
         factors.append(f)
     return factors[::-1]
@@ -113,8 +112,9 @@ def right_sweep(cores: Cores, ranks: Sequence[int]) -> Cores:
         core = out[k]
         seen = core if weights is None else linalg.scale_columns(tall(core), weights)
         seen = seen.reshape(core.shape[0], -1)
-        u = linalg.left_basis(seen, rank=min(ranks[k - 1], core.shape[0]), method="gram").u
-        weights = linalg.row_norms(linalg.project(u, seen))
+        rank = min(ranks[k - 1], core.shape[0])
+        u, energies, _ = linalg.left_basis(seen, rank=rank, method="gram")
+        weights = energies**0.5
         out[k] = absorb(linalg.adjoint(u), core)
         out[k - 1] = times_right(out[k - 1], u)
     return out
