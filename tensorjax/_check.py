@@ -107,7 +107,9 @@ def tolerance(tol: Any, dtype: Any) -> float | jax.Array:
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
     """Checks that a truncation is defined, and that a dynamic one is not traced."""
     if tol is None and rank is None:
-        raise ValueError("expected tol= (relative error), rank= (static ranks), or both; got neither")
+        raise ValueError(
+            "expected tol= (relative error), rank= (static ranks), or both; got neither"
+        )
     if rank is None and is_traced(tol, *arrays):
         raise TypeError(
             "tol= alone makes the ranks depend on the data, which jit, vmap and grad cannot trace; "

@@ -11,8 +11,8 @@ the energy (sum of squared singular values) that may be discarded. With both, th
 NumPy array, the shape shrinks to what is kept.
 
 One rule chooses the method (`choose`): the Gram matrix is the fastest way to a subspace but squares
-the singular values, so it sees nothing below √eps; it is taken where the asked error lies above that
-floor, and a full-accuracy SVD otherwise.
+the singular values, so it sees nothing below √eps; it is taken where the asked error lies above
+that floor, and a full-accuracy SVD otherwise.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,51 @@ import scipy.linalg
 from jax import lax
 
 from tensorjax import _check
-Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
+from tensorjax._factor import (
+    Array,
+    adjoint,
+    eigh,
+    energy,
+    factor_dtype,
+    is_host,
+    matmul,
+    qr,
+    scale_columns,
+    svd,
+    triangle,
+)
+from tensorjax._factor import namespace as _xp
+
+__all__ = [
+    "METHODS",
+    "OVERSAMPLE",
+    "SVD",
+    "Basis",
+    "Method",
+    "adjoint",
+    "choose",
+    "column_norms",
+    "eigh",
+    "energy",
+    "factor_dtype",
+    "gram",
+    "identity_like",
+    "is_host",
+    "left_basis",
+    "matmul",
+    "orthonormalize",
+    "polar",
+    "project",
+    "qr",
+    "random_like",
+    "range_finder",
+    "scale_columns",
+    "svd",
+    "triangle",
+    "truncated_svd",
+    "where_positive",
+]
+
 Method = Literal["auto", "svd", "gram", "randomized"]
 METHODS = ("auto", "svd", "gram", "randomized")
 
@@ -64,228 +108,6 @@ class Basis(NamedTuple):
     u: Array
     energies: Array
     discarded: Array
-
-
-def factor_dtype(dtype: Any) -> Any:
-    """The narrowest dtype not below ``dtype`` that LAPACK factors: half precision goes to float32."""
-    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
-
-
-def is_host(a: Array) -> bool:
-    """Whether ``a`` is a NumPy array, to be factored by LAPACK on the host."""
-    return isinstance(a, np.ndarray)
-
-
-def _xp(a: Array) -> Any:
-    return np if is_host(a) else jnp
-
-
-def matmul(a: Array, b: Array) -> Array:
-    """a @ b at the highest precision the backend has (accelerators default to less)."""
-    return a @ b if is_host(a) else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
-def adjoint(a: Array) -> Array:
-    """Conjugate transpose of the last two axes."""
-    return a.mT.conj() if _xp(a).iscomplexobj(a) else a.mT
-
-
-def scale_columns(a: Array, s: Array) -> Array:
-    """a @ diag(s), with s real or of the dtype of ``a``."""
-    return a * s.astype(a.dtype)[..., None, :]
-
-
-def energy(a: Array) -> Array:
-    """‖a‖_F² over the last two axes, real."""
-    xp = _xp(a)
-    if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
-        return np.vdot(a, a).real  # one pass, no temporary
-    return xp.sum(xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1))
-
-
-# --- factorisations with finite derivatives -------------------------------------------------------
-
-
-def qr(a: Array) -> tuple[Array, Array]:
-    """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
-
-    Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
-    get none. Wide matrices are differentiable too.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> q, r = qr(jnp.ones((3, 2)))
-      >>> q.shape, r.shape
-      ((3, 2), (2, 2))
-    """
-    if is_host(a):
-        return tuple(np.linalg.qr(a))
-    m, n = a.shape[-2:]
-    if m >= n:
-        return _qr_tall(a)
-    q, left = _qr_tall(a[..., :m])
-    return q, jnp.concatenate([left, matmul(adjoint(q), a[..., m:])], axis=-1)
-
-
-@jax.custom_jvp
-def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    q, r = jnp.linalg.qr(a)
-    return q, r
-
-
-@_qr_tall.defjvp
-def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
-    (a,), (da,) = primals, tangents
-    q, r = _qr_tall(a)
-    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
-    alive = diagonal > _floor(diagonal, max(a.shape[-2:]))
-    # Dead directions get a unit pivot for the solve and no derivative afterwards.
-    pivots = jnp.where(alive, 0, 1).astype(r.dtype)
-    solvable = r + pivots[..., None, :] * _eye_like(r)
-    c = lax.linalg.triangular_solve(solvable, da, left_side=False, lower=False)
-    c = jnp.where(alive[..., None, :], c, 0)
-    qc = matmul(adjoint(q), c)
-    lower = jnp.tril(qc, -1)
-    omega = lower - adjoint(lower)
-    if jnp.iscomplexobj(qc):  # r has a real diagonal, so the phase moves into q
-        omega = omega + _imaginary_diagonal(qc)
-    dq = c - matmul(q, qc) + matmul(q, omega)
-    dr = matmul(adjoint(q), da) - matmul(omega, r)
-    return (q, r), (dq, dr)
-
-
-def triangle(a: Array) -> Array:
-    """The factor r of `qr` alone, for tall ``a``: less than half the work of forming q too."""
-    if is_host(a):
-        return scipy.linalg.qr(a, mode="r", check_finite=False)[0][: a.shape[1]]
-    return _triangle(a)
-
-
-@jax.custom_jvp
-def _triangle(a: jax.Array) -> jax.Array:
-    return jnp.linalg.qr(a, mode="r")
-
-
-@_triangle.defjvp
-def _triangle_jvp(primals: Any, tangents: Any) -> Any:
-    (_, r), (_, dr) = jax.jvp(_qr_tall, primals, tangents)
-    return r, dr
-
-
-def svd(a: Array) -> tuple[Array, Array, Array]:
-    """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
-
-    Derivatives are finite at repeated and at zero singular values: the terms that couple two equal
-    singular values are dropped. They cancel in any function of the factors that does not depend on
-    the choice of basis within the repeated subspace.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> loss = lambda a: jnp.sum(jnp.prod(svd(a)[1]))
-      >>> print(jax.grad(loss)(jnp.eye(2)))
-      [[1. 0.]
-       [0. 1.]]
-    """
-    if is_host(a):
-        return _lapack_svd(a)
-    return _svd(a)
-
-
-def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    try:
-        u, s, vh = np.linalg.svd(a, full_matrices=False)
-    except np.linalg.LinAlgError:
-        # Divide and conquer gave up, which it does on rare finite matrices: QR iteration does not.
-        u, s, vh = scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
-    return u, s, vh
-
-
-@jax.custom_jvp
-def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
-    return u, s, vh
-
-
-@_svd.defjvp
-def _svd_jvp(primals: Any, tangents: Any) -> Any:
-    (a,), (da,) = primals, tangents
-    u, s, vh = _svd(a)
-    v = adjoint(vh)
-    dav = matmul(da, v)
-    inner = matmul(adjoint(u), dav)
-    ds = jnp.diagonal(inner, axis1=-2, axis2=-1).real
-    row, col = s[..., None, :], s[..., :, None]
-    f = _masked_reciprocal((row - col) * (row + col), s[..., :1, None] ** 2, s.shape[-1])
-    inverse = _masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :]
-    row, col, f, inverse = (x.astype(a.dtype) for x in (row, col, f, inverse))
-    du_in = f * (inner * row + adjoint(inner) * col)
-    dv_in = f * (col * inner + row * adjoint(inner))
-    if jnp.iscomplexobj(a):  # the common phase of a pair (u_i, v_i) is put into u
-        du_in = du_in + _imaginary_diagonal(inner) * inverse
-    du, dv = matmul(u, du_in), matmul(v, dv_in)
-    if a.shape[-2] > s.shape[-1]:
-        du = du + (dav - matmul(u, inner)) * inverse
-    if a.shape[-1] > s.shape[-1]:
-        dau = matmul(adjoint(da), u)
-        dv = dv + (dau - matmul(v, adjoint(inner))) * inverse
-    return (u, s, vh), (du, ds, adjoint(dv))
-
-
-def eigh(a: Array) -> tuple[Array, Array]:
-    """Eigenvalues (descending) and eigenvectors of a Hermitian matrix, a = v @ diag(w) @ vᴴ.
-
-    Derivatives are finite at repeated eigenvalues, as for `svd`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> w, v = eigh(jnp.diag(jnp.array([1.0, 3.0])))
-      >>> print(w)
-      [3. 1.]
-    """
-    if is_host(a):
-        w, v = np.linalg.eigh(a)
-    else:
-        w, v = _eigh(a)
-    return w[..., ::-1], v[..., ::-1]
-
-
-@jax.custom_jvp
-def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    v, w = lax.linalg.eigh(a, symmetrize_input=False)
-    return w, v
-
-
-@_eigh.defjvp
-def _eigh_jvp(primals: Any, tangents: Any) -> Any:
-    (a,), (da,) = primals, tangents
-    w, v = _eigh(a)
-    inner = matmul(adjoint(v), matmul(da, v))
-    scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
-    f = _masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
-    dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
-    return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))
-
-
-def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """What roundoff leaves of a zero beside entries of the given magnitudes, (…, 1)."""
-    return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
-
-
-def _imaginary_diagonal(a: jax.Array) -> jax.Array:
-    return (a - a.conj()) / 2 * _eye_like(a)
-
-
-def _eye_like(a: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), (*a.shape[:-2], a.shape[-1], a.shape[-1]))
-
-
-def _masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """1/x, and 0 where |x| is roundoff beside ``scale``."""
-    alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
-    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
-
-
-# --- subspaces ------------------------------------------------------------------------------------
 
 
 def gram(a: Array) -> Array:
@@ -352,7 +174,9 @@ def orthonormalize(a: Array) -> Array:
     g = gram(adjoint(a))
     if is_host(a):
         lower = np.linalg.cholesky(g)
-        return adjoint(scipy.linalg.solve_triangular(lower, adjoint(a), lower=True, check_finite=False))
+        return adjoint(
+            scipy.linalg.solve_triangular(lower, adjoint(a), lower=True, check_finite=False)
+        )
     return lax.linalg.triangular_solve(
         lax.linalg.cholesky(g), a, left_side=False, lower=True, transpose_a=True, conjugate_a=True
     )
@@ -611,9 +435,7 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
     return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
 
 
-def range_finder(
-    a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None
-) -> Array:
+def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:
     """Orthonormal basis (…, m, rank) that captures the leading range of ``a`` (…, m, n).
 
     Args:

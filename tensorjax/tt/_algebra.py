@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from jax.numpy import einsum
+from tensorjax.contract import einsum
 from tensorjax.tt._types import TT, TTMatrix
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -241,8 +241,6 @@ def kron(x: Train, y: Train) -> Train:
     return type(x)._unchecked(x.astype(dtype).cores + y.astype(dtype).cores)
 
 
-
-
 def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
     """Joins trains along one mode (for TT-matrices: along the rows of that mode); TT-ranks add.
 
@@ -265,9 +263,7 @@ def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
         core = t.cores[axis]
         widths = [(0, 0)] * core.ndim
         widths[1] = (start, total - start - size)
-        padded = type(t)._unchecked(
-            (*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :])
-        )
+        padded = type(t)._unchecked((*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :]))
         out = padded if out is None else add(out, padded)
         start += size
     return out  # type: ignore[return-value]

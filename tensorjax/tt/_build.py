@@ -1,5 +1,6 @@
 """Tensor trains out of nothing or out of vectors, and back to dense arrays."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -131,7 +132,9 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
       >>> tt.identity((2, 3)).shape
       (6, 6)
     """
-    return TTMatrix([jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape)])
+    return TTMatrix(
+        [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape)]
+    )
 
 
 @jax.jit
@@ -211,7 +214,7 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
     """For each interior bond, which of its indices touch non-zeros on both sides."""
     cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
     out = []
-    for a, b in zip(cores[:-1], cores[1:], strict=True):
+    for a, b in itertools.pairwise(cores):
         left = (a != 0).any(axis=tuple(range(a.ndim - 1)))
         right = (b != 0).any(axis=tuple(range(1, b.ndim)))
         out.append(left & right)

@@ -32,11 +32,11 @@ def from_dense(
     """TT-SVD of a dense array.
 
     Args:
-      x: (n_1, …, n_d), d ≥ 1, floating or complex. NumPy arrays of double precision keep it only if
-        JAX has 64-bit types enabled.
-      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks, outside
-        jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is set to zero
-        (the error is then the larger of what either leaves).
+      x: (n_1, …, n_d), d ≥ 1, floating or complex. NumPy arrays of double precision keep it only
+        if JAX has 64-bit types enabled.
+      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks,
+        outside jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is set to
+        zero; the error is then kept below ``tol`` only if ``rank`` allows it.
       rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
         Static: jit, vmap and grad work.
       method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
@@ -57,9 +57,10 @@ def from_dense(
       >>> tt.from_dense(i + j + k, tol=1e-5)
       TT(shape=(8, 8, 8), ranks=(1, 2, 2, 1), dtype=float32)
 
-    Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures, ours:
-    the first cut is made where the leading modes give 64 rows, and the block left of it is cut after
-    it; subspaces come from Gram matrices where `linalg.choose` finds that accurate enough.
+    Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures,
+    ours: the first cut is made where the leading modes give 64 rows, and the block left of it is
+    cut after it; subspaces come from Gram matrices where `linalg.choose` finds them accurate
+    enough.
     """
     x = _check.inexact("x", x)
     if x.ndim == 0:
@@ -86,9 +87,7 @@ def from_dense(
 
 
 @jax.jit(static_argnums=(3, 4))
-def _static(
-    x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method
-) -> TT:
+def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     share = None if tol is None else tol**2 / max(x.ndim - 1, 1)
@@ -144,9 +143,7 @@ def _energy(x: Any) -> Any:
     return linalg.energy(x.reshape(1, -1))
 
 
-def _tt_svd(
-    x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
-) -> list[Any]:
+def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
     """Cores of the TT-SVD; ``ranks``, a ``share`` of the energy at each bond, or both cut them."""
     shape = x.shape
     lead = _leading_modes(shape)

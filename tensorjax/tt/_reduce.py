@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from jax.numpy import einsum
+from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
 from tensorjax.tt._types import TT
 
@@ -176,7 +176,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
 
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
-    """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k given (no conjugation).
+    """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k (no conjugation).
 
     Args:
       t: TT of order d.

@@ -32,7 +32,7 @@ _VERIFY_BELOW = 1e4
 
 
 def orthogonalize(t: Train, center: int) -> Train:
-    """The same tensor with cores left of ``center`` left-orthogonal, and right of it right-orthogonal.
+    """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
 
     Args:
       t: TT or TTMatrix.
@@ -114,9 +114,9 @@ def round(
     Source: Oseledets (2011), algorithm 2 ("svd"); Al Daas, Ballard, Manning, "Parallel tensor train
     rounding using Gram SVD" (2022) ("gram"); Al Daas et al., "Randomized algorithms for rounding in
     the tensor-train format", SIAM J. Sci. Comput. 45 (2023) ("randomized"). Departures, ours: no Q
-    of the first sweep is formed; the random train has cores diag(ω_i) H with one orthogonal H, which
-    costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra columns
-    are taken off again by a second, truncated sweep.
+    of the first sweep is formed; the random train has cores diag(ω_i) H with one orthogonal H,
+    which costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra
+    columns are taken off again by a second, truncated sweep.
     """
     if not isinstance(t, TT | TTMatrix):
         raise TypeError(f"t: expected a TT or TTMatrix, got {type(t).__name__}")

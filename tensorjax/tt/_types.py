@@ -214,9 +214,7 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
     for k, c in enumerate(out):
         if c.ndim < ndim or c.shape[:-ndim] != batch:
             lead = f" after batch axes {batch}" if batch else ""
-            raise ValueError(
-                f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}"
-            )
+            raise ValueError(f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}")
         if 0 in c.shape[-ndim:]:
             raise ValueError(f"cores[{k}]: expected modes and ranks of at least 1, got {c.shape}")
     left = [c.shape[-ndim] for c in out]

@@ -1,0 +1,191 @@
+"""The command line of the experiments: ``python -m experiments list | run NAME | report``."""
+
+import os
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from experiments._registry import Experiment, UnknownExperimentError, discover, find, load
+
+try:
+    import tyro
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"the experiments need the package '{missing.name}': "
+        "pip install -c constraints.txt -e '.[experiments]'"
+    )
+
+from experiments._report import write_report
+from experiments._results import read_runs, record
+
+PROG = "python -m experiments"
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+Results = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+DEFAULT_RESULTS = Path("results")
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+errors = Console(stderr=True, width=console.width, highlight=False)
+
+
+def list_experiments(*, results: Results = DEFAULT_RESULTS) -> int:
+    """Show every experiment, what it reproduces, and whether it has results.
+
+    Args:
+        results: Folder to look for results in.
+    """
+    table = Table()
+    for column in ("name", "paper", "reproduces", "quick run", "results"):
+        table.add_column(column)
+    for experiment in discover().values():
+        runs, _ = read_runs(results, experiment.name)
+        last = f"{len(runs)}, last {runs[-1]['started'][:10]}" if runs else "none"
+        cells = (experiment.name, experiment.paper, experiment.summary, experiment.quick, last)
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    return 0
+
+
+def run_named(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    *,
+    quick: bool = False,
+    results: Results = DEFAULT_RESULTS,
+) -> int:
+    """Run one experiment, or all of them, each in a process of its own.
+
+    ``run NAME --help`` shows the options of that experiment.
+
+    Args:
+        name: An experiment of ``list``, or ``all``.
+        quick: Use the small configuration that takes seconds to a minute.
+        results: Folder to write results to.
+    """
+    options = [*(["--quick"] if quick else []), "--results", str(results)]
+    if name == "all":
+        return run_all(options)
+    return run_one(find(name), options)
+
+
+def run_all(options: list[str]) -> int:
+    """Runs every experiment in its own process: flags, caches and memory stay its own."""
+    failed = []
+    for name in discover():
+        console.rule(Text(name))
+        command = [sys.executable, "-m", "experiments", "run", name, *options]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+    return fail(f"failed: {', '.join(failed)}", 1) if failed else 0
+
+
+def run_one(experiment: Experiment, options: list[str]) -> int:
+    """Parses the options of an experiment, runs it and records what it finds."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    try:
+        config_type, run = load(experiment)
+    except ModuleNotFoundError as error:
+        return fail(str(error), 1)
+    try:
+        config, quick, results = parse(experiment, config_type, options)
+    except ValueError as error:
+        return fail(str(error), USAGE_ERROR)
+    console.print(Text(f"{experiment.name}: {experiment.summary} ({experiment.paper})", "bold"))
+    start = time.perf_counter()
+    try:
+        with record(experiment, config, quick=quick, results=results, console=console) as recorder:
+            run(config, recorder)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        return fail(f"{experiment.name} failed ({reason}); no result is written", 1)
+    for name, value in recorder.metrics.items():
+        console.print(Text(f"{name}: {value}"))
+    seconds = time.perf_counter() - start
+    console.print(Text(f"{seconds:.1f} s, written to {results / experiment.name}", "green"))
+    return 0
+
+
+def parse(
+    experiment: Experiment, config_type: type[Any], options: list[str]
+) -> tuple[Any, bool, Path]:
+    """Returns the configuration, whether it is the quick one, and the results folder.
+
+    The options of the experiment and the common ones share one help page. ``--quick`` changes
+    the defaults, so any other option given with it is kept.
+    """
+    config = config_type.quick() if "--quick" in options else config_type()
+    page = make_dataclass(
+        "Options",
+        [
+            ("config", Annotated[config_type, tyro.conf.arg(name="")], config),
+            ("quick", Annotated[bool, tyro.conf.arg(help="Start from the quick defaults.")], False),
+            (
+                "results",
+                Annotated[Results, tyro.conf.arg(help="Folder of results.")],
+                DEFAULT_RESULTS,
+            ),
+        ],
+        frozen=True,
+    )
+    parsed = tyro.cli(
+        page,
+        args=options,
+        prog=f"{PROG} run {experiment.name}",
+        description=f"{experiment.summary}. Source: {experiment.paper}. "
+        f"A quick run takes about {experiment.quick}.",
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return parsed.config, parsed.quick, parsed.results
+
+
+def report(*, results: Results = DEFAULT_RESULTS) -> int:
+    """Gather the latest results in one page, as Markdown and HTML.
+
+    Args:
+        results: Folder of results; the page is written into it.
+    """
+    pages, faults = write_report(results)
+    for fault in faults:
+        errors.print(Text(fault, "yellow"))
+    if not pages:
+        return fail(f"no results in {results}; get some with: {PROG} run all --quick", 1)
+    for page in pages:
+        console.print(Text(f"report: {page.resolve()}"), soft_wrap=True)
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command line and returns its exit status."""
+    try:
+        match arguments:
+            case ["run", name, *options] if name != "all" and not name.startswith("-"):
+                return run_one(find(name), options)
+        return tyro.extras.subcommand_cli_from_dict(
+            {"list": list_experiments, "run": run_named, "report": report},
+            args=arguments,
+            prog=PROG,
+            description="Reproduce the published results of the toolkit.",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except UnknownExperimentError as error:
+        return fail(str(error), USAGE_ERROR)
+    except KeyboardInterrupt:
+        return fail("interrupted; no result is written", INTERRUPTED)
+
+
+def fail(message: str, status: int) -> int:
+    """Says what went wrong, and returns the exit status that goes with it."""
+    errors.print(Text(message, "bold red"), soft_wrap=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

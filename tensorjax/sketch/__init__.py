@@ -1,0 +1,55 @@
+"""Random projections f: R^N → R^M that keep norms and distances, stored as a few small arrays.
+
+`ttrp` draws a tensor-train random projection; `gaussian`, `sparse`, `khatri_rao`, `tt_rows` and
+`cp_rows` draw the maps that it competes with. `apply` maps dense, sparse and tensor-train input by
+any of them, `variance` is the exact variance of ‖f(x)‖², and `TTRandomProjection` is the
+scikit-learn estimator (scikit-learn is loaded when it is first asked for).
+
+Example:
+  >>> import jax
+  >>> from tensorjax import sketch, tt
+  >>> p = sketch.ttrp(jax.random.key(0), (10,) * 30, (2,) * 30)
+  >>> x = tt.random(jax.random.key(1), (10,) * 30, rank=2)  # 10³⁰ entries
+  >>> sketch.apply(p, x).ranks == x.ranks
+  True
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tensorjax.sketch._apply import apply
+from tensorjax.sketch._draw import cp_rows, gaussian, khatri_rao, sparse, tt_rows, ttrp
+from tensorjax.sketch._moments import johnson_lindenstrauss_min_dim, variance, variance_bound
+from tensorjax.sketch._structured import to_tt_matrix
+from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+
+if TYPE_CHECKING:
+    from tensorjax.sketch.estimator import TTRandomProjection
+
+__all__ = [
+    "CPRows",
+    "Dense",
+    "Kronecker",
+    "Projection",
+    "Sparse",
+    "TTRandomProjection",
+    "TTRows",
+    "apply",
+    "cp_rows",
+    "gaussian",
+    "johnson_lindenstrauss_min_dim",
+    "khatri_rao",
+    "sparse",
+    "to_tt_matrix",
+    "tt_rows",
+    "ttrp",
+    "variance",
+    "variance_bound",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TTRandomProjection":
+        from tensorjax.sketch.estimator import TTRandomProjection
+
+        return TTRandomProjection
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

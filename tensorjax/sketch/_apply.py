@@ -1,0 +1,172 @@
+"""`apply`: one entry point for every kind of map and of input."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import sparse as jsparse
+
+from tensorjax import _check, tt
+from tensorjax.sketch import _sparse
+from tensorjax.sketch._dense import as_dtype, project
+from tensorjax.sketch._structured import project_train
+from tensorjax.sketch._types import Projection
+
+
+def apply(p: Any, x: Any) -> Any:
+    """Computes f(x), whose squared norm estimates that of x without bias.
+
+    Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``).
+
+    Args:
+      p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.
+      x: floating-point or complex, one of
+
+        - an array whose last axis is N = ``p.in_size`` (or ∏ n_k, where N was padded), or whose
+          last d axes are ``p.in_shape``; where both hold, as with modes of size one, the last axis
+          is taken. Axes before it are a batch. A NumPy array is first copied to the device.
+        - a `TT` of shape ``p.in_shape``, of any size ∏ n_k;
+        - a `TTMatrix` with ``row_shape`` equal to ``p.in_shape``: f acts on its columns;
+        - a scipy.sparse array (rows, N), or a BCOO array with axes as for a dense one: only
+          nonzeros are touched.
+
+    Returns:
+      For an array, dense or sparse: an array (batch …, M). For a TT or TTMatrix and a map from
+      `ttrp`: a TT of shape ``p.out_shape``, or a TTMatrix with these rows; ranks multiply (and
+      double if M < ∏ m_k: entries M, M + 1, … are zero). For the other maps, whose rows have no
+      product structure: an array (M,), or (M, columns). The dtype is what JAX promotes those of
+      p and x to; products of half-precision numbers are summed in float32.
+
+    Raises:
+      TypeError: x is of integer dtype, or p is not a map.
+      ValueError: the shape of x does not fit p, or a concrete x has NaN or Inf.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch, tt
+      >>> p = sketch.ttrp(jax.random.key(0), (10,) * 12, (2,) * 12)
+      >>> x = tt.random(jax.random.key(1), (10,) * 12, rank=3)
+      >>> sketch.apply(p, x).shape == (2,) * 12
+      True
+      >>> sketch.apply(sketch.ttrp(jax.random.key(0), 784, 24), jax.numpy.ones((5, 784))).shape
+      (5, 24)
+    """
+    if not isinstance(p, Projection):
+        raise TypeError(
+            f"p: expected a random map, as from sketch.ttrp(key, N, M), got {type(p).__name__}"
+        )
+    if any(a.ndim != p._array_ndim for a in jax.tree.leaves(p)):
+        raise ValueError("p: expected one map, got a batch of them; use jax.vmap(sketch.apply)")
+    if isinstance(x, tt.TT | tt.TTMatrix):
+        return _apply_train(p, x)
+    if isinstance(x, jsparse.BCOO):
+        return _apply_bcoo(p, x)
+    if _sparse.is_scipy_sparse(x):
+        return _apply_scipy(p, x)
+    return _apply_dense(p, x)
+
+
+def promoted(a: Any, b: Any) -> Any:
+    """The dtype JAX promotes two to, whatever promotion mode is set: here it is documented."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype to compute in: half precision is too coarse for sums over a whole vector."""
+    return promoted(dtype, jnp.float32)
+
+
+def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape has its last axes folded, as checked."""
+    size, d = math.prod(p.in_shape), len(p.in_shape)
+    if shape and shape[-1] in (p.in_size, size):
+        return False
+    if shape[-d:] == p.in_shape:
+        return True
+    padded = f" or {size}" if size != p.in_size else ""
+    raise ValueError(
+        f"x: expected a last axis of {p.in_size}{padded}, or last axes {p.in_shape}, "
+        f"got shape {shape}; reshape x, or draw a map with in_shape={shape[-1:] or 'N'}"
+    )
+
+
+def _apply_dense(p: Projection, x: Any) -> jax.Array:
+    x = _check.inexact("x", x)
+    lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
+    y, finite = _project(p, jnp.asarray(x), lead)
+    # Every entry of x meets the map, so NaN or Inf in x shows in y, which is far smaller.
+    if not _known_true(finite):
+        _check.finite("x", x)
+    return y
+
+
+def _known_true(flag: jax.Array) -> bool:
+    if _check.is_traced(flag) or not flag.is_fully_addressable:
+        return True
+    return bool(flag)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _project(p: Any, x: jax.Array, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    dtype = promoted(p.dtype, x.dtype)
+    wide = accumulator(dtype)
+    batch = math.prod(lead)
+    if batch == 0:
+        return jnp.zeros((*lead, p.out_size), dtype), jnp.asarray(True)
+    x = x.reshape(batch, -1).astype(wide)
+    y = project(as_dtype(p, wide), x)
+    return y.astype(dtype).reshape(*lead, p.out_size), jnp.all(jnp.isfinite(y))
+
+
+def _apply_train(p: Projection, x: tt.TT | tt.TTMatrix) -> Any:
+    if x.cores[0].ndim != x._core_ndim:
+        raise ValueError("x: expected one train, got a batch; use jax.vmap over it")
+    name, modes = ("shape", x.shape) if isinstance(x, tt.TT) else ("row_shape", x.row_shape)
+    if modes != p.in_shape:
+        raise ValueError(
+            f"x: expected {name} {p.in_shape} (p.in_shape), got {modes}; "
+            f"draw the map with in_shape={modes}"
+        )
+    _check.finite("x", x)
+    return _project_train(p, x)
+
+
+@jax.jit
+def _project_train(p: Any, x: Any) -> Any:
+    dtype = promoted(p.dtype, x.dtype)
+    wide = accumulator(dtype)
+    y = project_train(as_dtype(p, wide), x.astype(wide))
+    return jax.tree.map(lambda a: a.astype(dtype), y)
+
+
+def _apply_bcoo(p: Projection, x: jsparse.BCOO) -> jax.Array:
+    _check.inexact("x", x.data)
+    _check.finite("x", x.data)
+    return _project_bcoo(p, x, is_folded(p, x.shape))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _project_bcoo(p: Any, x: jsparse.BCOO, folded: bool) -> jax.Array:
+    lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
+    return _project_sparse(p, _sparse.from_bcoo(x, p.in_shape, folded), lead)
+
+
+def _apply_scipy(p: Projection, x: Any) -> jax.Array:
+    x = x.tocoo()
+    _check.inexact("x", x.data)
+    _check.finite("x", x.data)
+    folded = is_folded(p, x.shape)
+    lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
+    return _project_sparse(p, _sparse.from_scipy(x, p.in_shape, folded), lead)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
+    values, rows, digits = nonzeros
+    dtype = promoted(p.dtype, values.dtype)
+    wide = accumulator(dtype)
+    y = _sparse.project(as_dtype(p, wide), values.astype(wide), rows, digits, math.prod(lead))
+    return y.astype(dtype).reshape(*lead, p.out_size)

@@ -1,0 +1,155 @@
+"""Random maps on dense input: few wide matrix products."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.contract import einsum
+from tensorjax.sketch import _groups
+from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+
+HIGHEST = jax.lax.Precision.HIGHEST
+_CHUNK = 2**22  # numbers gathered at a time
+
+
+def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
+    """The cores with the scale shared out among them, so that their product is the map."""
+    out = []
+    modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
+    surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
+    for core, m in zip(p.cores, modes, strict=True):
+        out.append(core * math.sqrt(surplus / (m * core.shape[-1])))
+        surplus = 1.0
+    return out
+
+
+def project(p: Projection, x: jax.Array) -> jax.Array:
+    """f of the rows of x, (batch, N) or (batch, ∏ n_k), to (batch, M); both of one dtype."""
+    if isinstance(p, Kronecker):
+        return _kronecker(p, x)
+    if isinstance(p, TTRows | CPRows):
+        return _independent_rows(p, x)
+    if isinstance(p, Sparse):
+        return _sparse(p, x)
+    assert isinstance(p, Dense)
+    return _times_transpose(x, p.matrix) * (1 / math.sqrt(p.out_size))
+
+
+def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x wᵀ, with columns that only fill up the last block of a matrix product."""
+    count = w.shape[0]
+    w = jnp.pad(w, ((0, _groups.padded_columns(count) - count), (0, 0)))
+    y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
+    return y[:, :count]
+
+
+def _padded(x: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
+
+
+def merge(cores: list[jax.Array]) -> jax.Array:
+    """Multiplies neighbouring cores (r, m, n, r') out to one."""
+    out = cores[0]
+    for core in cores[1:]:
+        out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
+        r, i, k, j, n, s = out.shape
+        out = out.reshape(r, i * k, j * n, s)
+    return out
+
+
+def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
+    batch, size = x.shape
+    n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    plan = _groups.choose(batch, size, n, m, ranks)
+    if plan.pads_input:
+        x = _padded(x, math.prod(n))
+    cores = scaled_cores(p)
+    y = x[:, :, None, None]  # (batch, modes not yet done, bond, modes done)
+    for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
+        core = merge(cores[s:e])[:, :, : y.shape[1]]
+        y = _group(y, core)
+    return y.reshape(batch, -1)[:, : p.out_size]
+
+
+def _group(y: jax.Array, core: jax.Array) -> jax.Array:
+    """Contracts the trailing mode and the bond of (batch, n, bond, done) with a merged core."""
+    batch, size, bond, done = y.shape
+    left, m, n, _ = core.shape
+    rest = size // n
+    if bond * done == 1:
+        z = _times_transpose(y.reshape(batch * rest, n), core.reshape(left * m, n))
+        return z.reshape(batch, rest, left, m)
+    y = y.reshape(batch, rest, n, bond, done)
+    z = einsum("xrjbd,aijb->xraid", y, core, precision=HIGHEST)
+    return z.reshape(batch, rest, left, m * done)
+
+
+def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
+    batch, n = x.shape[0], p.in_shape
+    widths = (p.terms,) * (len(n) - 1) if isinstance(p, CPRows) else p.ranks
+    s = _groups.split_rows(batch, n, p.out_size, widths)
+    if s == 0:
+        return _times_transpose(x, row_matrix(p)[:, : x.shape[1]])
+    left, right = halves(p, s)
+    m, t, size = right.shape
+    z = _times_transpose(_padded(x, math.prod(n)).reshape(-1, size), right.reshape(m * t, size))
+    z = z.reshape(batch, -1, m, t)
+    # Summed entry by entry: a batched product of such thin matrices is far slower.
+    return jnp.sum(z * left.transpose(2, 0, 1)[None], axis=(1, 3))
+
+
+def row_matrix(p: TTRows | CPRows) -> jax.Array:
+    """The rows of the map, multiplied out: (M, ∏ n_k)."""
+    if len(p.in_shape) == 1:
+        return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
+    left, right = halves(p, len(p.in_shape) - 1)
+    return einsum("mta,mtb->mab", left, right, precision=HIGHEST).reshape(p.out_size, -1)
+
+
+def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
+    """Modes before and from s, each multiplied out: (M, T, left) and (M, T, right)."""
+    left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
+    if isinstance(p, CPRows):
+        return left, right
+    return jnp.swapaxes(left[:, 0], 1, 2), right[..., 0]
+
+
+def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
+    """Modes start … stop − 1 multiplied out: (M, T, modes), or (M, bond, modes, bond)."""
+    if isinstance(p, CPRows):
+        out = p.factors[start]
+        if start == 0:
+            out = out * (1 / math.sqrt(p.terms * p.out_size))
+        for factor in p.factors[start + 1 : stop]:
+            out = (out[:, :, :, None] * factor[:, :, None, :]).reshape(*out.shape[:2], -1)
+        return out
+    cores = scaled_cores(p)
+    out = cores[start]
+    for core in cores[start + 1 : stop]:
+        out = einsum("maib,mbjc->maijc", out, core, precision=HIGHEST)
+        out = out.reshape(*out.shape[:2], -1, out.shape[-1])
+    return out
+
+
+def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
+    scale = math.sqrt(p.law.fourth_moment / p.out_size)
+    m, size = p.out_size, p.in_size
+    gather = 50 * x.shape[0] * p.sign.shape[0]  # a random access costs what ~50 reads in order do
+    fill = _groups.product_cost(x.shape[0], size, m) + 2 * size * m
+    if fill < gather:
+        w = jnp.zeros(m * size, x.dtype).at[p.index].set(p.sign, mode="drop")
+        return _times_transpose(x, w.reshape(m, size)) * scale
+    row, column = p.index // size, p.index % size
+
+    def one(row_of_x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(row_of_x[column] * p.sign, row, m)
+
+    rows_at_once = max(1, _CHUNK // p.sign.shape[0])
+    return jax.lax.map(one, x, batch_size=min(rows_at_once, x.shape[0])) * scale
+
+
+def as_dtype(p: Any, dtype: Any) -> Any:
+    """The map in ``dtype``; the places of a sparse one stay integers."""
+    return p if p.dtype == dtype else p.astype(dtype)

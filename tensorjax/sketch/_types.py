@@ -1,0 +1,242 @@
+"""The random maps: one small type per family, all with the same properties.
+
+Every type is a frozen pytree of arrays, holding entries of mean 0 and variance 1; the scale that
+makes E‖f(x)‖² = ‖x‖² is applied with the map. Static fields are hashable, so a map passes through
+jit, vmap and grad, and a batch of maps is `jax.vmap` of a constructor over keys.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check
+
+Cls = TypeVar("Cls", bound=type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A distribution with mean 0, variance 1, no skew and fourth moment Δ.
+
+    Attributes:
+      name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)
+        each, else 0; Δ = s).
+      fourth_moment: Δ.
+    """
+
+    name: str
+    fourth_moment: float
+
+    @functools.partial(jax.jit, static_argnums=(0, 2, 3))
+    def draw(self, key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
+        """Draws independent entries; signs do not depend on the dtype nor on 64-bit mode."""
+        if self.name == "rademacher":
+            return signs(key, shape, dtype)
+        wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+        if self.name == "gaussian":
+            # A half-precision draw has too few bits for its tails: its variance is not one.
+            return jax.random.normal(key, shape, wide).astype(dtype)
+        s = self.fourth_moment
+        u = jax.random.uniform(key, shape, jnp.float32)
+        kept = jnp.where(u < 0.5 / s, -math.sqrt(s), math.sqrt(s))
+        return jnp.where(u < 1 / s, kept, 0.0).astype(dtype)
+
+
+def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Independent ±1."""
+    bits = jax.random.bits(key, tuple(shape), jnp.uint8)
+    return 1 - 2 * (bits & 1).astype(dtype)
+
+
+def law(distribution: str, s: float = 3.0) -> Law:
+    """The law of that name; ``s`` is for "sparse"."""
+    moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
+    if distribution not in moments:
+        raise ValueError(f"distribution: expected one of {sorted(moments)}, got {distribution!r}")
+    return Law(distribution, moments[distribution])
+
+
+def sparsity(s: Any) -> float:
+    """Checks an inverse density s ≥ 1."""
+    if isinstance(s, str) or not math.isfinite(s) or s < 1:
+        raise ValueError(f"s: expected a finite number >= 1 (one entry in s is not 0), got {s!r}")
+    return float(s)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Projection:
+    """What all random maps f: R^N → R^M share.
+
+    Attributes:
+      in_shape: the modes (n_1, …, n_d) that an input is folded to.
+      in_size: N. It may be less than ∏ n_k: the input is then padded by zeros at its end.
+      out_size: M. It may be less than ∏ m_k: the first M entries are then the output.
+      law: the distribution of the stored entries.
+    """
+
+    _array_ndim: ClassVar[int]
+    in_shape: tuple[int, ...]
+    in_size: int
+    out_size: int
+    law: Law
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Modes of the output: (M,) if the rows of the map have no product structure."""
+        return (self.out_size,)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Interior TT-ranks of the map or of its rows; empty if they have none."""
+        return ()
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the stored numbers."""
+        return jax.tree.leaves(self)[-1].dtype
+
+    @property
+    def size(self) -> int:
+        """Count of stored random numbers (of one map, batch axes left out)."""
+        raise TypeError("an abstract map stores nothing")
+
+    def astype(self, dtype: Any) -> Any:
+        """Returns the map with its stored floating-point numbers cast to ``dtype``."""
+
+        def cast(a: Any) -> Any:
+            return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
+
+        return jax.tree.map(cast, self)
+
+    def __repr__(self) -> str:
+        modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"
+        return f"{type(self).__name__}({modes}, {self.law.name})"
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "·".join(map(str, shape))
+
+
+def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
+    """Makes a class a frozen dataclass and pytree whose named fields are the children."""
+
+    def wrap(cls: Cls) -> Cls:
+        cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        static = [f.name for f in dataclasses.fields(cls) if f.name not in arrays]  # type: ignore
+        jax.tree_util.register_dataclass(cls, data_fields=list(arrays), meta_fields=static)
+        return cls
+
+    return wrap
+
+
+@_map_type("cores")
+class Kronecker(Projection):
+    """f(x) = (M ∏ r_k)^{-1/2} A x, A a TT-matrix with iid entries; A = R_1 ⊗ … ⊗ R_d at rank one.
+
+    Attributes:
+      cores: ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k).
+    """
+
+    _array_ndim: ClassVar[int] = 4
+    cores: tuple[jax.Array, ...]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Modes (m_1, …, m_d) of the output."""
+        return tuple(c.shape[-3] for c in self.cores)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Interior TT-ranks (r_1, …, r_{d-1})."""
+        return tuple(c.shape[-1] for c in self.cores[:-1])
+
+    @property
+    def size(self) -> int:
+        """Σ r_{k-1} m_k n_k r_k."""
+        return sum(math.prod(c.shape[-4:]) for c in self.cores)
+
+
+@_map_type("matrix")
+class Dense(Projection):
+    """f(x) = M^{-1/2} W x, W a stored matrix (M, N) with iid entries."""
+
+    _array_ndim: ClassVar[int] = 2
+    matrix: jax.Array
+
+    @property
+    def size(self) -> int:
+        """The product M N."""
+        return math.prod(self.matrix.shape[-2:])
+
+
+@_map_type("index", "sign")
+class Sparse(Projection):
+    """f(x) = (s/M)^{1/2} S x, S (M, N) with entries ±1 at about M N / s places, else 0.
+
+    Attributes:
+      index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
+      sign: (capacity,) ±1; 0 where nothing is stored.
+    """
+
+    _array_ndim: ClassVar[int] = 1
+    index: jax.Array
+    sign: jax.Array
+
+    @property
+    def size(self) -> int:
+        """Count of nonzeros; under a transformation, the capacity that is kept for them."""
+        if _check.is_traced(self.sign):
+            return self.sign.shape[-1]
+        batch = math.prod(self.sign.shape[:-1])
+        return round(int(jnp.count_nonzero(self.sign)) / batch)
+
+
+@_map_type("cores")
+class TTRows(Projection):
+    """M independent rows, row i the tensor train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
+
+    Attributes:
+      cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).
+    """
+
+    _array_ndim: ClassVar[int] = 4
+    cores: tuple[jax.Array, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Interior TT-ranks (r_1, …, r_{d-1}) of a row."""
+        return tuple(c.shape[-1] for c in self.cores[:-1])
+
+    @property
+    def size(self) -> int:
+        """M Σ r_{k-1} n_k r_k."""
+        return sum(math.prod(c.shape[-4:]) for c in self.cores)
+
+
+@_map_type("factors")
+class CPRows(Projection):
+    """M independent rows, row i the sum (M T)^{-1/2} Σ_t a_1[i, t] ⊗ … ⊗ a_d[i, t].
+
+    Attributes:
+      factors: ``factors[k]`` has shape (M, T, n_k).
+    """
+
+    _array_ndim: ClassVar[int] = 3
+    factors: tuple[jax.Array, ...]
+
+    @property
+    def terms(self) -> int:
+        """Count T of rank-one terms in a row."""
+        return self.factors[0].shape[-2]
+
+    @property
+    def size(self) -> int:
+        """M T Σ n_k."""
+        return sum(math.prod(a.shape[-3:]) for a in self.factors)
+
+

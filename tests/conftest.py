@@ -1,0 +1,33 @@
+"""The strictest modes of JAX, on four simulated CPU devices, for every test.
+
+Doctests do not pass through here: they run as a user would, in JAX's default modes.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+# Read once, when JAX first asks for its devices: before anything else imports it.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    """A key of `jax.random`, the same for every test."""
+    return jax.random.key(20260101)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of NumPy, the same for every test."""
+    return np.random.default_rng(20260101)

@@ -1,0 +1,295 @@
+"""The command line of the experiments, on a tiny experiment planted in a copy of the package."""
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("tyro", reason="the experiments have an extra of their own")
+
+from experiments import Experiment, _registry, _results
+from experiments.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+DESCRIPTION = """
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(name="tiny", module="experiments.tiny.main", paper="Nobody, arXiv 0000.00000",
+               summary="squares [of] numbers", quick="1 s"),
+    Experiment(name="tiny/needy", module="experiments.tiny.needy", paper="Nobody",
+               summary="needs a package that is not there", quick="1 s", extra="bench"),
+)
+"""
+
+MAIN = '''
+import math
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Config:
+    count: int = 5
+    """Number of squares."""
+    scale: float = 1.0
+    """Factor, in metres."""
+    fail: bool = False
+    """Raise at the end."""
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError(f"count: expected at least 1, got {self.count}")
+
+    @classmethod
+    def quick(cls):
+        return cls(count=2)
+
+
+def run(config, run):
+    steps = run.progress(range(config.count), "squares")
+    squares = {n: np.float32(n * n * config.scale) for n in steps}
+    rows = [{"n": n, "square": s, "by (whom)": "a|<b>"} for n, s in squares.items()]
+    paper = [{"n": 1, "square": 0.75}, {"n": 9, "square": 81}]
+    run.table("squares", rows, caption="Squares, in m²", key=["n"], paper=paper)
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    run.figure("line", figure, caption="A <line>")
+    run.metric("undefined", math.nan)
+    run.metric("largest", np.float64(7.5))
+    if config.fail:
+        raise RuntimeError("asked to")
+'''
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder that holds a copy of the framework and the tiny experiments, nothing else."""
+    package = tmp_path / "experiments"
+    package.mkdir()
+    for module in (ROOT / "experiments").glob("*.py"):
+        shutil.copy(module, package)
+    (package / "tiny").mkdir()
+    (package / "tiny" / "__init__.py").write_text(DESCRIPTION)
+    (package / "tiny" / "main.py").write_text(MAIN)
+    (package / "tiny" / "needy.py").write_text("import no_such_package\n")
+    return tmp_path
+
+
+@pytest.fixture
+def here(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same, seen from inside this process, which is fast."""
+    import experiments
+
+    monkeypatch.setattr(experiments, "__path__", [str(planted / "experiments")])
+    monkeypatch.chdir(planted)
+    yield planted
+    for name in [name for name in sys.modules if name.startswith("experiments.tiny")]:
+        del sys.modules[name]
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "experiments", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def only_run(folder: Path) -> dict:
+    (line,) = (folder / "results" / "tiny" / "runs.jsonl").read_text().splitlines()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_a_run_records_everything(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny", "--quick", "--scale", "2"]) == 0
+    run = only_run(here)
+    assert run["config"] == {"count": 2, "scale": 2.0, "fail": False}
+    assert run["quick"] is True
+    assert run["metrics"] == {"undefined": None, "largest": 7.5}
+    assert run["versions"].keys() >= {"python", "jax", "jaxlib", "numpy"}
+    assert (run["device"]["platform"], run["device"]["count"]) == ("cpu", 4)
+    assert run["commit"] is None or run["commit"].keys() == {"hash", "dirty"}
+    folder = here / "results" / "tiny" / run["run"]
+    assert sorted(path.name for path in folder.iterdir()) == ["line.png", "squares.csv"]
+    assert (folder / "line.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "squares.csv").read_text().splitlines() == [
+        "n,square,square (paper),by (whom)",
+        "0,0.0,,a|<b>",
+        "1,2.0,0.75,a|<b>",
+        "9,,81,",
+    ]
+    assert "square (paper)" in capsys.readouterr().out
+
+
+def test_every_run_adds_a_line(here: Path) -> None:
+    assert [main(["run", "tiny"]), main(["run", "tiny", "--quick"])] == [0, 0]
+    runs, faults = _results.read_runs(here / "results", "tiny")
+    assert [run["config"]["count"] for run in runs] == [5, 2]
+    assert not faults
+
+
+def test_a_failed_run_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny", "--fail"]) == 1
+    assert "asked to" in capsys.readouterr().err
+    assert not list((here / "results").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "tiyn"], "did you mean 'tiny'? known: tiny, tiny/needy"),
+        (["run", "--quick", "nothing-like-it"], "known: tiny, tiny/needy"),
+        (["run", "tiny", "--count", "0"], "count: expected at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not (here / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "tiny", "--cuont", "3"], ["run", "tiny", "--count", "x"], ["run"], []]
+)
+def test_bad_options_are_usage_errors(here: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+def test_help_shows_units_and_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "tiny", "--quick", "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert "Number of squares. (default: 2)" in shown
+    assert "Factor, in metres. (default: 1.0)" in shown
+
+
+def test_a_missing_package_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny/needy"]) == 1
+    assert "tiny/needy needs the package 'no_such_package'" in capsys.readouterr().err
+
+
+def test_report_gathers_the_latest_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny"]) == 0
+    assert main(["run", "tiny", "--quick"]) == 0
+    assert main(["report"]) == 0
+    assert str(here / "results" / "report.html") in capsys.readouterr().out
+    markdown = (here / "results" / "report.md").read_text()
+    page = (here / "results" / "report.html").read_text()
+    assert "| 1 | 1 | 0.75 | a\\|\\<b> |" in markdown
+    assert "| 4 | 16 |" not in markdown  # a row of the older run
+    assert (here / "results" / markdown.split("](")[1].split(")")[0]).exists()
+    assert '<td class="paper">0.75</td><td>a|&lt;b&gt;</td>' in page
+    assert 'src="data:image/png;base64,' in page
+    assert '<th class="paper">square (paper)</th><th>by (whom)</th>' in page
+    assert "largest" in page
+    assert "http" not in page
+
+
+def test_report_without_results_says_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--results", "nowhere"]) == 1
+    assert "run all --quick" in capsys.readouterr().err
+
+
+def test_a_damaged_line_is_left_out_and_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "tiny", "--quick"]) == 0
+    with (here / "results" / "tiny" / "runs.jsonl").open("a") as file:
+        file.write('{"experiment": "ti')
+    assert main(["report"]) == 0
+    assert "line 2: not JSON" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_list_imports_nothing_heavy(planted: Path) -> None:
+    code = (
+        "import sys; from experiments.__main__ import main; main(['list']);"
+        "print(sorted({'jax', 'numpy', 'matplotlib', 'experiments.tiny.main'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=planted, capture_output=True, text=True, check=True
+    )
+    assert "squares [of] numbers" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_run_all_goes_on_after_a_failure(planted: Path) -> None:
+    done = command(planted, "run", "all", "--quick")
+    assert done.returncode == 1
+    assert "failed: tiny/needy" in done.stderr
+    assert only_run(planted)["quick"] is True
+
+
+def test_experiments_are_named_after_their_folder(here: Path) -> None:
+    declaration = here / "experiments" / "tiny" / "__init__.py"
+    declaration.write_text(DESCRIPTION.replace('"tiny/needy"', '"elsewhere"'))
+    with pytest.raises(ValueError, match="got 'elsewhere'"):
+        _registry.discover()
+
+
+def test_every_experiment_of_the_toolkit_has_a_source() -> None:
+    for experiment in _registry.discover().values():
+        assert experiment.paper
+        assert experiment.summary
+        assert experiment.quick
+        assert importlib.util.find_spec(experiment.module)
+
+
+def test_published_rows_are_joined_on_all_keys() -> None:
+    ours = [{"d": 2, "r": 1, "e": 0.1}, {"d": 2, "r": 2, "e": 0.2}]
+    joined = _results.beside(ours, ["d", "r"], [{"d": 2, "r": 2, "e": 0.3, "s": 9}], "peer")
+    assert joined == [
+        {"d": 2, "r": 1, "e": 0.1, "e (peer)": None, "s (peer)": None},
+        {"d": 2, "r": 2, "e": 0.2, "e (peer)": 0.3, "s (peer)": 9},
+    ]
+
+
+def test_plain_values_are_valid_json() -> None:
+    value = {
+        "nan": math.nan,
+        "inf": [np.float32("inf"), 1.5],
+        "jax": jnp.ones((2, 1)),
+        "path": Path("a"),
+        "flag": np.bool_(True),
+        1: Experiment(name="a", module="b", paper="c", summary="d", quick="e").packages,
+    }
+    expected = {
+        "nan": None, "inf": [None, 1.5], "jax": [[1.0], [1.0]], "path": "a", "flag": True, "1": []
+    }  # fmt: skip
+    assert _results.plain(value) == expected
+    json.dumps(_results.plain(value), allow_nan=False)
+
+
+def test_names_of_files_are_checked(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    run = _results.Run(tmp_path, Console(quiet=True))
+    run.table("a", [{"x": 1}])
+    with pytest.raises(ValueError, match="already recorded"):
+        run.table("a", [{"x": 1}])
+    with pytest.raises(ValueError, match="letters, digits"):
+        run.table("../b", [{"x": 1}])
+    with pytest.raises(ValueError, match="at least one row"):
+        run.table("c", [])

@@ -1,0 +1,131 @@
+"""Imports point down only, and `import tensorjax` stays light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the bottom up. A component may import those of lower layers, and itself. Under them all
+# lie the private helpers, tensorjax/_*.py, which import only each other; _check not even that.
+LAYERS = (
+    ("contract", "linalg"),
+    ("tt", "tucker", "mera"),
+    ("convert", "sketch", "interop"),
+    ("nn", "optim", "pde", "parallel", "offload"),
+    ("models",),
+)
+HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+HEAVY = {"chex", "flax", "matplotlib", "optax", "sklearn", "tensornetwork", "torch"}
+
+
+def may_import(component: str, target: str) -> bool:
+    """Whether a module of one component may import another component."""
+    if target.startswith("_"):
+        return component != "_check"
+    return target in HEIGHT and HEIGHT[target] < HEIGHT.get(component, 0)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """Yields the full name of everything a source imports, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def breaches(source: str, component: str, package: str) -> list[str]:
+    """Returns what a module of `component`, in `package`, imports from beside or above it."""
+    found = []
+    for name in imported(source, package):
+        top, _, rest = name.partition(".")
+        target = rest.partition(".")[0]
+        inside = top == "tensorjax" and target != component
+        if top == "experiments" or (inside and not may_import(component, target)):
+            found.append(name)
+    return found
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in (ROOT / "tensorjax").rglob("*.py") if p.parent.name != "__pycache__")
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    name = module_name(path)
+    component = name.partition(".")[2].partition(".")[0]
+    if not component:  # tensorjax/__init__.py sees everything but the experiments
+        names = list(imported(path.read_text(), name))
+        assert not [name for name in names if name.partition(".")[0] == "experiments"]
+        return
+    assert component in HEIGHT or component.startswith("_"), f"{name} has no place in LAYERS"
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    assert breaches(path.read_text(), component, package) == []
+
+
+@pytest.mark.parametrize(
+    ("component", "package", "source"),
+    [
+        ("linalg", "tensorjax", "from tensorjax import contract"),
+        ("contract", "tensorjax", "from tensorjax.linalg import qr"),
+        ("contract", "tensorjax", "import tensorjax.tt.algebra"),
+        ("_check", "tensorjax", "from tensorjax._einsum import parse"),
+        ("_einsum", "tensorjax", "from tensorjax import contract"),
+        ("tt", "tensorjax.tt", "from tensorjax.tucker import Tucker"),
+        ("tt", "tensorjax.tt", "from ..convert import tt_to_mera"),
+        ("tucker", "tensorjax", "from . import tt"),
+        ("tt", "tensorjax.tt", "def f():\n    import tensorjax.nn"),
+        ("pde", "tensorjax.pde", "if TYPE_CHECKING:\n    from tensorjax import optim"),
+        ("nn", "tensorjax.nn", "from tensorjax.models.gpt2 import GPT2"),
+        ("models", "tensorjax.models", "import experiments.ttrp"),
+        ("tt", "tensorjax.tt", "import tensorjax"),
+        ("tt", "tensorjax.tt", "from tensorjax import not_in_the_plan"),
+    ],
+)
+def test_a_planted_breach_is_found(component: str, package: str, source: str) -> None:
+    assert len(breaches(source, component, package)) == 1
+
+
+@pytest.mark.parametrize(
+    ("component", "package", "source"),
+    [
+        ("linalg", "tensorjax", "from tensorjax import _check"),
+        ("_paths", "tensorjax", "from tensorjax import _check, _einsum"),
+        (
+            "tt",
+            "tensorjax.tt",
+            "from tensorjax import contract, linalg\nfrom tensorjax.tt import round",
+        ),
+        ("tt", "tensorjax.tt", "from . import algebra\nfrom ._types import TT"),
+        ("convert", "tensorjax", "from tensorjax import mera, tt, tucker"),
+        ("models", "tensorjax.models", "import jax\nfrom tensorjax import interop, nn"),
+    ],
+)
+def test_an_import_from_below_passes(component: str, package: str, source: str) -> None:
+    assert breaches(source, component, package) == []
+
+
+def test_importing_the_core_loads_nothing_heavy() -> None:
+    """No optional package is loaded by `import tensorjax`, nor by its formats and sketches."""
+    light = {name for layer in LAYERS[:3] for name in layer} - {"interop"}
+    names = {".".join(module_name(path).split(".")[:2]) for path in modules()}
+    names = sorted(name for name in names if name.partition(".")[2] in {"", *light})
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "jax" in loaded
+    assert loaded & HEAVY == set()
