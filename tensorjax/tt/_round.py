@@ -203,24 +203,11 @@ def _compress(
         except sweeps.InaccurateGram:
             method = "svd"
     if method == "randomized" and ranks is not None:
-        width = max(ranks) + linalg.OVERSAMPLE
-        ranges = [_range_basis(r + linalg.OVERSAMPLE) for r in ranks]
-        factors = sweeps.sketches(cores, width, key)
-        return sweeps.right_sweep(sweeps.left_sweep(cores, factors, ranges), ranks)
+        return sweeps.random_round(cores, ranks, key)
     factors, total = sweeps.triangles(cores)
     tail = None if share is None else share * total / (len(cores) - 1)
     bases = [_svd_basis(r, tail) for r in ranks or [None] * len(factors)]
     return sweeps.left_sweep(cores, factors, bases)
-
-
-def _range_basis(columns: int) -> sweeps.Basis:
-    def basis(matrix: Any) -> Any:
-        rows = matrix.shape[0]
-        if rows <= columns:  # nothing to compress yet: any basis of the whole space
-            return linalg.identity_like(rows, matrix)
-        return linalg.qr(matrix[:, :columns])[0]
-
-    return basis
 
 
 def _svd_basis(rank: int | None, tail: Any) -> sweeps.Basis:

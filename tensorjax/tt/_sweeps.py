@@ -4,6 +4,7 @@ Bonds are numbered 0 … d−2; bond k lies between cores k and k+1. A *right fa
 matrix (r_k, f) with F Fᴴ the Gram matrix of everything right of the bond, exactly or by a sketch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,8 +69,8 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
     """Right factors from a random train with cores diag(ω_i) H, of TT-rank ``width``.
 
     ω_i are the rows of a random matrix for every mode and H is one random orthogonal matrix: each
-    step costs one product more than a Khatri–Rao sketch of as many columns, but mixes them, so that
-    no column is left with a product of d random numbers.
+    step costs one small product more than a Khatri–Rao sketch of as many columns, but mixes them,
+    so that no column is left with a product of d random numbers.
     """
     sizes = [c.shape[1] for c in cores]
     keys = (None, None) if key is None else jax.random.split(key)
@@ -81,9 +82,9 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
     for k in range(len(cores) - 1, 0, -1):
         core, omega = cores[k], draw[ends[k] - sizes[k] : ends[k]]
         image = core if f is None else times_right(core, f)  # a last core broadcasts over columns
-        f = (image * omega[None]).sum(1)
-        f = linalg.scale_columns(f, 1 / linalg.where_positive(linalg.column_norms(f), 1))
-        f = linalg.matmul(f, mix)
+        f = linalg.matmul((image * omega[None]).sum(1), mix)
+        size = linalg.where_positive(linalg.energy(f) / f.size, 1.0) ** 0.5
+        f = f / size.astype(f.dtype)
         factors.append(f)
     return factors[::-1]
 
@@ -100,24 +101,51 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> Cores:
     return [*out, core]
 
 
-def right_sweep(cores: Cores, ranks: Sequence[int]) -> Cores:
-    """Truncates a left-orthogonal train to ``ranks``, right to left, within few eps of the best.
+def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
+    """Rounds to ``ranks``: a random range finder left to right, then a truncation back.
 
-    Cores are only ever multiplied by isometries. The singular values go along apart, as weights:
-    they are never divided by.
+    The first sweep leaves a left-orthogonal train a few ranks wider than asked; the second takes
+    those off again, bond after bond, by the singular values of the whole unfolding.
     """
-    out = list(cores)
+    factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
+    bases = []
+    core = cores[0]
+    modes = [c.shape[1] for c in cores]
+    for k, f in enumerate(factors):
+        # No wider than the space right of the bond: more columns would be dependent.
+        columns = min(ranks[k] + linalg.OVERSAMPLE, math.prod(modes[k + 1 :]))
+        q, w = _range_basis(tall(core), f[:, :columns])
+        bases.append((q.reshape(*core.shape[:2], -1), w))
+        projected = linalg.project(q, tall(core))
+        core = absorb(projected if w is None else linalg.project(w, projected), cores[k + 1])
+    return _truncate_back(bases, core, ranks)
+
+
+def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
+    """Basis q @ w of the range of matrix @ f, or of the whole space if that is no larger."""
+    rows, inner = matrix.shape
+    if rows <= f.shape[1]:
+        return linalg.identity_like(rows, matrix), None
+    image = matrix if inner <= f.shape[1] else linalg.matmul(matrix, f)
+    return linalg.orthonormal_basis(image)
+
+
+def _truncate_back(bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[int]) -> Cores:
+    """Cores are only ever multiplied by isometries.
+
+    The singular values go along apart, as weights, and are never divided by.
+    """
+    out = [last]
     weights = None
-    for k in range(len(cores) - 1, 0, -1):
-        core = out[k]
+    for (q, w), rank in zip(reversed(bases), reversed(ranks), strict=True):
+        core = out[-1]
         seen = core if weights is None else linalg.scale_columns(tall(core), weights)
         seen = seen.reshape(core.shape[0], -1)
-        rank = min(ranks[k - 1], core.shape[0])
-        u, energies, _ = linalg.left_basis(seen, rank=rank, method="gram")
+        u, energies, _ = linalg.left_basis(seen, rank=min(rank, core.shape[0]), method="gram")
         weights = energies**0.5
-        out[k] = absorb(linalg.adjoint(u), core)
-        out[k - 1] = times_right(out[k - 1], u)
-    return out
+        out[-1] = absorb(linalg.adjoint(u), core)
+        out.append(times_right(q, u if w is None else linalg.matmul(w, u)))
+    return out[::-1]
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
