@@ -5,6 +5,7 @@ factorisations divide by differences of singular values and by the diagonal of r
 repeated values and on zero-padded arrays; here such terms are left out.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,12 @@ Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
 def factor_dtype(dtype: Any) -> Any:
     """The dtype to factor in: LAPACK has no half precision, which goes to float32."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
+
+
+@functools.cache
+def epsilon(dtype: Any) -> float:
+    """Machine epsilon of a floating or complex dtype, half precision included."""
+    return float(jnp.finfo(dtype).eps)
 
 
 def is_host(a: Array) -> bool:

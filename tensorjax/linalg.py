@@ -28,6 +28,7 @@ from tensorjax._factor import (
     adjoint,
     eigh,
     energy,
+    epsilon,
     factor_dtype,
     is_host,
     matmul,
@@ -48,6 +49,7 @@ __all__ = [
     "choose",
     "eigh",
     "energy",
+    "epsilon",
     "factor_dtype",
     "gram",
     "identity_like",
@@ -76,6 +78,10 @@ _GRAM_CHUNK = 16_384
 # Energies of a Gram matrix are wrong by a few eps of the total (measured: at most 4 on matrices of
 # 8 to 4096 rows); the factor leaves room.
 _GRAM_NOISE = 16
+
+
+# Singular vectors recovered from the other side's are orthonormal to eps over this or better.
+_CLEAN = 1e-8
 
 
 class SVD(NamedTuple):
@@ -299,7 +305,7 @@ def _spectrum(
 
 def _gram_floor(dtype: Any, levels: int) -> float:
     """Share of the total energy below which one or two levels of Gram matrices see nothing."""
-    return float(jnp.finfo(dtype).eps) ** (0.5 + 0.5 * levels)
+    return epsilon(dtype) ** (0.5 + 0.5 * levels)
 
 
 def _gram_spectrum(
@@ -348,6 +354,9 @@ def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
     s = xp.sqrt(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
     u = scale_columns(matmul(a, v), xp.where(alive, 1 / xp.where(alive, s, 1), 0))
+    if is_host(a) and a.ndim == 2 and energies[-1] > _CLEAN * energies[0]:
+        lower = np.linalg.cholesky(gram(adjoint(u)))  # u is nearly orthonormal: one pass makes it
+        return u @ np.linalg.inv(lower).T.conj()
     # Directions lost in roundoff are zero now: any orthonormal completion serves, and QR gives one.
     return qr(u)[0]
 

@@ -198,7 +198,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     wide = np.result_type(x.dtype, np.float64)
-    eps = float(jnp.finfo(dtype).eps)
+    eps = linalg.epsilon(dtype)
     budget = max(tol**2 - (x.ndim + 1) * (eps / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / x.ndim, wide)
     core, factors = _st_hosvd(x, None, budget / x.ndim, chosen, key)

@@ -101,7 +101,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
         x = x.astype(np.float32)
     bonds = max(x.ndim - 1, 1)
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
-    budget = max(tol**2 - x.ndim * (float(jnp.finfo(dtype).eps) / 2) ** 2, tol**2 / 4)
+    budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
     try:
         cores = _tt_svd(x, None, budget / bonds, chosen, key)
@@ -109,7 +109,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
         _check.finite("x", x)
         raise
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < _VERIFY_BELOW * float(jnp.finfo(dtype).eps) and not _holds(train, x, tol):
+    if tol < _VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(train, x, tol):
         return _lossless(x.astype(dtype))
     return train
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
@@ -180,7 +179,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     """On the host: LAPACK in double precision, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     host = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
-    eps = float(jnp.finfo(t.dtype).eps)
+    eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)

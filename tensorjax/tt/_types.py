@@ -61,7 +61,8 @@ class _Train:
     @property
     def dtype(self) -> Any:
         """The dtype that arithmetic between the cores gives."""
-        return jnp.result_type(*self.cores)
+        dtypes = {c.dtype for c in self.cores}
+        return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
     @property
     def size(self) -> int:
