@@ -55,6 +55,7 @@ __all__ = [
     "identity_like",
     "is_host",
     "left_basis",
+    "left_spectrum",
     "matmul",
     "orthonormal_basis",
     "polar",
@@ -270,6 +271,7 @@ def left_basis(
         small = left_basis(matmul(adjoint(q), a), rank=rank, tail=tail)
         u = matmul(q, small.u)
         return Basis(u, small.energies, energy(a - matmul(u, matmul(adjoint(u), a))))
+    method = "gram" if method == "randomized" else method  # a sketch would be no smaller
     energies, vectors, right = _spectrum(a, method, rank, tail, share)
     if share is not None:
         tail = share * energies.sum(-1)
@@ -283,6 +285,22 @@ def left_basis(
         vectors = xp.where(cut.mask[..., None, :], vectors, 0)
         energies = xp.where(cut.mask, energies, 0)
     return Basis(vectors, energies, cut.discarded)
+
+
+def left_spectrum(
+    a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
+) -> tuple[Array, Array]:
+    """All left singular vectors (…, m, k) and squared singular values (…, k), k = min(m, n).
+
+    Args:
+      a: (…, m, n).
+      rank: how many of them must be accurate beside the largest; all if None.
+      share: the share of ‖a‖_F² below which they need not be accurate.
+      method: "svd" or "gram" ("randomized" is taken as "gram").
+    """
+    method = "gram" if method == "randomized" else method
+    energies, vectors, right = _spectrum(a, method, rank, None, share)
+    return (_left_from_right(a, vectors, energies) if right else vectors), energies
 
 
 def _spectrum(

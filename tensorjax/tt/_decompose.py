@@ -146,45 +146,43 @@ def _energy(x: Any) -> Any:
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
     """Cores of the TT-SVD; ``ranks``, a ``share`` of the energy at each bond, or both cut them."""
     shape = x.shape
-    lead = _leading_modes(shape)
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
-    def cut(matrix: Any, bond: int, **allowed: Any) -> linalg.Basis:
+    def basis(matrix: Any, bond: int, **allowed: Any) -> Any:
         rank = None if ranks is None else min(ranks[bond], *matrix.shape)
         return linalg.left_basis(matrix, rank=rank, method=method, key=keys[bond], **allowed)
 
-    if len(shape) == 1:
-        return [x.reshape(1, -1, 1)]
+    lead = _leading_modes(shape)
     flat = x.reshape(math.prod(shape[:lead]), -1)
-    u, energies, discarded = cut(flat, lead - 1, share=share)
-    total = energies.sum() + discarded
-    if linalg.is_host(x) and not np.isfinite(total):
-        raise ValueError("x: expected ‖x‖² to be representable, got an overflow; rescale the data")
-    tail = None if share is None else share * total
+    if lead == 1:
+        return _split(x[None, ..., None], basis, 0, share, None)
+    # The square factor of the merged unfolding, a = factor @ isometry, has the singular values and
+    # left subspaces of all unfoldings up to it: the cuts are those of a TT-SVD from the left, but
+    # the data are read only to make the factor and to project on the outcome.
+    rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
+    vectors, energies = linalg.left_spectrum(flat, rank=rank, share=share, method=method)
+    factor = linalg.scale_columns(vectors, energies**0.5).reshape(1, *shape[:lead], -1, 1)
+    tail = None if share is None else share * energies.sum()
+    left = _split(factor, basis, 0, None, tail)[:-1]
+    u = left[0]
+    for core in left[1:]:
+        u = linalg.matmul(u.reshape(-1, u.shape[-1]), core.reshape(core.shape[0], -1))
+        u = u.reshape(1, -1, core.shape[-1])
+    rest = linalg.project(u[0], flat)
+    return left + _split(rest.reshape(-1, *shape[lead:], 1), basis, lead, None, tail)
 
-    def basis(matrix: Any, bond: int) -> Any:
-        return cut(matrix, bond, tail=tail).u
 
-    rest = linalg.project(u, flat)
-    # The block on the left carries the singular values as weights while it is cut, so that its
-    # errors are measured in the tensor's norm; its own cores need not be divided by them.
-    weights = energies**0.5
-    left = _split(u.reshape(1, *shape[:lead], -1), basis, 0, weights)
-    return left + _split(rest.reshape(-1, *shape[lead:], 1), basis, lead, None)
-
-
-def _split(x: Any, basis: Any, bond: int, weights: Any) -> list[Any]:
+def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
     """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
     cores = []
     left, *modes, right = x.shape
     for n in modes[:-1]:
         matrix = x.reshape(left * n, -1)
-        columns = x.reshape(-1, right)
-        seen = columns if weights is None else linalg.scale_columns(columns, weights)
-        u = basis(seen.reshape(matrix.shape), bond)
-        x = linalg.project(u, matrix)
+        u, energies, discarded = cut(matrix, bond, share=share, tail=tail)
+        if share is not None:  # the first cut has seen the whole energy: the others need not
+            share, tail = None, share * (energies.sum() + discarded)
         cores.append(u.reshape(left, n, -1))
-        left, bond = u.shape[-1], bond + 1
+        x, left, bond = linalg.project(u, matrix), u.shape[-1], bond + 1
     return [*cores, x.reshape(left, modes[-1], right)]
 
 

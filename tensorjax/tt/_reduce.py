@@ -95,7 +95,8 @@ def distance(x: TT, y: TT) -> jax.Array:
     if _check.is_traced(x, y):
         return _distance(x.cores, y.cores)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
-    host = [[np.asarray(c) for c in t.cores] for t in (x, y)]
+    wide = np.result_type(x.dtype, np.float64)
+    host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
     return jnp.asarray(_distance(*host), jnp.finfo(x.dtype).dtype)
 
 

@@ -171,7 +171,9 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method) -> Method:
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
     share = None if tol is None else tol**2
-    cores = _compress([c.astype(dtype) for c in t.cores], ranks, share, method, key)
+    scaled = [sweeps.normalized(c.astype(dtype)) for c in t.cores]
+    cores = _compress([c for c, _ in scaled], ranks, share, method, key)
+    cores = sweeps.scaled_back(cores, sum(e for _, e in scaled))
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
@@ -183,7 +185,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)
-    cores = _compress(host, None, budget, chosen, key)
+    cores = sweeps.balanced(_compress(host, None, budget, chosen, key))
     out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
     if tol < _VERIFY_BELOW * eps and not distance(t, out) <= tol * norm(t):
         return trim(t)  # exact: roundoff alone is larger than what may be discarded
@@ -203,15 +205,16 @@ def _compress(
             method = "svd"
     if method == "randomized" and ranks is not None:
         return sweeps.random_round(cores, ranks, key)
-    factors, total = sweeps.triangles(cores)
-    tail = None if share is None else share * total / (len(cores) - 1)
-    bases = [_svd_basis(r, tail) for r in ranks or [None] * len(factors)]
+    factors = sweeps.triangles(cores)
+    # Shares of what is left at each bond: never more than shares of the whole.
+    part = None if share is None else share / (len(cores) - 1)
+    bases = [_svd_basis(r, part) for r in ranks or [None] * len(factors)]
     return sweeps.left_sweep(cores, factors, bases)
 
 
-def _svd_basis(rank: int | None, tail: Any) -> sweeps.Basis:
+def _svd_basis(rank: int | None, share: Any) -> sweeps.Basis:
     def basis(matrix: Any) -> Any:
         r = None if rank is None else min(rank, *matrix.shape)
-        return linalg.left_basis(matrix, rank=r, tail=tail, method="svd").u
+        return linalg.left_basis(matrix, rank=r, share=share, method="svd").u
 
     return basis

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from jax import lax
 
 from tensorjax import linalg
 
@@ -42,16 +44,47 @@ def times_right(core: Any, matrix: Any) -> Any:
     return linalg.matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
 
 
-def triangles(cores: Cores) -> tuple[Cores, Any]:
-    """Exact right factors, triangular, by a QR sweep that forms no Q; and ‖t‖²."""
+def normalized(x: Any) -> tuple[Any, Any]:
+    """(x / 2^e, e) with largest entry in [1/2, 1): exact, and safe from overflow in long trains."""
+    if linalg.is_host(x):  # double precision has range enough
+        return x, 0
+    e = lax.stop_gradient(jnp.frexp(jnp.max(jnp.abs(x)))[1])
+    return x * jnp.ldexp(jnp.ones((), x.real.dtype), -e).astype(x.dtype), e
+
+
+def scaled_back(cores: Cores, exponent: Any) -> Cores:
+    """Multiplies a train by 2^exponent: in its last core, or in all if one could not hold it."""
+    if linalg.is_host(cores[0]):
+        return cores
+    real = cores[0].real.dtype
+    share = jnp.where(jnp.abs(exponent) < 64, 0, exponent // len(cores))
+    last = exponent - share * (len(cores) - 1)
+    exponents = [share] * (len(cores) - 1) + [last]
+    pairs = zip(cores, exponents, strict=True)
+    return [c * jnp.ldexp(jnp.ones((), real), e).astype(c.dtype) for c, e in pairs]
+
+
+def balanced(cores: Cores) -> Cores:
+    """Spreads a very large or small norm from the last core over all of them (host arrays)."""
+    exponent = int(np.frexp(np.abs(cores[-1]).max())[1])
+    if abs(exponent) < 64:
+        return cores
+    share = exponent // len(cores)
+    *first, last = cores
+    return [*(c * 2.0**share for c in first), last * 2.0 ** (-share * len(first))]
+
+
+def triangles(cores: Cores) -> Cores:
+    """Exact right factors up to a scale, triangular, by a QR sweep that forms no Q."""
     factors: Cores = []
     f = None
-    for core in reversed(cores):
+    for core in reversed(cores[1:]):
         f = wide(core if f is None else times_right(core, f))
         if f.shape[1] > f.shape[0]:
             f = linalg.adjoint(linalg.triangle(linalg.adjoint(f)))
+        f, _ = normalized(f)
         factors.append(f)
-    return factors[-2::-1], linalg.energy(factors[-1])
+    return factors[::-1]
 
 
 def grams(cores: Cores) -> tuple[Cores, Any]:
@@ -92,13 +125,14 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> Cores:
     """Projects bond after bond, left to right; all cores but the last become isometries."""
     out: Cores = []
-    core = cores[0]
+    core, exponent = normalized(cores[0])
     for k, f in enumerate(factors):
         matrix = tall(core)
-        u = basis[k](matrix if f is None else linalg.matmul(matrix, f))
+        u = basis[k](linalg.matmul(matrix, f))
         out.append(u.reshape(*core.shape[:2], -1))
-        core = absorb(linalg.project(u, matrix), cores[k + 1])
-    return [*out, core]
+        core, e = normalized(absorb(linalg.project(u, matrix), cores[k + 1]))
+        exponent = exponent + e
+    return scaled_back([*out, core], exponent)
 
 
 def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
@@ -109,7 +143,7 @@ def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
     """
     factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
     bases = []
-    core = cores[0]
+    core, exponent = normalized(cores[0])
     modes = [c.shape[1] for c in cores]
     for k, f in enumerate(factors):
         # No wider than the space right of the bond: more columns would be dependent.
@@ -117,8 +151,10 @@ def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
         q, w = _range_basis(tall(core), f[:, :columns])
         bases.append((q.reshape(*core.shape[:2], -1), w))
         projected = linalg.project(q, tall(core))
-        core = absorb(projected if w is None else linalg.project(w, projected), cores[k + 1])
-    return _truncate_back(bases, core, ranks)
+        projected = projected if w is None else linalg.project(w, projected)
+        core, e = normalized(absorb(projected, cores[k + 1]))
+        exponent = exponent + e
+    return scaled_back(_truncate_back(bases, core, ranks), exponent)
 
 
 def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
