@@ -16,10 +16,12 @@ callable that works under `jax.jit`, `jax.vmap` and `jax.grad`.
 
 What is counted. `Plan.flops` is in the unit of XLA's ``cost_analysis()["flops"]``: one per
 multiplication or addition of the element type, so a complex multiply-add is 2, although it
-is 8 real operations (`Plan.real_flops`). XLA counts the body of a loop once, so for a sliced
-plan it reports about ``plan.flops / number of slices``. `Plan.grad` is the cost of
-`jax.value_and_grad` or `jax.vjp` with respect to all operands, value included; where nothing
-reads the value, XLA drops the last product.
+is 8 real operations (`Plan.real_flops`). The two agree wherever products dominate, with these
+exceptions. XLA counts the body of a loop once, so for a sliced plan it reports about
+``plan.flops / number of slices``. On a CPU it may pad long sums over an index of one operand
+to multiples of 32, and merge what `jax.checkpoint` was to recompute. `Plan.grad` is the cost
+of `jax.value_and_grad` or `jax.vjp` with respect to all operands, value included; where
+nothing reads the value, as in the gradient of a plain sum, XLA drops the last product.
 """
 
 import dataclasses
@@ -33,8 +35,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _costs, _einsum, _execute, _paths, _slicing, _steps
-from tensorjax._costs import Cost
+from tensorjax._contract import costs, execute, options, paths, slicing, steps
+from tensorjax._contract import einsum as syntax
+from tensorjax._contract.costs import Cost
+from tensorjax._contract.model import Model, Slices
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
 
@@ -57,6 +61,8 @@ class Plan:
         peak_bytes: largest number of bytes alive at a time, operands and result included.
         grad: the same three for forward + backward, with respect to every operand of
             floating or complex dtype.
+        residual_bytes: bytes that the forward pass leaves to the backward one, beside the
+            operands and the result.
         real_flops: `flops` in operations on real numbers; larger for complex dtypes only.
         slices: number of slices of each sliced index; empty unless `memory_limit` asked for it.
         remat: whether a backward pass recomputes intermediates instead of keeping them.
@@ -73,12 +79,13 @@ class Plan:
     bytes: int
     peak_bytes: int
     grad: Cost
+    residual_bytes: int
     real_flops: int
     slices: Mapping[str, int]
     remat: bool
     precision: Any
     preferred_element_type: np.dtype | None
-    _program: _execute.Program = dataclasses.field(repr=False)
+    _program: execute.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
 
     def __call__(self, *arrays: Any) -> jax.Array:
@@ -96,10 +103,11 @@ class Plan:
         """
         if len(arrays) != len(self.shapes):
             raise ValueError(
-                f"operands: expected {len(self.shapes)} for {self.expr!r}, got {len(arrays)}"
+                f"operands: expected {len(self.shapes)} for {self.expr!r}, got {len(arrays)}; "
+                "pass one array per operand"
             )
         for i, (x, shape) in enumerate(zip(arrays, self.shapes, strict=True)):
-            if not _is_array(x):
+            if not options.is_array(x):
                 raise TypeError(
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
@@ -157,8 +165,9 @@ def plan(
         preferred_element_type: type in which products are summed and returned, intermediates
             included; None is the common type of the operands.
         merge_axes: whether factors are reshaped into matrices before they are multiplied, which
-            saves copies. False leaves the axes to `jax.lax.dot_general`: for arrays sharded
-            along an axis that is not the first of its group.
+            saves copies. Set it to False for arrays that are sharded along an inner axis, say
+            the sequence axis of (batch, sequence, features): merging would gather them. Axes
+            sharded in JAX's explicit mode are never merged. The costs are those of merged axes.
 
     Returns:
         The plan.
@@ -174,9 +183,9 @@ def plan(
         (True, 1)
     """
     if not isinstance(expr, str):
-        expr, operands = _einsum.interleaved((expr, *operands))
-    described = tuple(_describe(i, x, dtype) for i, x in enumerate(operands))
-    network = _einsum.parse(expr, tuple(shape for shape, _, _ in described))
+        expr, operands = syntax.interleaved((expr, *operands))
+    described = tuple(options.describe(i, x, dtype) for i, x in enumerate(operands))
+    network = syntax.parse(expr, tuple(shape for shape, _, _ in described))
     # The promotion is meant, so it has to pass under JAX's strict promotion as well.
     with jax.numpy_dtype_promotion("standard"):
         common = np.dtype(jnp.result_type(*(kind for _, _, kind in described)))
@@ -185,12 +194,12 @@ def plan(
         network.shapes,
         tuple(kind for _, kind, _ in described),
         common,
-        _paths.check_strategy(optimize),
-        _check_minimize(minimize),
-        _check_limit(memory_limit),
+        paths.check_strategy(optimize),
+        options.check_minimize(minimize),
+        options.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
-        _check_precision(precision),
-        _check_preferred(preferred_element_type, common),
+        options.check_precision(precision),
+        options.check_preferred(preferred_element_type, common),
         bool(merge_axes),
     )
 
@@ -215,7 +224,7 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
         [3.0, 3.0]
     """
     if not isinstance(expr, str):
-        expr, arrays = _einsum.interleaved((expr, *arrays))
+        expr, arrays = syntax.interleaved((expr, *arrays))
     return plan(expr, *arrays, **options)(*arrays)
 
 
@@ -225,7 +234,7 @@ def _plan(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[np.dtype, ...],
     common: np.dtype,
-    strategy: _paths.Strategy,
+    strategy: paths.Strategy,
     minimize: str,
     memory_limit: int | None,
     limit_grad: bool,
@@ -233,25 +242,27 @@ def _plan(
     preferred: np.dtype | None,
     merge_axes: bool,
 ) -> Plan:
-    network = _einsum.parse(expr, shapes)
+    network = syntax.parse(expr, shapes)
     result = preferred or common
     models = [
-        _costs.Model(
+        Model(
             network=network,
-            steps=_steps.build_steps(network, path),
+            steps=steps.build_steps(network, path),
             operand_sizes=tuple(dtype.itemsize for dtype in dtypes),
             common_size=common.itemsize,
             item_size=result.itemsize,
-            sum_size=_execute.sum_dtype(result).itemsize,
+            sum_size=execute.sum_dtype(result).itemsize,
             differentiable=tuple(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes),
         )
         for path in _search(network, strategy, minimize)
     ]
     model, slices = _fit(models, minimize, memory_limit, limit_grad)
-    forward = _costs.forward_walk(model, slices)
-    grad = _costs.gradient_walk(model, slices, remat=bool(slices)).cost()
-    remat = memory_limit is not None and (bool(slices) or grad.peak_bytes > memory_limit)
-    program = _execute.Program(model, slices, remat, precision, preferred, merge_axes)
+    forward = costs.forward_walk(model, slices)
+    grad = costs.gradient_walk(model, slices, remat=False)
+    remat = memory_limit is not None and (bool(slices) or grad.cost().peak_bytes > memory_limit)
+    if remat:
+        grad = costs.gradient_walk(model, slices, remat=True)
+    program = execute.Program(model, slices, remat, precision, preferred, merge_axes)
 
     def contraction(*operands: jax.Array) -> jax.Array:
         return program(*operands)
@@ -264,11 +275,12 @@ def _plan(
         shapes=network.shapes,
         shape=network.output_shape,
         dtype=result,
-        path=_paths.to_linear(path, len(shapes)),
+        path=paths.to_linear(path, len(shapes)),
         flops=cost.flops,
         bytes=cost.bytes,
         peak_bytes=cost.peak_bytes,
-        grad=_costs.gradient_walk(model, slices, remat).cost(),
+        grad=grad.cost(),
+        residual_bytes=grad.residual,
         real_flops=complex_flops if jnp.issubdtype(result, jnp.complexfloating) else cost.flops,
         slices=MappingProxyType(slices),
         remat=remat,
@@ -280,131 +292,63 @@ def _plan(
 
 
 def _search(
-    network: _einsum.Network, strategy: _paths.Strategy, minimize: str
-) -> tuple[_paths.Path, ...]:
+    network: syntax.Network, strategy: paths.Strategy, minimize: str
+) -> tuple[paths.Path, ...]:
     """Paths for a network; labels are numbered so that renamed ones share the search."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
-    return _paths.search(
+    search = functools.partial(
+        paths.search,
         tuple(tuple(numbers[c] for c in term) for term in network.reduced),
         tuple(sorted(numbers[c] for c in network.reduced_output)),
         tuple(network.sizes[c] for c in numbers),
         strategy,
-        "bytes" if minimize == "bytes" else "flops",
     )
+    found = search("flops") if minimize == "flops" else search("flops") + search("bytes")
+    return tuple(dict.fromkeys(found))
 
 
 def _fit(
-    models: list[_costs.Model], minimize: str, limit: int | None, limit_grad: bool
-) -> tuple[_costs.Model, dict[str, int]]:
+    models: list[Model], minimize: str, limit: int | None, limit_grad: bool
+) -> tuple[Model, dict[str, int]]:
     """Chooses among models, sliced where a limit demands it."""
+
+    def weight(model: Model, slices: Slices) -> tuple[int, ...]:
+        cost = costs.forward_walk(model, slices).cost()._asdict()
+        first = cost.pop("peak_bytes" if minimize == "peak" else minimize)
+        return (first, *cost.values())
+
     if limit is None:
-        if minimize != "peak":
-            return models[0], {}
-        return min(models, key=lambda m: _costs.forward_walk(m, {}).cost()[::-1]), {}
+        return min(models, key=lambda model: weight(model, {})), {}
     fitting, least = [], math.inf
-    for model in models:
+    for model in _contenders(models):
         try:
-            slices = _slicing.choose(model, limit, limit_grad)
-        except _slicing.Unreachable as error:
+            slices = slicing.choose(model, limit, limit_grad)
+        except slicing.Unreachable as error:
             least = min(least, error.least)
         else:
-            cost = _costs.forward_walk(model, slices).cost()
-            weight = cost[::-1] if minimize == "peak" else (getattr(cost, minimize),)
-            fitting.append((weight, math.prod(slices.values()), len(fitting), model, slices))
+            rounds = math.prod(slices.values())
+            fitting.append((weight(model, slices), rounds, len(fitting), model, slices))
     if not fitting:
-        what = "forward + backward" if limit_grad else "a forward pass"
+        what = "forward + backward" if limit_grad else "the forward pass"
+        fixed = (1 + limit_grad) * models[0].fixed_bytes
         raise ValueError(
-            f"memory_limit: expected at least {least} bytes for {what} of "
-            f"{models[0].network.expr!r}, got {limit}; operands and result alone need most of "
-            "that, so raise memory_limit, use a smaller dtype or shard the operands"
+            f"memory_limit: got {limit} bytes, but slicing brings {what} of "
+            f"{models[0].network.expr!r} down to no less than {least}, of which {fixed} are the "
+            f"operands and the result{' and their gradients' if limit_grad else ''}; expected a "
+            "limit of at least that: raise it, use a smaller dtype or shard the operands"
         )
     return min(fitting)[3:]
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
-
-
-def _describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, Any]:
-    """Shape and dtype of an operand, and what stands for it in type promotion."""
-    if isinstance(x, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in x):
-        kind = _dtype("dtype", dtype)
-        return tuple(int(n) for n in x), kind, kind
-    if isinstance(x, jax.ShapeDtypeStruct):
-        kind = _dtype(f"operand {index}", x.dtype)
-        return tuple(x.shape), kind, kind
-    if _is_array(x):
-        found = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
-        return tuple(np.shape(x)), _dtype(f"operand {index}", found), x
-    raise TypeError(
-        f"operand {index}: expected an array, a jax.ShapeDtypeStruct or a shape (a tuple of "
-        f"non-negative ints), got {x!r}; convert data by jnp.asarray"
-    )
-
-
-def _dtype(name: str, dtype: Any) -> np.dtype:
-    """The dtype that JAX will use, if it is one of numbers."""
-    try:
-        found = jax.dtypes.canonicalize_dtype(dtype)
-        if jnp.issubdtype(found, jnp.number) or found == jnp.bool_:
-            return np.dtype(found)
-    except TypeError:
-        pass
-    raise TypeError(f"{name}: expected a dtype of numbers such as 'float32', got {dtype!r}")
-
-
-def _check_minimize(minimize: str) -> str:
-    if minimize not in ("flops", "bytes", "peak"):
-        raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
-    return minimize
-
-
-def _check_limit(limit: Any) -> int | None:
-    if limit is None:
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int | float | np.integer | np.floating):
-        raise TypeError(
-            f"memory_limit: expected a number of bytes or None, got {type(limit).__name__}"
-        )
-    if not limit >= 1:
-        raise ValueError(
-            f"memory_limit: expected a positive number of bytes, got {limit}; None is no limit"
-        )
-    return None if limit == math.inf else int(limit)
-
-
-def _check_precision(precision: Any) -> Any:
-    """Lets JAX judge a precision, and makes it hashable."""
-    if precision is None:
-        return None
-    precision = tuple(precision) if isinstance(precision, list) else precision
-    vector = jax.ShapeDtypeStruct((1,), jnp.float32)
-    try:
-        jax.eval_shape(functools.partial(jnp.dot, precision=precision), vector, vector)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"precision: got {precision!r}. {error}") from error
-    return precision
-
-
-def _check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
-    if preferred is None:
-        return None
-    dtype = _dtype("preferred_element_type", preferred)
-    loses = jnp.issubdtype(common, jnp.complexfloating) or jnp.issubdtype(common, jnp.floating)
-    family = jnp.inexact if loses else jnp.number
-    if jnp.issubdtype(common, jnp.complexfloating):
-        family = jnp.complexfloating
-    if not jnp.issubdtype(dtype, family):
-        raise ValueError(
-            f"preferred_element_type: expected a type that can hold {common}, got {dtype}; "
-            "take the real part or round the operands first"
-        )
-    return dtype
+def _contenders(models: list[Model]) -> list[Model]:
+    """The cheapest models and the one that needs the least room, to be sliced."""
+    smallest = min(models, key=lambda model: costs.forward_walk(model, {}).cost().peak_bytes)
+    return list(dict.fromkeys([*models[:2], smallest]))
 
 
 def _table(plan: Plan) -> str:
     rows = [("step", "reads", "product", "flops", "bytes")]
-    for node, reads, text, flops, moved in _costs.breakdown(plan._program.model, plan.slices):
+    for node, reads, text, flops, moved in costs.breakdown(plan._program.model, plan.slices):
         rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]

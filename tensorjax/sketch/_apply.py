@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
@@ -13,6 +14,8 @@ from tensorjax.sketch import _sparse
 from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection
+
+_HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
 
 
 def apply(p: Any, x: Any) -> Any:
@@ -96,11 +99,32 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-    y, finite = _project(p, jnp.asarray(x), lead)
+    if isinstance(x, np.ndarray) and x.size > 2 * _HOST_CHUNK and not _check.is_traced(p):
+        y, finite = _project_host(p, x, lead)
+    else:
+        y, finite = _project(p, jnp.asarray(x), lead)
     # Every entry of x meets the map, so NaN or Inf in x shows in y, which is far smaller.
     if not _known_true(finite):
         _check.finite("x", x)
     return y
+
+
+def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Some rows at a time: a copy of the whole of x would cost far more than the projection.
+
+    What makes the copy slow is fresh memory, which the system clears page by page; small buffers
+    are used again.
+    """
+    x = x.reshape(math.prod(lead), -1)
+    step = max(1, _HOST_CHUNK // x.shape[1])
+    ys, finite = [], []
+    for start in range(0, len(x), step):
+        chunk = x[start : start + step]
+        y, flag = _project(p, chunk, (len(chunk),))
+        ys.append(np.asarray(y))  # waits, so that the next chunk finds this one's buffer free
+        finite.append(flag)
+    y = jnp.asarray(np.concatenate(ys)).reshape(*lead, p.out_size)
+    return y, jnp.stack(finite).all()
 
 
 def _known_true(flag: jax.Array) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax.sketch import _factor
@@ -28,14 +29,14 @@ def _float_dtype(dtype: Any) -> Any:
     return out
 
 
-def _split(key: Any, count: int) -> Any:
-    """Checks a key and splits it."""
+def _key(key: Any) -> Any:
+    """Checks a key."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
     if not is_key:
         raise TypeError(f"key: expected a key from jax.random.key(seed), got {type(key).__name__}")
-    return jax.random.split(key, count)
+    return key
 
 
 def _interior(rank: Any, order: int) -> tuple[int, ...]:
@@ -98,12 +99,10 @@ def ttrp(
     factors are ours.
     """
     kind, dtype = law(distribution, s), _float_dtype(dtype)
-    least = rank if hasattr(rank, "__index__") else min(rank, default=1)  # type: ignore
+    least = min((_check.integer("rank", r, low=1) for r in np.ravel(rank).tolist()), default=1)
     n, m, in_size, out_size = _factor.shapes(in_shape, out_shape, order=order, rank=least)
     r = (1, *_interior(rank, len(n)), 1)
-    keys = _split(key, len(n))
-    modes = zip(keys, r[:-1], m, n, r[1:], strict=True)
-    cores = tuple(kind.draw(k, (*shape,), dtype) for k, *shape in modes)
+    cores = kind.draw(_key(key), list(zip(r[:-1], m, n, r[1:], strict=True)), dtype)
     return Kronecker(n, in_size, out_size, kind, cores)
 
 
@@ -145,8 +144,7 @@ def gaussian(
     n, m = _sizes(in_shape, out_shape)
     _fits(n, m)
     kind = law("gaussian")
-    (key,) = _split(key, 1)
-    matrix = kind.draw(key, (m, math.prod(n)), dtype)
+    (matrix,) = kind.draw(_key(key), [(m, math.prod(n))], dtype)
     return Dense(n, math.prod(n), m, kind, matrix)
 
 
@@ -187,25 +185,27 @@ def sparse(
     _fits(n, m)
     size = math.prod(n)
     kind = law("sparse", math.sqrt(size) if s == "sqrt" else s)  # type: ignore[arg-type]
-    places, values = _split(key, 2)
-    index = _bernoulli_places(places, size * m, 1 / kind.fourth_moment)
-    sign = jnp.where(index < size * m, signs(values, index.shape, dtype), 0)
-    return Sparse(n, size, m, kind, index, sign.astype(dtype))
+    index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
+    return Sparse(n, size, m, kind, index, sign)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _bernoulli_places(key: Any, count: int, probability: float) -> jax.Array:
-    """The successes of ``count`` independent trials, ascending, padded by ``count``.
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
+    """Places of the successes of ``count`` trials, ascending, and a sign for each.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
+    Places left over are ``count``, and their signs 0.
     """
     mean = count * probability
     capacity = min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
-    u = 1 - jax.random.uniform(key, (capacity,), jnp.float32)  # in (0, 1]
+    for_gaps, for_signs = jax.random.split(key)
+    u = 1 - jax.random.uniform(for_gaps, (capacity,), jnp.float32)  # in (0, 1]
     denominator = math.log1p(-probability) if probability < 1 else -math.inf
     gaps = jnp.minimum(jnp.floor(jnp.log(u) / denominator), count).astype(jnp.int32)
     # The sum saturates at count + 1: the last gaps run past the end, and int32 must not wrap.
-    return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, count + 1), gaps + 1) - 1
+    places = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, count + 1), gaps + 1) - 1
+    sign = jnp.where(places < count, signs(for_signs, (capacity,), dtype), 0)
+    return places, sign.astype(dtype)
 
 
 def tt_rows(
@@ -239,14 +239,14 @@ def tt_rows(
       >>> sketch.tt_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).ranks
       (2, 2)
 
-    Source: B. Rakhshan, G. Rabusseau, "Tensorized random projections", AISTATS 2020, definition 1
-    (boundary cores of variance R^{-1/2}, interior ones R^{-1}).
+    Source: B. Rakhshan, G. Rabusseau, "Tensorized random projections", AISTATS 2020: the map
+    f_TT(R), with boundary cores of variance R^{-1/2} and interior ones of R^{-1}.
     """
     kind, dtype = law(distribution, s), _float_dtype(dtype)
     n, in_size, m = _row_shapes(in_shape, out_shape, order)
     r = (1, *_interior(rank, len(n)), 1)
-    modes = zip(_split(key, len(n)), r[:-1], n, r[1:], strict=True)
-    cores = tuple(kind.draw(k, (m, *shape), dtype) for k, *shape in modes)
+    shapes = [(m, left, size, right) for left, size, right in zip(r[:-1], n, r[1:], strict=True)]
+    cores = kind.draw(_key(key), shapes, dtype)
     return TTRows(n, in_size, m, kind, cores)
 
 
@@ -292,13 +292,12 @@ def cp_rows(
       >>> sketch.cp_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).size
       210
 
-    Source: Rakhshan and Rabusseau (2020), definition 2.
+    Source: Rakhshan and Rabusseau (2020), the map f_CP(R).
     """
     kind, dtype = law(distribution, s), _float_dtype(dtype)
     n, in_size, m = _row_shapes(in_shape, out_shape, order)
     t = _check.integer("rank", rank, low=1)
-    keys = _split(key, len(n))
-    factors = tuple(kind.draw(k, (m, t, size), dtype) for k, size in zip(keys, n, strict=True))
+    factors = kind.draw(_key(key), [(m, t, size) for size in n], dtype)
     return CPRows(n, in_size, m, kind, factors)
 
 
@@ -335,7 +334,7 @@ def khatri_rao(
       1584
 
     Source: Y. Sun, Y. Guo, J. Tropp, M. Udell, "Tensor random projection for low memory dimension
-    reduction", arXiv 2105.00105, definition 2.1 and the variance-reduced TRP_T.
+    reduction", arXiv 2105.00105: the maps TRP and TRP_T.
     """
     terms = _check.integer("averages", averages, low=1)
     return cp_rows(

@@ -12,8 +12,8 @@ the scale r² that is 1 or 1/r. So the moment is a chain with four states per bo
 The path 0, 0, …, 0 is the squared mean ‖x‖⁴; it is tracked as a fifth state, so that the variance
 is the sum of the other paths, and nothing cancels.
 
-Feng, Tang, He, Zhou, Liao (arXiv 2010.10797) bound this moment for TT-ranks one. The exact operator,
-its bond weights and the count of kept rows are derived here and checked by enumeration.
+Feng, Tang, He, Zhou, Liao (arXiv 2010.10797) bound this moment for TT-ranks one. The exact
+operator, its bond weights and the count of kept rows are derived here, and checked by enumeration.
 """
 
 import itertools

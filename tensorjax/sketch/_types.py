@@ -9,10 +9,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 
@@ -32,19 +33,38 @@ class Law:
     name: str
     fourth_moment: float
 
-    @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-    def draw(self, key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-        """Draws independent entries; signs do not depend on the dtype nor on 64-bit mode."""
-        if self.name == "rademacher":
-            return signs(key, shape, dtype)
-        wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
-        if self.name == "gaussian":
-            # A half-precision draw has too few bits for its tails: its variance is not one.
-            return jax.random.normal(key, shape, wide).astype(dtype)
-        s = self.fourth_moment
-        u = jax.random.uniform(key, shape, jnp.float32)
-        kept = jnp.where(u < 0.5 / s, -math.sqrt(s), math.sqrt(s))
-        return jnp.where(u < 1 / s, kept, 0.0).astype(dtype)
+    def draw(
+        self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
+    ) -> tuple[jax.Array, ...]:
+        """Draws arrays of independent entries, one for each shape.
+
+        Signs depend neither on the dtype nor on JAX's 64-bit mode.
+        """
+        return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _draw(law: Law, key: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any) -> Any:
+    keys = jax.random.split(key, len(shapes))
+    out: dict[int, jax.Array] = {}
+    for shape in dict.fromkeys(shapes):  # one program for all cores of one shape
+        places = [k for k, other in enumerate(shapes) if other == shape]
+        drawn = jax.vmap(lambda key, n=shape: _draw_one(law, key, n, dtype))(keys[np.array(places)])
+        out.update(zip(places, drawn, strict=True))
+    return tuple(out[k] for k in range(len(shapes)))
+
+
+def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if law.name == "rademacher":
+        return signs(key, shape, dtype)
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    if law.name == "gaussian":
+        # A half-precision draw has too few bits for its tails: its variance is not one.
+        return jax.random.normal(key, shape, wide).astype(dtype)
+    s = law.fourth_moment
+    u = jax.random.uniform(key, shape, jnp.float32)
+    kept = jnp.where(u < 0.5 / s, -math.sqrt(s), math.sqrt(s))
+    return jnp.where(u < 1 / s, kept, 0.0).astype(dtype)
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
@@ -115,13 +135,15 @@ class Projection:
 
     def __repr__(self) -> str:
         modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"
-        return f"{type(self).__name__}({modes}, {self.law.name})"
+        ranks = f", ranks {self.ranks}" if any(r > 1 for r in self.ranks) else ""
+        return f"{type(self).__name__}({modes}, {self.law.name}{ranks})"
 
 
 def _times(shape: Sequence[int]) -> str:
     return "·".join(map(str, shape))
 
 
+@dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
     """Makes a class a frozen dataclass and pytree whose named fields are the children."""
 
@@ -238,5 +260,3 @@ class CPRows(Projection):
     def size(self) -> int:
         """M T Σ n_k."""
         return sum(math.prod(a.shape[-3:]) for a in self.factors)
-
-

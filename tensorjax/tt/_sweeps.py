@@ -57,7 +57,7 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
     if linalg.is_host(cores[0]):
         return cores
     real = cores[0].real.dtype
-    share = jnp.where(jnp.abs(exponent) < 64, 0, exponent // len(cores))
+    share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
     pairs = zip(cores, exponents, strict=True)
@@ -67,7 +67,7 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
 def balanced(cores: Cores) -> Cores:
     """Spreads a very large or small norm from the last core over all of them (host arrays)."""
     exponent = int(np.frexp(np.abs(cores[-1]).max())[1])
-    if abs(exponent) < 64:
+    if abs(exponent) < 100:
         return cores
     share = exponent // len(cores)
     *first, last = cores

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tensorjax._costs import Model, Slices, looped
-from tensorjax._steps import Step
+from tensorjax._contract.model import Model, Slices, levels, looped
+from tensorjax._contract.steps import Step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,14 +106,16 @@ class Program:
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.result_type(left, right)
         left, right = left.astype(dtype), right.astype(dtype)
-        if not (self.merge_axes and step.summed):
+        merge = self.merge_axes and not (_sharded(left) or _sharded(right))
+        if not (merge and step.summed):
             axes = [
                 tuple(labels.index(c) for c in chosen)
                 for chosen in (step.summed, step.batch)
                 for labels in (step.left_labels, step.right_labels)
             ]
             return self._dot(left, right, ((axes[0], axes[1]), (axes[2], axes[3])))
-        sizes = dict(zip(step.left_labels + step.right_labels, left.shape + right.shape))
+        labels = step.left_labels + step.right_labels
+        sizes = dict(zip(labels, left.shape + right.shape, strict=True))
         a, axis_a = _matrices(step, step.left_labels, left, summed_last=True)
         b, axis_b = _matrices(step, step.right_labels, right, summed_last=False)
         batch = ((0,), (0,)) if step.batch else ((), ())
@@ -132,68 +134,107 @@ class Program:
     # Slices.
 
     def _sliced(self, *operands: jax.Array) -> jax.Array:
-        network = self.model.network
         values = {i: self._reduced(i, x) for i, x in enumerate(operands)}
         self._run(values, self._nodes(inside=False))
-        out = {c: n for c, n in self.slices.items() if c in network.output}
-        summed = {c: n for c, n in self.slices.items() if c not in network.output}
-        body = jax.checkpoint(functools.partial(self._slice, out, summed), prevent_cse=False)
-        kind = jax.eval_shape(body, jnp.int32(0), jnp.int32(0), values)
+        result = self._loop(levels(self.model, self.slices), values, None)
+        return result.astype(self._dtype(values)).reshape(self.model.network.output_shape)
 
-        def part(i: jax.Array) -> jax.Array:
-            """One slice of the output, summed over the slices of summed labels."""
-            rounds = math.prod(summed.values())
-            if rounds == 1:
-                return body(i, jnp.int32(0), values)
-            # Many terms: sum them in at least single precision.
-            zeros = jnp.zeros(kind.shape, sum_dtype(kind.dtype))
-            return _fold(lambda acc, k: _add(acc, body(i, k, values)), zeros, rounds)
+    def _dtype(self, values: dict[int, jax.Array]) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return self.preferred_element_type or jnp.result_type(*values.values())
 
-        if not out:
-            return part(jnp.int32(0)).astype(kind.dtype).reshape(network.output_shape)
-
-        def place(whole: jax.Array, i: jax.Array) -> jax.Array:
-            start = self._start(network.reduced_output, out, i)
-            return lax.dynamic_update_slice(whole, part(i).astype(kind.dtype), start)
-
-        shape = [network.sizes[c] for c in network.reduced_output]
-        whole = _fold(place, jnp.zeros(shape, kind.dtype), math.prod(out.values()))
-        return whole.reshape(network.output_shape)
-
-    def _slice(
+    def _loop(
         self,
-        out: Slices,
-        summed: Slices,
-        i: jax.Array,
-        k: jax.Array,
+        todo: Sequence[tuple[str, int]],
         values: dict[int, jax.Array],
+        total: jax.Array | None,
     ) -> jax.Array:
-        """Slice ``i`` of the output from slice ``k`` of the summed labels."""
-        parts = {}
-        for node, x in values.items():
-            labels = self._labels(node)
-            if set(labels) & self.slices.keys():
-                at_out, at_sum = self._start(labels, out, i), self._start(labels, summed, k)
-                sizes = [n // self.slices.get(c, 1) for c, n in zip(labels, x.shape, strict=True)]
-                start = [a + b for a, b in zip(at_out, at_sum, strict=True)]
-                x = lax.dynamic_slice(x, start, sizes)
-            parts[node] = x
-        self._run(parts, self._nodes(inside=True))
-        root = max(parts)
-        order = [self._labels(root).index(c) for c in self.model.network.reduced_output]
-        result = lax.transpose(parts[root], order)
-        if self.preferred_element_type is not None:
-            result = result.astype(self.preferred_element_type)
-        return result
+        """Contracts ``values``, cut along the labels ``todo``, and adds ``total`` if given.
 
-    def _start(self, labels: str, slices: Slices, index: jax.Array) -> list[jax.Array]:
-        """Where slice ``index`` of the labels ``slices`` starts on every axis of an array."""
-        offsets, rest = {}, index
-        for label, count in slices.items():
-            length = self.model.network.sizes[label] // count
-            offsets[label] = rest % count * length
-            rest = rest // count
-        return [offsets.get(label, jnp.int32(0)) for label in labels]
+        There is one scan per label, those of the output outside.
+        """
+        if not todo:
+            part = self._body(values)
+            return part if total is None else _add(total, part)
+        (label, count), *rest = todo
+        stacked, whole = {}, {}
+        for node, x in values.items():
+            cut = _stacked(x, self._labels(node), label, count)
+            (whole if cut is None else stacked)[node] = x if cut is None else cut
+
+        # Without the checkpoint every slice would leave its intermediates to the backward pass.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def contract(
+            total: jax.Array | None, k: jax.Array, parts: dict[int, jax.Array], whole: Any
+        ) -> jax.Array:
+            picked = {n: _slice(x, self._labels(n), label, count, k) for n, x in whole.items()}
+            return self._loop(rest, parts | picked, total)
+
+        rounds = (jnp.arange(count, dtype=jnp.int32), stacked)
+        shape, dtype = self._shape(values), self._dtype(values)
+        if label in self.model.network.output:
+            return _place(
+                lambda k, parts: contract(None, k, parts, whole).astype(dtype),
+                jax.ShapeDtypeStruct(shape, dtype),
+                self.model.network.reduced_output.index(label),
+                rounds,
+            )
+        if total is None:
+            total = jnp.zeros(shape, sum_dtype(dtype))
+        return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
+
+    def _shape(self, values: dict[int, jax.Array]) -> tuple[int, ...]:
+        """Shape of what ``values`` contract to, in the order of the output."""
+        sizes: dict[str, int] = {}
+        for node, x in values.items():
+            sizes.update(zip(self._labels(node), x.shape, strict=True))
+        return tuple(sizes[label] for label in self.model.network.reduced_output)
+
+    def _body(self, values: dict[int, jax.Array]) -> jax.Array:
+        """The products inside the loops, for one slice."""
+        values = dict(values)
+        self._run(values, self._nodes(inside=True))
+        root = max(values)
+        order = [self._labels(root).index(c) for c in self.model.network.reduced_output]
+        return lax.transpose(values[root], order)
+
+
+def _stacked(x: jax.Array, labels: str, label: str, count: int) -> jax.Array | None:
+    """Slices of a leading axis, stacked along a new first axis; None for any other axis.
+
+    A scan reads such slices, and writes their gradients, in place.
+    """
+    if label not in labels:
+        return None
+    axis = labels.index(label)
+    if math.prod(x.shape[:axis]) != 1:
+        return None
+    return x.reshape(count, *x.shape[:axis], x.shape[axis] // count, *x.shape[axis + 1 :])
+
+
+def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
+    if label not in labels:
+        return x
+    axis = labels.index(label)
+    length = x.shape[axis] // count
+    return lax.dynamic_slice_in_dim(x, k * length, length, axis)
+
+
+def _place(
+    part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
+) -> jax.Array:
+    """Puts the slices ``part(k, …)`` of a result side by side along an axis."""
+    count = len(rounds[0])
+    if math.prod(result.shape[:axis]) == 1:
+        parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
+        return parts.reshape(result.shape)
+    length = result.shape[axis] // count
+
+    def step(whole: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+        start = xs[0] * length
+        return lax.dynamic_update_slice_in_dim(whole, part(*xs), start, axis), None
+
+    return lax.scan(step, jnp.zeros(result.shape, result.dtype), rounds)[0]
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
@@ -216,6 +257,11 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
     return x.reshape(shape), len(shape) - (1 if summed_last else 2)
 
 
+def _sharded(x: jax.Array) -> bool:
+    """Whether an axis is sharded in JAX's explicit mode, where not every reshape is allowed."""
+    return any(axis is not None for axis in jax.typeof(x).sharding.spec)
+
+
 def sum_dtype(dtype: Any) -> Any:
     """The type in which slices of type ``dtype`` are summed: at least single precision."""
     short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
@@ -224,14 +270,6 @@ def sum_dtype(dtype: Any) -> Any:
 
 def _add(total: jax.Array, term: jax.Array) -> jax.Array:
     return total | term if term.dtype == jnp.bool_ else total + term.astype(total.dtype)
-
-
-def _fold(
-    function: Callable[[jax.Array, jax.Array], jax.Array], start: jax.Array, rounds: int
-) -> jax.Array:
-    """``function(... function(function(start, 0), 1) ..., rounds − 1)``."""
-    steps = jnp.arange(rounds, dtype=jnp.int32)
-    return lax.scan(lambda carry, k: (function(carry, k), None), start, steps)[0]
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:

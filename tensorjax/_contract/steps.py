@@ -8,10 +8,10 @@ shared indices stand is free, and is chosen here so that little has to be copied
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from tensorjax._einsum import Network
-from tensorjax._paths import Path
+from tensorjax._contract.einsum import Network
+from tensorjax._contract.paths import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,18 @@ class Step:
         """Whether a factor has its axes in the order batch, summed, free."""
         return labels == self.batch + self.summed + self.free(labels)
 
-    def copied(self, labels: str) -> bool:
+    def copied(self, labels: str, thin: Collection[str] = ()) -> bool:
         """Whether a factor must be transposed into a copy to become a batch of matrices.
 
-        Without summed labels the product is entry-wise and reads its factors in any order.
+        Without summed labels the product is entry-wise and reads its factors in any order, and
+        ``thin`` labels, of size 1, may stand anywhere.
         """
-        return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
+        batch, summed, labels = (
+            "".join(c for c in group if c not in thin)
+            for group in (self.batch, self.summed, labels)
+        )
+        free = self.free(labels)
+        return bool(summed) and labels not in (batch + free + summed, batch + summed + free)
 
 
 def build_steps(network: Network, path: Path) -> tuple[Step, ...]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import opt_einsum
+from opt_einsum import parser
 
 Shape = tuple[int, ...]
 
@@ -60,7 +60,12 @@ class Network:
 
 def interleaved(operands: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     """Turns ``x, [0, 1], y, [1, 2], [0, 2]`` into an expression and its operands."""
-    return opt_einsum.parser.convert_interleaved_input(operands)
+    if len(operands) < 2 or not all(isinstance(labels, list | tuple) for labels in operands[1::2]):
+        raise TypeError(
+            "expr: expected a string such as 'ij,jk->ik', or operands and lists of labels in "
+            f"turn, got {type(operands[0]).__name__} and {len(operands) - 1} more arguments"
+        )
+    return parser.convert_interleaved_input(operands)
 
 
 def parse(expr: str, shapes: tuple[Shape, ...]) -> Network:
@@ -134,7 +139,7 @@ def _ellipsis_labels(text: str, terms: Sequence[str], shapes: Sequence[Shape]) -
     for term, shape in zip(terms, shapes, strict=True):
         if "..." in term:
             longest = max(longest, len(shape) - len(term) + 3)
-    return "".join(opt_einsum.parser.gen_unused_symbols(text, longest))
+    return "".join(parser.gen_unused_symbols(text, longest))
 
 
 def _check_ranks(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> None:

@@ -5,7 +5,13 @@ depends on it c times, so only divisors are used. Products that depend on no sli
 made once, before the loop.
 """
 
-from tensorjax._costs import Model, Slices, forward_walk, gradient_walk
+import math
+from collections.abc import Iterable, Iterator
+
+from tensorjax._contract.costs import forward_walk, gradient_walk
+from tensorjax._contract.model import Model, Slices
+
+_LARGEST = 6  # values whose indices are tried first
 
 
 class Unreachable(Exception):
@@ -75,21 +81,45 @@ class _Search:
         """Cuts one index further at a time, the one that helps most for the operations."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
-            flops = max(self.measure(slices)[1], 1)
-            best = None
-            for label, counts in self.counts.items():
-                finer = next((c for c in counts if c >= 2 * slices.get(label, 1)), None)
-                if finer is None:
-                    continue
-                trial = {**slices, label: finer}
-                left, work = self.measure(trial)
-                score = (left / excess * (work / flops), work)
-                if left < excess and (best is None or score < best[0]):
-                    best = (score, trial)
-            if best is None:
+            for labels in (self.largest(slices), self.counts):
+                trials = [t for t in self.finer(slices, labels) if self.excess(t) < excess]
+                if trials:
+                    break
+            else:
                 return None
-            slices = best[1]
+            slices = min(trials, key=self.score)
         return slices
+
+    def largest(self, slices: Slices) -> list[str]:
+        """Labels of the largest values, where cutting is most likely to help."""
+        network = self.model.network
+
+        def size(labels: str) -> int:
+            return math.prod(network.sizes[c] // slices.get(c, 1) for c in labels)
+
+        values = [*network.reduced, *(step.labels for step in self.model.steps)]
+        top = sorted(values, key=size, reverse=True)[:_LARGEST]
+        found = dict.fromkeys("".join(top))
+        return [label for label in found if label in self.counts]
+
+    def score(self, slices: Slices) -> tuple[float, int, int, int]:
+        """Small is good: what fits, then what comes near without many extra operations."""
+        excess, flops = self.measure(slices)
+        network = self.model.network
+        # Slices of a leading axis are contiguous: their gradients are written in place.
+        strided = sum(
+            label in term[1:] for label in slices for term in (*network.reduced, network.output)
+        )
+        return float(excess) * float(flops), flops, strided, math.prod(slices.values())
+
+    def finer(self, slices: Slices, labels: Iterable[str]) -> Iterator[dict[str, int]]:
+        """One of ``labels`` cut into at least twice as many slices, in steps of about two."""
+        for label in labels:
+            last = slices.get(label, 1)
+            for count in self.counts[label]:
+                if count >= 2 * last:
+                    last = count
+                    yield {**slices, label: count}
 
     def finest(self) -> dict[str, int]:
         """Every index cut into slices of one."""

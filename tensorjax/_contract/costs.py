@@ -3,23 +3,21 @@
 Operations are counted in XLA's unit, one per multiplication or addition of the element type:
 a product that sums over an index costs 2 per triple of (output entry, summed entry), one that
 does not costs 1 per entry, a sum of n numbers n − 1. Every step reads its operands from memory
-and writes its result. The peak is the largest sum of buffers alive at one time, the operands
-(and, with gradients, the cotangent and the gradients) included; buffers that a backend adds
-to transpose or convert within a step are its own affair.
+and writes its result, and so does the copy of a factor that has to be transposed first. The
+peak is the largest sum of buffers alive at one time, the operands (and, with gradients, the
+cotangent and the gradients) included. What a backend adds or saves within a step, by
+converting or fusing, is its own affair.
 
 The program is walked in the order in which it runs, forward or forward and backward, and each
 buffer is entered in a ledger when it appears and struck off after its last use.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tensorjax._einsum import Network
-from tensorjax._steps import Step
-
-Slices = Mapping[str, int]
+from tensorjax._contract.model import Model, Slices, levels, looped
+from tensorjax._contract.steps import Step
 
 
 class Cost(NamedTuple):
@@ -36,51 +34,6 @@ class Cost(NamedTuple):
     peak_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """All that the cost of a contraction depends on, except slicing and rematerialisation.
-
-    Attributes:
-        network: the parsed expression.
-        steps: its products in the order in which they run.
-        operand_sizes: bytes per entry of each operand as given.
-        common_size: bytes per entry of the type to which operands are converted.
-        item_size: bytes per entry of intermediates and of the result.
-        sum_size: bytes per entry of what sums over slices are held in.
-        differentiable: whether a gradient reaches each operand.
-    """
-
-    network: Network
-    steps: tuple[Step, ...]
-    operand_sizes: tuple[int, ...]
-    common_size: int
-    item_size: int
-    sum_size: int
-    differentiable: tuple[bool, ...]
-
-    def ready(self, operand: int) -> bool:
-        """Whether an operand enters its product as it is (up to a reshape)."""
-        same = self.network.squeezed(operand) == self.network.reduced[operand]
-        return same and self.operand_sizes[operand] == self.common_size
-
-    def operand_bytes(self, operand: int) -> int:
-        return math.prod(self.network.shapes[operand]) * self.operand_sizes[operand]
-
-    @property
-    def output_bytes(self) -> int:
-        return self.network.elements(self.network.output) * self.item_size
-
-
-def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Numbers of the operands and steps that depend on a sliced label."""
-    n = len(model.network.reduced)
-    found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
-    for k, step in enumerate(model.steps):
-        if step.left in found or step.right in found:
-            found.add(n + k)
-    return frozenset(found)
-
-
 class _Ledger:
     """Running totals of a walk through a program."""
 
@@ -90,6 +43,7 @@ class _Ledger:
         self.moved = 0
         self.alive = 0
         self.levels: list[int] = []
+        self.residual = 0  # alive between forward and backward, beside operands and result
         self.repeat = 1
 
     def hold(self, size: int) -> None:
@@ -131,22 +85,18 @@ class Walk:
             self.needs_grad[node] = self.needs_grad[step.left] or self.needs_grad[step.right]
         self.labels = dict(enumerate(model.network.reduced))
         self.labels.update((node, step.labels) for node, step in self.steps.items())
+        self.levels = levels(model, slices)
         self.rounds = math.prod(slices.values())
-        self.sum_rounds = math.prod(
-            count for label, count in slices.items() if label not in model.network.output
-        )
 
     # Sizes.
 
-    def elements(self, labels: Iterable[str], sliced: bool) -> int:
+    def elements(self, labels: Iterable[str], cuts: Slices) -> int:
         sizes = self.model.network.sizes
-        if not sliced:
-            return math.prod(sizes[label] for label in labels)
-        return math.prod(sizes[label] // self.slices.get(label, 1) for label in labels)
+        return math.prod(sizes[label] // cuts.get(label, 1) for label in labels)
 
-    def size(self, node: int, sliced: bool) -> int:
+    def size(self, node: int, cuts: Slices) -> int:
         item = self.model.common_size if node < self.n else self.model.item_size
-        return self.elements(self.labels[node], sliced) * item
+        return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
         """Values made before the loop over slices that the loop reads."""
@@ -163,7 +113,7 @@ class Walk:
         for operand in range(self.n):
             self.ledger.hold(self.model.operand_bytes(operand))
         outside = [node for node in self.steps if node not in self.inside]
-        self._run(outside, keep=keep and not (self.remat and not self.inside), sliced=False)
+        self._run(outside, {}, keep=keep and not (self.remat and not self.inside))
         if self.inside:
             self._loop(keep)
         elif self.steps:
@@ -171,56 +121,57 @@ class Walk:
         else:
             self._single()
 
-    def _run(self, nodes: list[int], *, keep: bool, sliced: bool) -> None:
+    def _run(self, nodes: list[int], cuts: Slices, *, keep: bool) -> None:
         for node in nodes:
             step = self.steps[node]
             for child in (step.left, step.right):
-                self._fetch(child, sliced)
-            copies = self._copy(step, (step.left, step.right), sliced)
-            self.ledger.hold(self.size(node, sliced))
-            self._multiply(step.left, step.right, node, sliced)
+                self._fetch(child, cuts)
+            copies = self._copy(step, (step.left, step.right), cuts)
+            self.ledger.hold(self.size(node, cuts))
+            self._multiply(step.left, step.right, node, cuts)
             self.ledger.drop(copies)
             for child, sibling in ((step.left, step.right), (step.right, step.left)):
                 if not (keep and self.needs_grad[sibling]):
-                    self._release(child, sliced)
+                    self._release(child, cuts)
 
-    def _fetch(self, child: int, sliced: bool) -> None:
+    def _fetch(self, child: int, cuts: Slices) -> None:
         """Brings an operand into the form in which it is multiplied."""
-        if sliced:
+        if cuts:
             if self._is_entry(child) and child in self.inside:
-                self.ledger.hold(self.size(child, True))
-                self.ledger.work(2 * self.size(child, True))
+                self.ledger.hold(self.size(child, self.slices))
+                self.ledger.work(2 * self.size(child, self.slices))
         elif child < self.n and not self.model.ready(child):
-            size = self.size(child, False)
+            size = self.size(child, {})
             self.ledger.hold(size)
             self._prepare(child)
 
     def _prepare(self, operand: int) -> None:
         network = self.model.network
-        distinct = self.elements(set(network.squeezed(operand)), False)
-        sums = distinct - self.elements(network.reduced[operand], False)
-        self.ledger.work(self.model.operand_bytes(operand) + self.size(operand, False), 0, sums)
+        distinct = self.elements(set(network.squeezed(operand)), {})
+        sums = distinct - self.elements(network.reduced[operand], {})
+        self.ledger.work(self.model.operand_bytes(operand) + self.size(operand, {}), 0, sums)
 
-    def _release(self, child: int, sliced: bool) -> None:
-        if sliced:
+    def _release(self, child: int, cuts: Slices) -> None:
+        if cuts:
             if child in self.inside:
-                self.ledger.drop(self.size(child, True))
+                self.ledger.drop(self.size(child, self.slices))
         elif child >= self.n or not self.model.ready(child):
-            self.ledger.drop(self.size(child, False))
+            self.ledger.drop(self.size(child, {}))
 
     def _is_entry(self, child: int) -> bool:
         return child < self.n or child not in self.inside
 
-    def _multiply(self, left: int, right: int, result: int, sliced: bool) -> None:
+    def _multiply(self, left: int, right: int, result: int, cuts: Slices) -> None:
         union = set(self.labels[left]) | set(self.labels[right])
-        touched = self.elements(union, sliced)
-        adds = self.elements(union - set(self.labels[result]), sliced) > 1
-        moved = self.size(left, sliced) + self.size(right, sliced) + self.size(result, sliced)
+        touched = self.elements(union, cuts)
+        adds = self.elements(union - set(self.labels[result]), cuts) > 1
+        moved = self.size(left, cuts) + self.size(right, cuts) + self.size(result, cuts)
         self.ledger.work(moved, touched, touched if adds else 0)
 
-    def _copy(self, step: Step, factors: tuple[int, int], sliced: bool) -> int:
+    def _copy(self, step: Step, factors: tuple[int, int], cuts: Slices) -> int:
         """Holds the transposed copies of a step's factors; returns their size."""
-        sizes = [self.size(c, sliced) for c in factors if step.copied(self.labels[c])]
+        thin = {label for label in cuts if self.elements(label, cuts) == 1}
+        sizes = [self.size(c, cuts) for c in factors if step.copied(self.labels[c], thin)]
         for size in sizes:
             self.ledger.hold(size)
             self.ledger.work(2 * size)
@@ -231,7 +182,7 @@ class Walk:
         if self.labels[self.root] != self.model.network.reduced_output:
             self.ledger.hold(self.model.output_bytes)
             self.ledger.work(2 * self.model.output_bytes)
-            self.ledger.drop(self.size(self.root, False))
+            self.ledger.drop(self.size(self.root, {}))
 
     def _single(self) -> None:
         self.ledger.hold(self.model.output_bytes)
@@ -241,37 +192,35 @@ class Walk:
         ledger, entries = self.ledger, self.entries()
         for child in entries:
             if child < self.n:
-                self._fetch(child, False)
-        ledger.hold(self._total_bytes())
-        if self._has_partial():
-            ledger.hold(self._partial_bytes())
+                self._fetch(child, {})
+        buffers = self._result_buffers()
+        ledger.hold(sum(buffers))
         ledger.repeat = self.rounds
-        self._run([node for node in self.steps if node in self.inside], keep=False, sliced=True)
-        part = self.elements(self.labels[self.root], True)
-        adds = part if self.sum_rounds > 1 else 0
-        ledger.work((2 + bool(adds)) * self.size(self.root, True), 0, adds)
-        ledger.drop(self.size(self.root, True))
+        self._run([node for node in self.steps if node in self.inside], self.slices, keep=False)
+        size = self.size(self.root, self.slices)
+        adds = any(label not in self.model.network.output for label in self.slices)
+        adding = self.elements(self.labels[self.root], self.slices) if adds else 0
+        ledger.work((2 + adds) * size, 0, adding)
+        ledger.drop(size)
         ledger.repeat = 1
-        if self._has_partial():
-            ledger.drop(self._partial_bytes())
-        if self._total_bytes() != self.model.output_bytes:
+        ledger.drop(sum(buffers[1:]))
+        if buffers[0] != self.model.output_bytes:
             ledger.hold(self.model.output_bytes)
-            ledger.drop(self._total_bytes())
+            ledger.drop(buffers[0])
         if not keep:
             for child in entries:
-                self._release(child, False)
+                self._release(child, {})
 
-    def _has_partial(self) -> bool:
-        """Whether sums over slices build up beside the output, one part of it at a time."""
-        return 1 < self.sum_rounds < self.rounds
-
-    def _partial_bytes(self) -> int:
-        return self.elements(self.labels[self.root], True) * self.model.sum_size
-
-    def _total_bytes(self) -> int:
-        """Bytes of the output while the loop runs."""
-        item = self.model.sum_size if self.sum_rounds == self.rounds else self.model.item_size
-        return self.elements(self.model.network.output, False) * item
+    def _result_buffers(self) -> list[int]:
+        """Bytes of the result, then of its part in every loop but the outermost."""
+        buffers, cuts, output = [], {}, self.model.network.output
+        for label, count in self.levels:
+            item = self.model.item_size if label in output else self.model.sum_size
+            # Loops over summed labels share one running sum.
+            if label in output or not cuts.keys() - set(output):
+                buffers.append(self.elements(output, cuts) * item)
+            cuts[label] = count
+        return buffers
 
     # Backward.
 
@@ -285,39 +234,39 @@ class Walk:
             self._return_gradient(0)
         else:
             if self.remat:
-                self._recompute(outside, sliced=False)
+                self._recompute(outside, {})
             if self.labels[self.root] != self.model.network.reduced_output:
                 self.ledger.work(2 * self.model.output_bytes)
-                self.ledger.hold(self.size(self.root, False))
-        self._run_back(outside, sliced=False)
+                self.ledger.hold(self.size(self.root, {}))
+        self._run_back(outside, {})
 
-    def _recompute(self, nodes: list[int], sliced: bool) -> None:
+    def _recompute(self, nodes: list[int], cuts: Slices) -> None:
         """Runs a part of the forward program again, except its last product."""
-        self._run(nodes[:-1], keep=True, sliced=sliced)
+        self._run(nodes[:-1], cuts, keep=True)
         step = self.steps[nodes[-1]]
         for child, sibling in ((step.left, step.right), (step.right, step.left)):
-            self._fetch(child, sliced)
+            self._fetch(child, cuts)
             if not self.needs_grad[sibling]:
-                self._release(child, sliced)
+                self._release(child, cuts)
 
-    def _run_back(self, nodes: list[int], *, sliced: bool) -> None:
+    def _run_back(self, nodes: list[int], cuts: Slices) -> None:
         for node in reversed(nodes):
             step = self.steps[node]
             for child, sibling in ((step.left, step.right), (step.right, step.left)):
                 if self.needs_grad[child]:
-                    copies = self._copy(step, (child, sibling), sliced)
-                    self.ledger.hold(self.size(child, sliced))
-                    self._multiply(node, sibling, child, sliced)
+                    copies = self._copy(step, (child, sibling), cuts)
+                    self.ledger.hold(self.size(child, cuts))
+                    self._multiply(node, sibling, child, cuts)
                     self.ledger.drop(copies)
             for child, sibling in ((step.left, step.right), (step.right, step.left)):
                 if self.needs_grad[sibling]:
-                    self._release(child, sliced)  # the value
-                if sliced and self.needs_grad[child] and self._is_entry(child):
+                    self._release(child, cuts)  # the value
+                if cuts and self.needs_grad[child] and self._is_entry(child):
                     self._accumulate(child)
                 elif child < self.n and self.needs_grad[child] and not self.model.ready(child):
                     self._return_gradient(child)
             if not self._is_cotangent(node):
-                self.ledger.drop(self.size(node, sliced))
+                self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
         """Whether the cotangent of a step is the one that came in, which is not ours to drop."""
@@ -326,13 +275,13 @@ class Walk:
 
     def _accumulate(self, child: int) -> None:
         """Adds the gradient of a slice to that of the whole."""
-        size = self.size(child, True)
-        self.ledger.work(3 * size, 0, self.elements(self.labels[child], True))
+        size = self.size(child, self.slices)
+        self.ledger.work(3 * size, 0, self.elements(self.labels[child], self.slices))
         self.ledger.drop(size)
 
     def _return_gradient(self, operand: int) -> None:
         """Spreads the gradient of a reduced operand over the operand itself."""
-        size = self.size(operand, False)
+        size = self.size(operand, {})
         self.ledger.hold(self.model.operand_bytes(operand))
         self.ledger.work(size + self.model.operand_bytes(operand))
         if self.steps:
@@ -342,19 +291,37 @@ class Walk:
         ledger = self.ledger
         nodes = [node for node in self.steps if node in self.inside]
         entries = self.entries()
-        for child in entries:
-            if self.needs_grad[child]:
-                ledger.hold(self.size(child, False))
+        kept = self._gradient_buffers(entries)
+        passing = self._cotangent_copies()
+        ledger.hold(sum(kept) + passing)
         ledger.repeat = self.rounds
-        ledger.hold(self.size(self.root, True))
-        ledger.work(2 * self.size(self.root, True))
-        self._recompute(nodes, sliced=True)
-        self._run_back(nodes, sliced=True)
+        ledger.hold(self.size(self.root, self.slices))
+        ledger.work(2 * self.size(self.root, self.slices))
+        self._recompute(nodes, self.slices)
+        self._run_back(nodes, self.slices)
         ledger.repeat = 1
+        ledger.drop(sum(kept[1:]) + passing)
         for child in entries:
-            self._release(child, False)
+            self._release(child, {})
             if child < self.n and self.needs_grad[child] and not self.model.ready(child):
                 self._return_gradient(child)
+
+    def _gradient_buffers(self, entries: list[int]) -> list[int]:
+        """Bytes of all gradients, then of their parts in every loop but the outermost."""
+        buffers, cuts = [], {}
+        for label, count in self.levels:
+            buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
+            cuts[label] = count
+        return buffers
+
+    def _cotangent_copies(self) -> int:
+        """Bytes of cotangents copied because a loop takes slices that are not contiguous."""
+        total, cuts, output = 0, {}, self.model.network.reduced_output
+        for label, count in self.levels:
+            if label in output and self.elements(output[: output.index(label)], cuts) != 1:
+                total += self.elements(output, cuts) * self.model.item_size
+            cuts[label] = count
+        return total
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
@@ -368,6 +335,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
     """Ledger of the forward program followed by the backward one."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
+    walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
     walk.backward()
     return walk.ledger
 
@@ -387,6 +355,6 @@ def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int
             yield f"{i}", f"operand {i}", f"{term}->{network.reduced[i]}", *spent()
     for node, step in walk.steps.items():
         walk.ledger.repeat = walk.rounds if node in walk.inside else 1
-        walk._multiply(step.left, step.right, node, node in walk.inside)
+        walk._multiply(step.left, step.right, node, slices if node in walk.inside else {})
         text = f"{step.left_labels},{step.right_labels}->{step.labels}"
         yield f"{node}", f"{step.left}, {step.right}", text, *spent()

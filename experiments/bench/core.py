@@ -1,0 +1,220 @@
+"""Times the toolkit and its peers on the same work, by turns, in one process.
+
+Source: none; our own measurement. Run it on a quiet machine with the peers installed::
+
+    python -m experiments run bench/core
+
+It takes about 20 minutes on two CPU cores. See README.md in this folder for what is measured and
+how, and what is expected.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import Run
+from experiments.bench import _timing, _verdicts
+from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
+from experiments.bench._library import Library, Unsupported
+from experiments.bench._peers import load
+from experiments.bench._verdicts import Result, Target
+
+Group = Literal["svd", "rounding", "arithmetic", "projection", "ranks"]
+TABLES = {
+    "svd": ("tt_svd", "TT-SVD of dense tensors, float64, tol 1e-6"),
+    "rounding": ("rounding", "Rounding of tensor trains, float64"),
+    "arithmetic": ("arithmetic", "Arithmetic of tensor trains, float64"),
+    "projection": ("projection", "Projection of dense rows, float32"),
+    "ranks": ("changing_ranks", "A sweep whose ranks change at every step, from a cold start"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the benchmark."""
+
+    only: tuple[Group, ...] = ("svd", "rounding", "arithmetic", "projection", "ranks")
+    """Groups of cases to run."""
+
+    skip: tuple[str, ...] = ()
+    """Peers to leave out, by name."""
+
+    repeats: int = 9
+    """Turns of every competitor; long calls get fewer."""
+
+    seed: int = 0
+    """Seed of all inputs."""
+
+    small: bool = False
+    """Use sizes that take seconds: for trying out, the times mean nothing."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(repeats=3, small=True)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures the groups asked for and writes their tables, the targets and a figure."""
+    libraries, peers = load(config.skip)
+    run.table("peers", peers, caption="Peers: versions, and which are missing")
+    sizes = SMALL if config.small else Sizes()
+    found: list[Target] = []
+    least: list[dict[str, Any]] = []
+    with double_precision():
+        for group in config.only:
+            cases = GROUPS[group](sizes, np.random.default_rng(config.seed))
+            rows = []
+            for case in run.progress(cases, group):
+                results = _verdicts.judge(case, measure(case, libraries, config.repeats))
+                rows += _verdicts.rows(case, results)
+                found += _verdicts.targets(case, results)
+                if case.bytes:
+                    least.append(_verdicts.work(case, results))
+            name, caption = TABLES[group]
+            run.table(name, rows, caption=caption)
+    if least:
+        run.table("work", least, caption="The least work of each case, and the rate of ours")
+    caption = "Goals: time of the other over ours at least, or of ours over its at most"
+    run.table("targets", [t.row() for t in found], caption=caption)
+    run.figure("ratios", plot(found), caption="Time of the other over ours; | marks the goal")
+    for name, value in _verdicts.summary(found).items():
+        run.metric(name, value)
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """64-bit types in JAX and PyTorch, no compilation cache on disk; then as it was before."""
+    torch = sys.modules.get("torch")
+    wanted = {"jax_enable_x64": True, "jax_enable_compilation_cache": False}
+    before = {name: getattr(jax.config, name) for name in wanted}
+    torch_before = torch.get_default_dtype() if torch else None
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    if torch:  # tntorch makes scalars of the default type
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        if torch:
+            torch.set_default_dtype(torch_before)
+
+
+def measure(case: Case, libraries: Sequence[Library], repeats: int) -> list[Result]:
+    """Lets every library that can do a case do it, by turns."""
+    jax.clear_caches()
+    results: list[Result] = []
+    timings: dict[int, list[_timing.Timing]] = {}
+    for library in libraries:
+        for variant, call in ways(case, library, results):
+            result, lanes = begin(case, library, variant, call)
+            timings[len(results)] = lanes
+            results.append(result)
+    _timing.interleave([t for lanes in timings.values() for t in lanes], repeats)
+    for index, lanes in timings.items():
+        settle(results[index], [t for t in lanes if not t.failure])
+    gc.collect()
+    return results
+
+
+def ways(case: Case, library: Library, results: list[Result]) -> list[Any]:
+    """The calls by which a library does a case; what keeps it from it becomes a result."""
+    operation = getattr(library, case.operation, None)
+    if operation is None:
+        return []
+    try:
+        return list(operation(**case.inputs))
+    except Unsupported as reason:
+        note = f"not run: {reason}"
+    except Exception as error:  # of any peer, for any reason: the others go on
+        if not library.peer:
+            raise
+        note = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
+    results.append(Result(library.name, "", library.peer, note=note))
+    return []
+
+
+def begin(
+    case: Case, library: Library, variant: str, call: Any
+) -> tuple[Result, list[_timing.Timing]]:
+    """Makes the first calls of one way, one for each setting of threads, and takes its error."""
+    result = Result(library.name, variant, library.peer, library.compiled)
+    lanes: list[_timing.Timing] = []
+    for threads in thread_settings(library):
+        before = jax.clear_caches if case.cold else None
+        lane = _timing.Lane(library.name, variant, call, threads, before)
+        timing, value = _timing.first_call(lane)
+        lanes.append(timing)
+        if timing.failure:
+            if library.name == "tensorjax":
+                raise RuntimeError(f"{case.name}: {timing.failure}")
+            result.note = timing.failure
+            break
+        if len(lanes) == 1:
+            result.first = timing.first
+            check(case, library, value, result)
+        if timing.first - timing.compiling > _timing.PATIENCE:
+            break
+    return result, lanes
+
+
+def check(case: Case, library: Library, value: Any, result: Result) -> None:
+    """Takes the error and the ranks of what a library returned."""
+    try:
+        plain = library.plain(value)
+        if plain is not None:
+            result.error, result.rank = case.error(plain), max_rank(plain)
+    except Exception as error:
+        if not library.peer:
+            raise
+        result.note = f"wrong result: {' '.join(str(error).split())[:80]}"
+
+
+def thread_settings(library: Library) -> Sequence[int | None]:
+    """The numbers of threads a library is tried with; None is its default."""
+    every = _timing.cores()
+    if library.threads == "default" or find_spec("threadpoolctl") is None:
+        return (None,)
+    return (1,) if library.threads == "one" or every == 1 else (1, every)
+
+
+def settle(result: Result, lanes: Sequence[_timing.Timing]) -> None:
+    """Fills in the time of the better setting of threads."""
+    if result.note or not lanes:
+        return
+    best = min(lanes, key=lambda t: t.median)
+    result.median = best.median
+    result.threads = "default" if best.lane.threads is None else str(best.lane.threads)
+    programs = max(t.programs for t in lanes)
+    result.programs = programs if programs or result.compiled else None
+
+
+def plot(found: Sequence[Target]) -> Figure:
+    """Bars of the ratios reached, one per target, on a logarithmic scale."""
+    timed = [t for t in found if t.ratio is not None][::-1]
+    figure = Figure(figsize=(9, 1.2 + 0.26 * max(len(timed), 1)))
+    axes = figure.subplots()
+    colours = {group: f"C{k}" for k, group in enumerate(TABLES)}
+    for place, target in enumerate(timed):
+        axes.barh(place, (target.ratio or 1.0) - 1, left=1, color=colours[target.group])
+        axes.plot(target.wanted, place, "|", color="black", markersize=11, markeredgewidth=2)
+    labels = [f"{t.case} : {t.fastest}" for t in timed]
+    axes.set_yticks(range(len(timed)), labels, fontsize=7)
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("time of the other / time of tensorjax")
+    axes.margins(y=0.01)
+    return figure

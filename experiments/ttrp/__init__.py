@@ -1,0 +1,14 @@
+"""Tensor-train random projection against its comparators; see README.md in this folder."""
+
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(
+        name="ttrp",
+        module="experiments.ttrp.main",
+        paper="Feng, Tang, He, Zhou, Liao, arXiv 2010.10797",
+        summary="pairwise distances, images, storage and time, structured inputs",
+        quick="40 s",
+        packages=("scikit-learn", "matplotlib"),
+    ),
+)

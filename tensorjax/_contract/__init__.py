@@ -1,0 +1,1 @@
+"""Private parts of `tensorjax.contract`: parsing, path search, costs, slicing, execution."""

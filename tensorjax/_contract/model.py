@@ -1,0 +1,68 @@
+"""What the cost model and the executor know of a planned contraction."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from tensorjax._contract.einsum import Network
+from tensorjax._contract.steps import Step
+
+Slices = Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """All that the cost of a contraction depends on, except slicing and rematerialisation.
+
+    Attributes:
+        network: the parsed expression.
+        steps: its products in the order in which they run.
+        operand_sizes: bytes per entry of each operand as given.
+        common_size: bytes per entry of the type to which operands are converted.
+        item_size: bytes per entry of intermediates and of the result.
+        sum_size: bytes per entry of what sums over slices are held in.
+        differentiable: whether a gradient reaches each operand.
+    """
+
+    network: Network
+    steps: tuple[Step, ...]
+    operand_sizes: tuple[int, ...]
+    common_size: int
+    item_size: int
+    sum_size: int
+    differentiable: tuple[bool, ...]
+
+    def ready(self, operand: int) -> bool:
+        """Whether an operand enters its product as it is (up to a reshape)."""
+        same = self.network.squeezed(operand) == self.network.reduced[operand]
+        return same and self.operand_sizes[operand] == self.common_size
+
+    def operand_bytes(self, operand: int) -> int:
+        return math.prod(self.network.shapes[operand]) * self.operand_sizes[operand]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of the operands and the result."""
+        operands = range(len(self.network.shapes))
+        return sum(map(self.operand_bytes, operands)) + self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return self.network.elements(self.network.output) * self.item_size
+
+
+def looped(model: Model, slices: Slices) -> frozenset[int]:
+    """Numbers of the operands and steps that depend on a sliced label."""
+    n = len(model.network.reduced)
+    found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
+    for k, step in enumerate(model.steps):
+        if step.left in found or step.right in found:
+            found.add(n + k)
+    return frozenset(found)
+
+
+def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
+    """Sliced labels and their numbers of slices, the outermost loop first."""
+    output = model.network.reduced_output
+    outer = [(label, slices[label]) for label in output if label in slices]
+    return outer + [(label, count) for label, count in slices.items() if label not in output]

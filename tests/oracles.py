@@ -1,0 +1,165 @@
+"""Plain NumPy counterparts of what the tests check, in double precision and without shortcuts."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+REAL = (np.float32, np.float64)
+DTYPES = (*REAL, np.complex64, np.complex128)
+
+
+def eps(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps)
+
+
+def wide(x: Any) -> np.ndarray:
+    """A NumPy copy in float64 or complex128."""
+    x = np.asarray(x)
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def norm(x: Any) -> float:
+    return float(np.linalg.norm(wide(x).ravel()))
+
+
+def error(x: Any, y: Any) -> float:
+    """‖x − y‖ of two arrays."""
+    return norm(wide(x) - wide(y))
+
+
+# Random arrays -----------------------------------------------------------------------------------
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
+    x = rng.standard_normal(tuple(shape))
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        x = x + 1j * rng.standard_normal(tuple(shape))
+    return x.astype(dtype)
+
+
+def matrix(rng: np.random.Generator, m: int, n: int, s: Any, dtype: Any) -> np.ndarray:
+    """An m × n matrix with singular values ``s``."""
+    kind = np.result_type(dtype, np.float64)
+    u, v = (np.linalg.qr(normal(rng, (k, len(s)), kind))[0] for k in (m, n))
+    return ((u * s) @ v.conj().T).astype(dtype)
+
+
+def cores(
+    rng: np.random.Generator, shape: Sequence[int], rank: int | Sequence[int], dtype: Any
+) -> list[np.ndarray]:
+    """Random cores of a train, one rank for all bonds or one for each."""
+    inner = [rank] * (len(shape) - 1) if isinstance(rank, int) else list(rank)
+    ranks = [1, *inner, 1]
+    return [
+        normal(rng, (ranks[k], n, ranks[k + 1]), dtype) / np.asarray(ranks[k + 1], dtype) ** 0.5
+        for k, n in enumerate(shape)
+    ]
+
+
+def hilbert(shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
+    """1 / (i_1 + … + i_d + 1): singular values that decay exponentially."""
+    x = 1 / (np.indices(shape).sum(0) + 1.0)
+    return (x * (1 + 1j) if jnp.issubdtype(dtype, jnp.complexfloating) else x).astype(dtype)
+
+
+# Trains ------------------------------------------------------------------------------------------
+
+
+def dense(t: Any) -> np.ndarray:
+    """The dense array of a TT, (n_1, …), or of a TTMatrix, (∏ m_k, ∏ n_k)."""
+    out = np.ones((1, 1))
+    for core in map(wide, t.cores):
+        flat = core.reshape(core.shape[0], -1)
+        out = (out @ flat).reshape(-1, core.shape[-1])
+    if t.cores[0].ndim == 3:
+        return out.reshape(t.shape)
+    pairs = [n for pair in zip(t.row_shape, t.col_shape, strict=True) for n in pair]
+    d = len(t.cores)
+    return out.reshape(pairs).transpose(*range(0, 2 * d, 2), *range(1, 2 * d, 2)).reshape(t.shape)
+
+
+def tucker_dense(t: Any) -> np.ndarray:
+    out = wide(t.core)
+    for k, u in enumerate(t.factors):
+        out = np.moveaxis(np.tensordot(wide(u), out, (1, k)), 0, k)
+    return out
+
+
+def tt_svd(
+    x: Any, *, tol: float | None = None, rank: int | None = None
+) -> tuple[tuple[int, ...], float]:
+    """Oseledets' TT-SVD (2011, algorithm 1), word for word: its ranks, and its error."""
+    x = wide(x)
+    delta = 0.0 if tol is None else tol * norm(x) / math.sqrt(max(x.ndim - 1, 1))
+    ranks, rest, left = [1], x, np.ones((1, 1))
+    for n in x.shape[:-1]:
+        u, s, vh = np.linalg.svd(rest.reshape(ranks[-1] * n, -1), full_matrices=False)
+        r = len(s) if tol is None else max(int((tails(s) > delta).sum()), 1)
+        r = r if rank is None else min(r, rank)
+        left = (left @ u[:, :r].reshape(ranks[-1], -1)).reshape(-1, r)
+        ranks.append(r)
+        rest = s[:r, None] * vh[:r]
+    return (*ranks, 1), error(left @ rest.reshape(ranks[-1], -1), x.reshape(len(left), -1))
+
+
+def tails(s: np.ndarray) -> np.ndarray:
+    """sqrt(s_k² + s_{k+1}² + …) for every k."""
+    return np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
+
+
+def bond_tails(x: Any, ranks: Sequence[int]) -> np.ndarray:
+    """For each bond, the best error of cutting that unfolding alone to its rank."""
+    x = wide(x)
+    out = []
+    for k, r in enumerate(ranks[1:-1], start=1):
+        s = np.linalg.svd(x.reshape(math.prod(x.shape[:k]), -1), compute_uv=False)
+        out.append(float(np.append(tails(s), 0)[min(r, len(s))]))
+    return np.asarray(out)
+
+
+# Derivatives and compilations --------------------------------------------------------------------
+
+
+def check_gradient(f: Callable[[Any], Any], x: Any, rng: np.random.Generator, tol: float = 1e-6):
+    """Compares `jax.grad` with a central difference along one random direction, in float64.
+
+    JAX's gradient g of a real f of complex x is the one with df = Re Σ g dx.
+    """
+    gradient = jax.grad(f)(x)
+    leaves, tree = jax.tree.flatten(x)
+    step = [normal(rng, leaf.shape, leaf.dtype) for leaf in leaves]
+    size = 1e-5 * max(math.hypot(*map(norm, leaves)), 1e-3) / math.hypot(*map(norm, step))
+
+    def moved(sign: float) -> Any:
+        return tree.unflatten(
+            [leaf + sign * size * d for leaf, d in zip(leaves, step, strict=True)]
+        )
+
+    numeric = float((f(moved(1.0)) - f(moved(-1.0))) / (2 * size))
+    flat = jax.tree.leaves(gradient)
+    assert all(np.isfinite(np.asarray(g)).all() for g in flat)
+    exact = sum(float(np.sum(wide(g) * d).real) for g, d in zip(flat, step, strict=True))
+    scale = sum(norm(g) * norm(d) for g, d in zip(flat, step, strict=True))
+    assert abs(exact - numeric) <= tol * max(scale, 1e-3), (exact, numeric, scale)
+
+
+_compiled: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: (
+        _compiled.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
+    )
+)
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Yields a list that grows by one entry for every program that XLA compiles meanwhile."""
+    start = len(_compiled)
+    found: list[str] = []
+    yield found
+    found.extend(_compiled[start:])

@@ -1,0 +1,329 @@
+"""Array factorisations: the promise on the error, batches, derivatives, bad input."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import linalg
+from tests.oracles import (
+    DTYPES,
+    REAL,
+    check_gradient,
+    eps,
+    error,
+    matrix,
+    norm,
+    normal,
+    tails,
+    wide,
+)
+
+HOST_OR_DEVICE = (np.asarray, jnp.asarray)
+
+
+def spectra(k: int, dtype: Any) -> dict[str, np.ndarray]:
+    e = eps(dtype)
+    return {
+        "down to eps": np.logspace(0, np.log10(e), k),
+        "flat": np.ones(k),
+        "a step to 3 √eps": np.r_[np.ones(k // 2), np.full(k - k // 2, 3 * e**0.5)],
+        "a step under √eps": np.r_[np.ones(2), np.full(k - 2, 0.1 * e**0.5)],
+        "a step to 10 eps": np.r_[1.0, np.full(k - 1, 10 * e / k**0.5)],
+        "rank one": np.r_[1.0, np.zeros(k - 1)],
+        "zero": np.zeros(k),
+    }
+
+
+def product(out: linalg.SVD) -> np.ndarray:
+    return (wide(out.u) * wide(out.s)) @ wide(out.vh)
+
+
+# The promise -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", linalg.METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_truncated_svd_keeps_the_error_asked(rng, dtype, method):
+    e = eps(dtype)
+    for shape in ((12, 7), (7, 12), (4, 90)):
+        for name, s in spectra(min(shape), dtype).items():
+            a = matrix(rng, *shape, s, dtype)
+            exact = tails(np.linalg.svd(wide(a), compute_uv=False))
+            for tol in (10 * e, 30 * e, 1e4 * e, 0.3 * e**0.5, 3 * e**0.5, 0.5):
+                for array in HOST_OR_DEVICE:
+                    out = linalg.truncated_svd(array(a), tol=tol, method=method)
+                    where = (shape, name, tol / e, array.__module__)
+                    # One eps for the roundoff of this measurement itself.
+                    assert error(product(out), a) <= (tol + e) * norm(a), where
+                    assert len(out.s) <= max((exact > tol * norm(a)).sum(), 1) + 1, where
+
+
+@pytest.mark.parametrize("method", linalg.METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rank_with_tol_zeroes_what_tol_discards(rng, dtype, method):
+    e = eps(dtype)
+    jitted = jax.jit(lambda a, tol: linalg.truncated_svd(a, rank=6, tol=tol, method=method))
+    for name, s in spectra(6, dtype).items():
+        a = matrix(rng, 9, 6, s, dtype)
+        for tol in (30 * e, 1e4 * e, 0.3 * e**0.5, 0.5):
+            for out in (
+                linalg.truncated_svd(a, rank=6, tol=tol, method=method),
+                jitted(jnp.asarray(a), tol),
+            ):
+                assert error(product(out), a) <= (tol + e) * norm(a), (name, tol / e)
+                alone = linalg.truncated_svd(a, tol=tol, method=method)
+                assert (np.asarray(out.s) > 0).sum() <= len(alone.s) + 1, (name, tol / e)
+        assert jitted(jnp.asarray(a), 0.5).s.shape == (6,)
+
+
+@pytest.mark.parametrize("array", HOST_OR_DEVICE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_keep_dtype_and_kind(rng, dtype, array):
+    a = array(normal(rng, (6, 5), dtype))
+    for options in ({"tol": 0.1}, {"rank": 2}, {"rank": 3, "tol": 0.1}):
+        for method in linalg.METHODS:
+            out = linalg.truncated_svd(a, method=method, **options)
+            assert out.u.dtype == out.vh.dtype == a.dtype, (options, method)
+            assert out.s.dtype == out.discarded.dtype == a.real.dtype, (options, method)
+            assert isinstance(out.u, np.ndarray) == (array is np.asarray), (options, method)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_truncated_svd_by_rank_is_near_the_best(rng, dtype):
+    s = np.logspace(0, np.log10(eps(dtype)), 30)
+    a = matrix(rng, 50, 30, s, dtype)
+    for rank in (1, 4, 10, 25):
+        best = tails(np.linalg.svd(wide(a), compute_uv=False))[rank]
+        for method, floor in (("svd", 1), ("gram", eps(dtype) ** -0.25), ("randomized", 1)):
+            for array in HOST_OR_DEVICE:
+                out = linalg.truncated_svd(array(a), rank=rank, method=method)
+                assert out.s.shape == (rank,)
+                # Two levels of Gram matrices see energies down to eps^1.5: errors to eps^0.75.
+                assert error(product(out), a) <= 1.1 * best + 30 * floor * eps(dtype) * norm(a)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_discarded_is_the_error(rng, dtype):
+    a = matrix(rng, 40, 30, np.logspace(0, -5, 30), dtype)
+    for method in linalg.METHODS:
+        for options in ({"rank": 9}, {"tol": 1e-3}, {"rank": 12, "tol": 1e-3}):
+            out = linalg.truncated_svd(a, method=method, **options)
+            assert np.sqrt(out.discarded) == pytest.approx(error(product(out), a), rel=1e-3)
+
+
+def test_choose_takes_gram_above_its_floor_only():
+    table = [
+        ("auto", None, np.float32, "gram"),
+        ("svd", None, np.float32, "svd"),
+        ("auto", 1e-2**2, np.float32, "gram"),
+        ("auto", 1e-6**2, np.float32, "svd"),
+        ("gram", 1e-6**2, np.float32, "svd"),
+        ("randomized", 1e-6**2, np.float32, "svd"),
+        ("randomized", 1e-2**2, np.float32, "randomized"),
+        ("svd", 1e-2**2, np.float32, "svd"),
+        ("auto", 1e-6**2, np.float64, "gram"),
+        ("auto", 1e-14**2, np.complex128, "svd"),
+    ]
+    for method, share, dtype, expected in table:
+        assert linalg.choose(method, share, dtype) == expected, (method, share, dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_gram_of_a_long_matrix_is_summed_in_pieces(rng, dtype):
+    a = normal(rng, (3, 40_000), dtype)
+    exact = wide(a) @ wide(a).conj().T
+    for array in HOST_OR_DEVICE:
+        assert error(linalg.gram(array(a)), exact) <= 30 * eps(dtype) * norm(exact)
+
+
+# The factorisations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_have_their_structure(rng, dtype, shape):
+    a, k = normal(rng, shape, dtype), min(shape)
+    bound = 50 * eps(dtype) * norm(a)
+    for x in (a, jnp.asarray(a)):
+        q, r = linalg.qr(x)
+        u, s, vh = linalg.svd(x)
+        w, p = linalg.polar(x)
+        hermitian = linalg.matmul(x, linalg.adjoint(x))
+        values, vectors = linalg.eigh(hermitian)
+        for isometry in (q, u, wide(vh).conj().T, w if shape[0] >= shape[1] else wide(w).conj().T):
+            assert error(wide(isometry).conj().T @ wide(isometry), np.eye(k)) <= 50 * eps(dtype)
+        assert error(wide(q) @ wide(r), a) <= bound
+        assert error(np.tril(wide(r), -1), 0 * wide(r)) <= bound
+        assert error((wide(u) * wide(s)) @ wide(vh), a) <= bound
+        assert error(wide(w) @ wide(p), a) <= bound
+        assert error(wide(p), wide(p).conj().T) <= bound
+        assert np.linalg.eigvalsh(wide(p)).min() >= -bound
+        rebuilt = (wide(vectors) * wide(values)) @ wide(vectors).conj().T
+        assert error(rebuilt, hermitian) <= bound * norm(a)
+        assert (np.diff(s) <= 0).all()
+        assert (np.diff(values) <= 0).all()
+
+
+BATCHED: dict[str, Callable[[Any], Any]] = {
+    "qr": lambda a: linalg.matmul(*linalg.qr(a)),
+    "svd": lambda a: linalg.svd(a)[1],
+    "eigh": lambda a: linalg.eigh(linalg.gram(a))[0],
+    "polar": lambda a: linalg.polar(a),
+    "range": lambda a: linalg.project(linalg.range_finder(a, 2), a),
+    **{
+        f"{method} {options}": lambda a, method=method, options=options: jnp.abs(
+            linalg.truncated_svd(a, method=method, **options).u
+        )
+        for method in ("svd", "gram", "randomized")
+        for options in ({"rank": 2}, {"rank": 3, "tol": 0.3})
+    },
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_leading_axes_are_a_batch(rng, name):
+    f = BATCHED[name]
+    a = jnp.asarray(normal(rng, (2, 3, 20, 15)))
+    one_by_one = [[f(a[i, j]) for j in range(3)] for i in range(2)]
+    stacked = jax.tree.map(
+        lambda *x: jnp.stack(x).reshape(2, 3, *x[0].shape),
+        *functools.reduce(operator.iadd, one_by_one, []),
+    )
+    for batched in (f(a), jax.vmap(jax.vmap(f))(a)):
+        for x, y in zip(jax.tree.leaves(batched), jax.tree.leaves(stacked), strict=True):
+            assert error(x, y) <= 1e4 * eps(np.float64) * norm(y)
+
+
+# Derivatives -------------------------------------------------------------------------------------
+
+
+def _low_rank(method: str) -> Callable[[Any], Any]:
+    def f(a):
+        out = linalg.truncated_svd(a, rank=2, method=method)  # type: ignore[arg-type]
+        return linalg.matmul(linalg.scale_columns(out.u, out.s), out.vh)
+
+    return f
+
+
+def _projector(u: Any) -> Any:
+    return linalg.matmul(u, linalg.adjoint(u))
+
+
+def _eigen(a: Any) -> Any:
+    _, v = linalg.eigh(_projector(a))
+    return _projector(v[:, :2])
+
+
+# Functions of the factors that do not depend on the gauge.
+SMOOTH: dict[str, Callable[[Any], Any]] = {
+    "qr projector": lambda a: _projector(linalg.qr(a)[0][:, :2]),
+    "qr product": lambda a: linalg.matmul(*linalg.qr(a)),
+    "triangle": lambda a: _projector(
+        linalg.adjoint(linalg.triangle(a if a.shape[0] >= a.shape[1] else linalg.adjoint(a)))
+    ),
+    "svd values": lambda a: linalg.svd(a)[1] ** 3,
+    "svd product": lambda a: linalg.matmul(
+        linalg.scale_columns(linalg.svd(a)[0], linalg.svd(a)[1]), linalg.svd(a)[2]
+    ),
+    "eigh projector": _eigen,
+    "polar": lambda a: linalg.polar(a)[0],
+    "polar factor": lambda a: linalg.polar(a)[1],
+    "rank 2 by svd": _low_rank("svd"),
+    "rank 2 by gram": _low_rank("gram"),
+    "rank 2 by sketch": _low_rank("randomized"),
+}
+
+
+def loss(name: str) -> Callable[[Any], jax.Array]:
+    """A real number with a weight of its own for every entry."""
+
+    def f(a: Any) -> jax.Array:
+        out = SMOOTH[name](a)
+        weight = jnp.cos(jnp.arange(out.size, dtype=jnp.float64)).reshape(out.shape)
+        both = jnp.real(out) * weight + jnp.imag(out) * weight[::-1]
+        return jnp.sum(both)
+
+    return f
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_equal_finite_differences(rng, name, shape):
+    f = jax.jit(loss(name))
+    for dtype in (np.float64, np.complex128):
+        check_gradient(f, jnp.asarray(normal(rng, shape, dtype)), rng)
+
+
+def degenerate(m: int, n: int) -> dict[str, np.ndarray]:
+    one = np.eye(m, n)
+    padded = np.zeros((m, n))
+    padded[:2, :2] = [[1.0, 2.0], [3.0, 4.0]]
+    return {
+        "zero": 0 * one,
+        "identity": one,
+        "one zero value": one * np.r_[0.0, np.ones(n - 1)],
+        "padded": padded,
+        "rank one": np.ones((m, n)),
+        "tiny": 1e-200 * one,
+        "a pair": one * (1 + 1e-14 * np.arange(n)),
+    }
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_are_finite_where_singular_values_repeat_or_vanish(name, shape):
+    gradient = jax.jit(jax.grad(loss(name)))
+    for what, a in degenerate(*shape).items():
+        assert np.isfinite(gradient(jnp.asarray(a))).all(), what
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_gradients_are_right_inside_a_repeated_subspace(rng, dtype):
+    """The kept values repeat, the gap lies under them: the derivative exists, and is found."""
+    a = jnp.asarray(matrix(rng, 6, 5, np.array([2.0, 2.0, 1.0, 1.0, 0.5]), dtype))
+    for name in ("rank 2 by svd", "rank 2 by gram", "svd product", "eigh projector"):
+        check_gradient(jax.jit(loss(name)), a, rng)
+    for name in ("polar", "polar factor"):
+        check_gradient(jax.jit(loss(name)), a.at[:].multiply(1), rng)
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, "got neither", lambda a: linalg.truncated_svd(a)),
+        (ValueError, "tol.*-1", lambda a: linalg.truncated_svd(a, tol=-1.0)),
+        (ValueError, "tol.*got 0", lambda a: linalg.truncated_svd(a, tol=0)),
+        (ValueError, "tol.*nan", lambda a: linalg.truncated_svd(a, tol=float("nan"))),
+        (ValueError, "tol.*10 eps", lambda a: linalg.truncated_svd(a, tol=1e-16)),
+        (ValueError, "rank.*got 0", lambda a: linalg.truncated_svd(a, rank=0)),
+        (ValueError, "rank.*got 1.5", lambda a: linalg.truncated_svd(a, rank=1.5)),
+        (ValueError, "method.*'exact'", lambda a: linalg.truncated_svd(a, rank=1, method="exact")),
+        (ValueError, "a: .*NaN", lambda a: linalg.truncated_svd(a * np.nan, tol=0.1)),
+        (ValueError, "a: .*Inf", lambda a: linalg.truncated_svd(a / 1e-320, rank=1)),
+        (TypeError, "a: .*int", lambda a: linalg.truncated_svd(a.astype(int), rank=1)),
+        (TypeError, "a: .*int", lambda a: linalg.polar(a.astype(int))),
+        (ValueError, r"a: .*\(3,\)", lambda a: linalg.truncated_svd(a[0], rank=1)),
+        (ValueError, "rank", lambda a: linalg.left_basis(jnp.asarray(a), tail=1.0)),
+        (TypeError, "rank=", lambda a: jax.jit(lambda x: linalg.truncated_svd(x, tol=0.1))(a)),
+        (
+            TypeError,
+            "rank=",
+            lambda a: jax.vmap(lambda x: linalg.truncated_svd(x, tol=0.1))(a[None]),
+        ),
+    ],
+)
+def test_bad_input_is_named(kind, message, call):
+    with (
+        np.errstate(over="ignore"),
+        pytest.raises(kind, match=message),
+    ):
+        call(np.full((4, 3), 10.0))
