@@ -52,6 +52,12 @@ def scale_columns(a: Array, s: Array) -> Array:
     return a * s.astype(a.dtype)[..., None, :]
 
 
+def root(x: Array) -> Array:
+    """√x of non-negative numbers, with derivative 0 at 0."""
+    xp = namespace(x)
+    return xp.where(x > 0, xp.sqrt(xp.where(x > 0, x, 1)), 0)
+
+
 def energy(a: Array) -> Array:
     """‖a‖_F² over the last two axes, real."""
     xp = namespace(a)

@@ -33,6 +33,7 @@ from tensorjax._factor import (
     is_host,
     matmul,
     qr,
+    root,
     scale_columns,
     svd,
     triangle,
@@ -63,6 +64,7 @@ __all__ = [
     "qr",
     "random_like",
     "range_finder",
+    "root",
     "scale_columns",
     "svd",
     "triangle",
@@ -228,7 +230,7 @@ def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) 
     if method not in METHODS:
         raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
     if share is None:
-        return "gram" if method == "auto" else method
+        return "svd" if method == "auto" else method
     if share < 2 * _GRAM_NOISE * _gram_floor(dtype, levels):
         return "svd"
     return "gram" if method == "auto" else method
@@ -358,7 +360,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
     # The strong rows were set to zero, so their share of the new eigenvectors is arbitrary and
     # sits last; shift the weak spectrum behind the strong one, and rotate the weak rows alone.
     count = xp.sum(weak, -1, keepdims=True)
-    index = xp.arange(w.shape[-1]) - (w.shape[-1] - count)
+    index = xp.broadcast_to(xp.arange(w.shape[-1]), w.shape) - (w.shape[-1] - count)
     source = xp.where(index >= 0, index, 0)
     w_out = xp.where(weak, xp.take_along_axis(xp.maximum(w_weak, 0), source, -1), w)
     rotated = matmul(v, rotation)
@@ -369,7 +371,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
     """Left singular vectors a v / s, cleaned of the error that small s amplify."""
     xp = _xp(a)
-    s = xp.sqrt(energies)
+    s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
     u = scale_columns(matmul(a, v), xp.where(alive, 1 / xp.where(alive, s, 1), 0))
     if is_host(a) and a.ndim == 2 and energies[-1] > _CLEAN * energies[0]:
@@ -438,6 +440,8 @@ def truncated_svd(
       Array([3., 1.], dtype=float32)
     """
     a = _check.inexact("a", a)
+    if a.ndim < 2:
+        raise ValueError(f"a: expected a matrix (…, m, n), got shape {a.shape}")
     _check.tol_or_rank(tol, rank, a)
     _check.finite("a", a)
     rank = None if rank is None else min(_check.integer("rank", rank, low=1), *a.shape[-2:])
@@ -446,13 +450,17 @@ def truncated_svd(
         tol = _check.tolerance(tol, a.dtype)
         share = None if _check.is_traced(tol) else tol**2
     method = choose(method, share, a.dtype)
+    if tol is not None and share is None:
+        method = "svd"  # a traced tolerance may be anything
     back = (lambda x: x) if is_host(a) or rank is not None else jnp.asarray
     x = np.asarray(a) if rank is None else a
     tail = None if tol is None else tol**2 * energy(x)
     u, _, discarded = left_basis(x, rank=rank, tail=tail, method=method, key=key)
     small_u, s, vh = svd(matmul(adjoint(u), x))
     # Masked columns of u have rows of zeros below them, so their singular values come last.
-    return SVD(*(back(part) for part in (matmul(u, small_u), s, vh, discarded)))
+    real = a.real.dtype
+    parts = (matmul(u, small_u), a.dtype), (s, real), (vh, a.dtype), (discarded, real)
+    return SVD(*(back(part.astype(dtype)) for part, dtype in parts))
 
 
 # Extra columns of a random sketch: the error is then within a few per cent of the best, and the

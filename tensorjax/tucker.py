@@ -173,6 +173,8 @@ def from_dense(
         if all(r <= cap for r, cap in zip(t.ranks, ranks, strict=True)):
             return _pad(t, ranks)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / x.ndim
+    if method == "auto" and tol is None and x.size > 2**16:
+        method = "gram"  # as in tt.from_dense: an exact SVD would take many times longer
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
     if tol is not None and share is None:
         chosen = "svd"  # a traced tolerance may be anything

@@ -55,8 +55,9 @@ def cores(
     """Random cores of a train, one rank for all bonds or one for each."""
     inner = [rank] * (len(shape) - 1) if isinstance(rank, int) else list(rank)
     ranks = [1, *inner, 1]
+    kind = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
     return [
-        normal(rng, (ranks[k], n, ranks[k + 1]), dtype) / np.asarray(ranks[k + 1], dtype) ** 0.5
+        (normal(rng, (ranks[k], n, ranks[k + 1]), kind) / ranks[k + 1] ** 0.5).astype(dtype)
         for k, n in enumerate(shape)
     ]
 
@@ -125,27 +126,32 @@ def bond_tails(x: Any, ranks: Sequence[int]) -> np.ndarray:
 # Derivatives and compilations --------------------------------------------------------------------
 
 
-def check_gradient(f: Callable[[Any], Any], x: Any, rng: np.random.Generator, tol: float = 1e-6):
-    """Compares `jax.grad` with a central difference along one random direction, in float64.
+def check_gradient(
+    f: Callable[[Any], Any],
+    x: Any,
+    rng: np.random.Generator,
+    gradient: Any = None,
+    tol: float = 1e-6,
+) -> None:
+    """Compares a gradient with the central difference of ``f`` along one random direction.
 
-    JAX's gradient g of a real f of complex x is the one with df = Re Σ g dx.
+    JAX's gradient g of a real f of complex x is the one with df = Re Σ g dx. Everything is in
+    double precision; ``gradient`` is that of JAX if None.
     """
-    gradient = jax.grad(f)(x)
+    gradient = jax.grad(f)(x) if gradient is None else gradient
     leaves, tree = jax.tree.flatten(x)
-    step = [normal(rng, leaf.shape, leaf.dtype) for leaf in leaves]
-    size = 1e-5 * max(math.hypot(*map(norm, leaves)), 1e-3) / math.hypot(*map(norm, step))
+    steps = [normal(rng, leaf.shape, leaf.dtype) for leaf in leaves]
+    h = 1e-5 * math.hypot(*map(norm, leaves)) / math.hypot(*map(norm, steps))
 
-    def moved(sign: float) -> Any:
-        return tree.unflatten(
-            [leaf + sign * size * d for leaf, d in zip(leaves, step, strict=True)]
-        )
+    def moved(h: float) -> Any:
+        return tree.unflatten([leaf + h * s for leaf, s in zip(leaves, steps, strict=True)])
 
-    numeric = float((f(moved(1.0)) - f(moved(-1.0))) / (2 * size))
-    flat = jax.tree.leaves(gradient)
-    assert all(np.isfinite(np.asarray(g)).all() for g in flat)
-    exact = sum(float(np.sum(wide(g) * d).real) for g, d in zip(flat, step, strict=True))
-    scale = sum(norm(g) * norm(d) for g, d in zip(flat, step, strict=True))
-    assert abs(exact - numeric) <= tol * max(scale, 1e-3), (exact, numeric, scale)
+    numeric = float(f(moved(h)) - f(moved(-h))) / (2 * h)
+    pairs = list(zip(map(wide, jax.tree.leaves(gradient)), steps, strict=True))
+    assert all(np.isfinite(g).all() for g, _ in pairs)
+    exact = sum(float(np.sum(g * s).real) for g, s in pairs)
+    scale = sum(norm(g) * norm(s) for g, s in pairs)
+    assert abs(exact - numeric) <= tol * scale + 1e-9, (exact, numeric, scale)
 
 
 _compiled: list[str] = []

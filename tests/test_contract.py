@@ -1,5 +1,6 @@
 """Contraction plans: values, derivatives, counted costs, paths, memory limits, bad input."""
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -112,10 +113,10 @@ def with_vjp(plan: contract.Plan) -> Any:
 
 
 def loss(plan: Any) -> Any:
-    return lambda *arrays: jnp.sum(jnp.sin(jnp.abs(plan(*arrays))))
+    return lambda *arrays: jnp.sum(jnp.abs(plan(*arrays)) ** 2)
 
 
-def gradients(plan: Any, arrays: list[Any]) -> Any:
+def gradients(plan: Any, arrays: Any) -> Any:
     return jax.grad(loss(plan), tuple(range(len(arrays))))(*arrays)
 
 
@@ -124,18 +125,19 @@ def gradients(plan: Any, arrays: list[Any]) -> Any:
 
 @pytest.mark.parametrize(("expr", "shapes"), [(e, s) for e, *s in SMALL])
 def test_values_and_gradients(rng, expr, shapes):
-    for dtype in (np.float64, np.complex128):
-        xs = operands(rng, shapes, dtype)
-        p = contract.plan(expr, *xs)
-        want = np.einsum(expr, *xs)
-        got = p(*xs)
-        assert (p.shape, p.dtype) == (got.shape, got.dtype)
-        close(got, want)
-    xs = [jnp.asarray(x) for x in operands(rng, shapes)]
-    reference = lambda *a: jnp.einsum(expr, *a)  # noqa: E731
+    xs = operands(rng, shapes, np.complex128)
     p = contract.plan(expr, *xs)
-    for got, want in zip(gradients(p, xs), gradients(reference, xs), strict=True):
-        close(got, want)
+
+    @jax.jit
+    def run(*arrays: jax.Array) -> Any:
+        reference = functools.partial(jnp.einsum, expr)
+        return p(*arrays), gradients(p, arrays), gradients(reference, arrays)
+
+    value, got, want = run(*xs)
+    assert (p.shape, p.dtype) == (value.shape, value.dtype)
+    close(value, np.einsum(expr, *xs))
+    for x, y in zip(got, want, strict=True):
+        close(x, y)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64, jnp.bfloat16, np.int32, np.bool_])
@@ -221,7 +223,7 @@ def test_transformations(rng):
 
 
 def test_more_labels_than_letters(rng):
-    d = 60
+    d = 30
     labels = [opt_einsum.get_symbol(i) for i in range(2 * d + 1)]
     terms = [labels[2 * i] + labels[2 * i + 1] + labels[2 * i + 2] for i in range(d)]
     expr = ",".join([*terms, *(labels[2 * i + 1] for i in range(d))]) + f"->{labels[0]}{labels[-1]}"
@@ -298,7 +300,7 @@ def test_costs_agree_with_the_compiled_program(name, dtype):
 
 
 def test_the_gradient_of_a_loss_costs_what_the_plan_says():
-    for name in ("chain", "layer", "Tucker"):
+    for name in ("chain", "layer", "ring"):
         expr, *shapes = LARGE[name]
         p = contract.plan(expr, *shapes)
         run = jax.value_and_grad(lambda *a, p=p: jnp.sum(p(*a) ** 2), tuple(range(len(shapes))))
@@ -436,14 +438,14 @@ def test_given_paths_and_strategies(rng):
 
 # Memory limits -----------------------------------------------------------------------------------
 
-# An index of the output, a summed one, both, a hyperedge, a product made before the loop.
+# A free index, a batch, a summed one, a hyperedge, an inner axis of the output, a ring.
 SLICED = [
     ("xabc,apu,ubqv,vcr->xpqr", 0.5, (64, 4, 4, 4), (4, 4, 6), (6, 4, 4, 6), (6, 4, 4)),
-    ("ai,bi,ci->", 0.2, (24, 16), (25, 16), (26, 16)),
-    ("ijk,kl,lj->i", 0.2, (4, 20, 20), (20, 30), (30, 20)),
+    ("bij,bjk,bkl->bil", 0.5, (8, 16, 16), (8, 16, 16), (8, 16, 16)),
+    ("ai,bi,ci,abc->", 0.5, (24, 16), (25, 16), (26, 16), (24, 25, 26)),
+    ("ai,ij,jk,kl,la->", 0.8, (60, 60), (60, 60), (60, 60), (60, 60), (60, 60)),
     ("ir,jr,kr->kij", 0.6, (12, 64), (14, 64), (16, 64)),
-    ("ab,bc,cd,de->ea", 0.3, (48, 48), (48, 48), (48, 48), (48, 2)),
-    ("aab,bcz,cd->ad", 0.7, (24, 24, 24), (24, 24, 2), (24, 24)),
+    ("ijk,klm,mni->jln", 0.4, (12, 8, 12), (12, 8, 12), (12, 8, 12)),
 ]
 
 
@@ -458,20 +460,35 @@ def test_a_memory_limit_is_kept(rng, expr, fraction, shapes):
     assert q.remat
     assert q.peak_bytes <= limit < p.peak_bytes
     close(q(*xs), p(*xs))
-    for got, want in zip(gradients(q, xs), gradients(p, xs), strict=True):
+    for got, want in zip(*jax.jit(lambda: (gradients(q, xs), gradients(p, xs)))(), strict=True):
         close(got, want)
-    close(jax.vmap(q, (0, *[None] * (len(xs) - 1)))(xs[0][None], *xs[1:])[0], p(*xs))
     close(jax.jvp(q, xs, xs)[1], len(xs) * p(*xs))
     before, after = (analysis(plan, *xs)[1] for plan in (p, q))
     assert after.temp_size_in_bytes < before.temp_size_in_bytes
     assert total(after) <= 1.1 * limit
 
 
+def test_sliced_plans_under_transformations(rng):
+    xs = [jnp.asarray(x) for x in operands(rng, [(48, 48)] * 3)]
+    p = contract.plan("ab,bc,cd->ad", *xs)
+    q = contract.plan("ab,bc,cd->ad", *xs, memory_limit=p.peak_bytes - 8000)
+    assert q.slices
+
+    def run(f: Any, *a: jax.Array) -> Any:
+        batched = jax.vmap(f, (0, None, None))(jnp.stack(a), *a[1:])
+        nested = jax.jvp(jax.grad(loss(f)), a, a)[1]
+        return batched, nested
+
+    both = (jax.jit(functools.partial(run, f))(*xs) for f in (q, p))
+    for got, want in zip(*both, strict=True):
+        close(got, want)
+
+
 def test_a_sliced_loop_is_counted_in_full(rng):
     """XLA counts one slice; products that no slice changes are made once, before the loop."""
     shapes = [(64, 48), (48, 48), (48, 32)]
     p = contract.plan("ab,bc,cd->ad", *shapes, optimize=[(0, 1), (0, 1)])
-    q = contract.plan("ab,bc,cd->ad", *shapes, optimize=[(0, 1), (0, 1)], memory_limit=32_000)
+    q = contract.plan("ab,bc,cd->ad", *shapes, optimize=[(0, 1), (0, 1)], memory_limit=38_000)
     assert set(q.slices) == {"a"}
     assert q.flops == p.flops
     flops, _ = analysis(q, *structs(shapes, "float32"))
@@ -479,13 +496,14 @@ def test_a_sliced_loop_is_counted_in_full(rng):
 
 
 def test_a_memory_limit_for_gradients(rng):
-    xs = [jnp.asarray(x) for x in operands(rng, [(256, 8, 8), (8, 12), (12, 8, 8)])]
-    p = contract.plan("xab,au,ubc->xc", *xs)
+    expr, *shapes = LARGE["layer"]
+    xs = [jnp.asarray(x, jnp.float32) for x in operands(rng, shapes)]
+    p = contract.plan(expr, *xs)
     limit = p.grad.peak_bytes * 2 // 3
-    q = contract.plan("xab,au,ubc->xc", *xs, memory_limit=limit, limit_grad=True)
+    q = contract.plan(expr, *xs, memory_limit=limit, limit_grad=True)
     assert q.slices
     assert q.grad.peak_bytes <= limit
-    cotangent = jnp.ones(p.shape)
+    cotangent = jnp.ones(p.shape, p.dtype)
     before, after = (analysis(with_vjp(plan), cotangent, *xs)[1] for plan in (p, q))
     assert after.temp_size_in_bytes < before.temp_size_in_bytes
     assert total(after) <= 1.1 * limit
@@ -495,11 +513,11 @@ def test_a_memory_limit_for_gradients(rng):
 
 def test_short_floats_are_summed_over_slices_in_single_precision():
     """Ones summed in bfloat16 stop at 256; the sum over slices must not."""
-    x = jnp.ones((64, 512), jnp.bfloat16)
-    p = contract.plan("ij,kj,lj->ikl", x[:16], x[:16], x[:16])
-    q = contract.plan("ij,kj,lj->ikl", x[:16], x[:16], x[:16], memory_limit=p.peak_bytes * 2 // 3)
-    assert "j" in contract.plan("ij,ij->", x, x, memory_limit=p.peak_bytes).expr
-    assert q(x[:16], x[:16], x[:16]).tolist() == p(x[:16], x[:16], x[:16]).tolist()
+    xs = [jnp.ones((48, 512), jnp.bfloat16)] * 2 + [jnp.ones((48, 48), jnp.bfloat16)]
+    p = contract.plan("ij,kj,ik->", *xs)
+    q = contract.plan("ij,kj,ik->", *xs, memory_limit=p.peak_bytes - 2000)
+    assert q.slices
+    assert float(q(*xs)) == 48 * 48 * 512
 
 
 def test_an_unreachable_limit():

@@ -36,7 +36,7 @@ FAMILIES = {
 
 @functools.cache
 def drawn(name: str) -> Any:
-    return drawn(name)
+    return FAMILIES[name](KEY)
 
 
 @pytest.fixture(params=FAMILIES)

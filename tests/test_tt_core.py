@@ -126,7 +126,7 @@ def test_from_dense_by_rank_transforms_and_its_derivative_is_right(method):
 
 def test_randomised_rounding_is_within_a_few_per_cent_of_the_best():
     t = tt.random(jax.random.key(0), (8,) * 8, 40)
-    decay = 0.7 ** jnp.arange(40)
+    decay = 0.7 ** jnp.arange(40.0)
     t = tt.TT([c * decay[: c.shape[2]][None, None] for c in t.cores[:-1]] + [t.cores[-1]])
     best = tt.distance(t, tt.round(t, rank=15, method="svd"))
     got = tt.distance(t, tt.round(t, rank=15, method="randomized"))

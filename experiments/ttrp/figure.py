@@ -118,8 +118,8 @@ def _structured(axis: Axes, rows: Rows) -> None:
         axis.errorbar(d, _column(line, "variance"), yerr=spread, capsize=2, **points)
     axis.set_yscale("log")
     _ticks(axis, sorted({row["d"] for row in rows}))
-    total = rows[0]["m"]
-    axis.set_xlabel(f"factors d of a rank-one input, M = {total}\nlines: exact", fontsize=9)
+    label = f"factors d of a rank-one input, M = {rows[0]['M']}\npoints: sampled, lines: exact"
+    axis.set_xlabel(label, fontsize=9)
     axis.set_ylabel("variance of ‖f(x)‖² / ‖x‖²", fontsize=9)
 
 

@@ -1,6 +1,7 @@
 """Images: distance ratios, and what a nearest-neighbour classifier still sees after projection."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from experiments.ttrp.methods import (
     factors,
     moments,
     over_draws,
+    single,
     storage,
     times,
 )
@@ -122,7 +124,8 @@ def _projected(
     shapes = [modes(method, (side, side)) for side in sides]
     whole = hull(shapes)
     projected = over_draws(sketch.apply, method, (in_shape, whole), keys, few)
-    scores = _scores(method, images, in_shape, shapes, keys[:classified])
+    maps = itertools.islice(single(method, (in_shape, whole), keys), classified)
+    scores = np.array([_scores(p, images, whole, shapes) for p in maps])
     for shape, score in zip(shapes, scores.T, strict=True):
         ratio = moments(mean_ratio(block(projected, whole, shape), few))
         yield {
@@ -138,18 +141,12 @@ def _projected(
         }
 
 
-def _scores(
-    method: Method, images: Images, in_shape: Shape, shapes: Sequence[Shape], keys: jax.Array
-) -> np.ndarray:
-    """Accuracy for each draw and shape."""
-    whole, out = hull(shapes), []
-    both = np.concatenate([_flat(images.x_train), _flat(images.x_test)])
-    for key in keys:
-        y = np.asarray(sketch.apply(method.draw(key, in_shape, whole), both))
-        parts = (block(y, whole, shape) for shape in shapes)
-        cut = len(images.x_train)
-        out.append([accuracy(part[:cut], part[cut:], images) for part in parts])
-    return np.asarray(out)
+def _scores(p: Any, images: Images, whole: Shape, shapes: Sequence[Shape]) -> list[float]:
+    """Accuracy after projection by each of the sub-maps of a map."""
+    cut = len(images.x_train)
+    y = np.asarray(sketch.apply(p, np.concatenate([_flat(images.x_train), _flat(images.x_test)])))
+    parts = (block(y, whole, shape) for shape in shapes)
+    return [accuracy(part[:cut], part[cut:], images) for part in parts]
 
 
 def _record(

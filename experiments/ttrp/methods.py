@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,30 @@ def _over_maps(function: Callable[[Any, Any], jax.Array], maps: Any, x: Any) -> 
     return jax.vmap(function, in_axes=(0, None))(maps, x)
 
 
+def groups(method: Method, shapes: tuple[Shape, Shape], keys: jax.Array) -> Iterator[Any]:
+    """The maps of the keys in batches, as large as fit in 64 MiB; one program draws them all.
+
+    Args:
+        method: what to draw.
+        shapes: modes of the input and of the output.
+        keys: one for each draw.
+    """
+    held = jax.tree.leaves(outline(method, *shapes))
+    room = max(1, _DRAWN_AT_ONCE // sum(math.prod(leaf.shape) for leaf in held))
+    # A divisor of the count, or the remainder would be compiled once more.
+    at_once = max(n for n in range(1, min(room, len(keys)) + 1) if len(keys) % n == 0)
+    for start in range(0, len(keys), at_once):
+        yield _drawn(method, *shapes, keys[start : start + at_once])
+
+
+def single(method: Method, shapes: tuple[Shape, Shape], keys: jax.Array) -> Iterator[Any]:
+    """The same maps one by one."""
+    for maps in groups(method, shapes, keys):
+        host = jax.tree.map(np.asarray, maps)
+        for i in range(len(jax.tree.leaves(host)[0])):
+            yield jax.tree.map(lambda a, i=i: a[i], host)
+
+
 def over_draws(
     function: Callable[[Any, Any], jax.Array],
     method: Method,
@@ -113,8 +137,6 @@ def over_draws(
     x: Any,
 ) -> np.ndarray:
     """Evaluates ``function(map, x)`` for the map of each key, vectorised over the maps.
-
-    As many maps are held at a time as fit in 64 MiB; all of it is two programs, compiled once.
 
     Args:
         function: of a map and ``x``, such as ``sketch.apply``.
@@ -126,12 +148,7 @@ def over_draws(
     Returns:
         The values, stacked on a leading axis.
     """
-    held = jax.tree.leaves(outline(method, *shapes))
-    room = max(1, _DRAWN_AT_ONCE // sum(math.prod(leaf.shape) for leaf in held))
-    # A divisor of the count, or the remainder would be compiled once more.
-    at_once = max(n for n in range(1, min(room, len(keys)) + 1) if len(keys) % n == 0)
-    groups = (keys[i : i + at_once] for i in range(0, len(keys), at_once))
-    values = [_over_maps(function, _drawn(method, *shapes, group), x) for group in groups]
+    values = [_over_maps(function, maps, x) for maps in groups(method, shapes, keys)]
     return np.concatenate([np.asarray(v) for v in values])
 
 

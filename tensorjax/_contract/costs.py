@@ -171,7 +171,9 @@ class Walk:
     def _copy(self, step: Step, factors: tuple[int, int], cuts: Slices) -> int:
         """Holds the transposed copies of a step's factors; returns their size."""
         thin = {label for label in cuts if self.elements(label, cuts) == 1}
-        sizes = [self.size(c, cuts) for c in factors if step.copied(self.labels[c], thin)]
+        bare = step.without(thin)
+        found = {step.left: bare.left_labels, step.right: bare.right_labels}
+        sizes = [self.size(c, cuts) for c in factors if bare.copied(found[c])]
         for size in sizes:
             self.ledger.hold(size)
             self.ledger.work(2 * size)

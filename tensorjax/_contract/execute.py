@@ -55,12 +55,7 @@ class Program:
     def _whole(self, *operands: jax.Array) -> jax.Array:
         values = {i: self._reduced(i, x) for i, x in enumerate(operands)}
         self._run(values, self._nodes(inside=False))
-        root = max(values)
-        labels = self._labels(root)
-        result = values[root]
-        network = self.model.network
-        result = lax.transpose(result, [labels.index(c) for c in network.reduced_output])
-        result = result.reshape(network.output_shape)
+        result = self._ordered(values).reshape(self.model.network.output_shape)
         if self.preferred_element_type is not None:
             result = result.astype(self.preferred_element_type)
         return result
@@ -84,9 +79,14 @@ class Program:
             return jnp.any(x, axes)
         return jnp.sum(x, axes, dtype=self.preferred_element_type or x.dtype)
 
-    def _labels(self, node: int) -> str:
+    def _labels(self, node: int, thin: frozenset[str] = frozenset()) -> str:
         n = len(self.model.network.reduced)
-        return self.model.network.reduced[node] if node < n else self.model.steps[node - n].labels
+        reduced, steps = self.model.network.reduced, self.model.steps
+        labels = reduced[node] if node < n else steps[node - n].labels
+        return "".join(label for label in labels if label not in thin)
+
+    def _output(self, thin: frozenset[str]) -> str:
+        return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
         """Numbers of the steps inside or outside the loop over slices."""
@@ -94,12 +94,26 @@ class Program:
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
 
-    def _run(self, values: dict[int, jax.Array], nodes: list[int]) -> None:
+    def _run(
+        self,
+        values: dict[int, jax.Array],
+        nodes: list[int],
+        thin: frozenset[str] = frozenset(),
+    ) -> None:
         """Makes the products ``nodes``, taking factors out of ``values``."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
-            values[node] = self._product(step, values.pop(step.left), values.pop(step.right))
+            left, right = values.pop(step.left), values.pop(step.right)
+            values[node] = self._product(step.without(thin), left, right)
+
+    def _ordered(
+        self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
+    ) -> jax.Array:
+        """The one value left, its axes in the order of the output."""
+        ((root, value),) = values.items()
+        labels = self._labels(root, thin)
+        return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
 
     def _product(self, step: Step, left: jax.Array, right: jax.Array) -> jax.Array:
         # Factors differ in type only where an intermediate has the preferred type.
@@ -136,7 +150,7 @@ class Program:
     def _sliced(self, *operands: jax.Array) -> jax.Array:
         values = {i: self._reduced(i, x) for i, x in enumerate(operands)}
         self._run(values, self._nodes(inside=False))
-        result = self._loop(levels(self.model, self.slices), values, None)
+        result = self._loop(levels(self.model, self.slices), values, None, frozenset())
         return result.astype(self._dtype(values)).reshape(self.model.network.output_shape)
 
     def _dtype(self, values: dict[int, jax.Array]) -> Any:
@@ -148,75 +162,66 @@ class Program:
         todo: Sequence[tuple[str, int]],
         values: dict[int, jax.Array],
         total: jax.Array | None,
+        thin: frozenset[str],
     ) -> jax.Array:
         """Contracts ``values``, cut along the labels ``todo``, and adds ``total`` if given.
 
-        There is one scan per label, those of the output outside.
+        There is one scan per label, those of the output outside. Labels that were cut into
+        slices of one, ``thin``, have no axis any more.
         """
         if not todo:
-            part = self._body(values)
+            values = dict(values)
+            self._run(values, self._nodes(inside=True), thin)
+            part = self._ordered(values, thin)
             return part if total is None else _add(total, part)
         (label, count), *rest = todo
-        stacked, whole = {}, {}
-        for node, x in values.items():
-            cut = _stacked(x, self._labels(node), label, count)
-            (whole if cut is None else stacked)[node] = x if cut is None else cut
+        inner = thin if self.model.network.sizes[label] > count else thin | {label}
+        # A scan reads slices of a first axis, and writes their gradients, in place.
+        first = {n: x for n, x in values.items() if self._labels(n, thin).startswith(label)}
+        stacked = {n: _split(x, count) for n, x in first.items()}
+        whole = {n: x for n, x in values.items() if n not in first}
 
         # Without the checkpoint every slice would leave its intermediates to the backward pass.
         @functools.partial(jax.checkpoint, prevent_cse=False)
-        def contract(
-            total: jax.Array | None, k: jax.Array, parts: dict[int, jax.Array], whole: Any
-        ) -> jax.Array:
-            picked = {n: _slice(x, self._labels(n), label, count, k) for n, x in whole.items()}
-            return self._loop(rest, parts | picked, total)
+        def contract(total: jax.Array | None, k: jax.Array, parts: Any, whole: Any) -> jax.Array:
+            cut = {n: _slice(x, self._labels(n, thin), label, count, k) for n, x in whole.items()}
+            return self._loop(rest, parts | cut, total, inner)
 
         rounds = (jnp.arange(count, dtype=jnp.int32), stacked)
-        shape, dtype = self._shape(values), self._dtype(values)
+        shape, dtype = self._shape(values, thin), self._dtype(values)
         if label in self.model.network.output:
             return _place(
                 lambda k, parts: contract(None, k, parts, whole).astype(dtype),
                 jax.ShapeDtypeStruct(shape, dtype),
-                self.model.network.reduced_output.index(label),
+                self._output(thin).index(label),
                 rounds,
             )
         if total is None:
             total = jnp.zeros(shape, sum_dtype(dtype))
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
-    def _shape(self, values: dict[int, jax.Array]) -> tuple[int, ...]:
+    def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
         """Shape of what ``values`` contract to, in the order of the output."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
-            sizes.update(zip(self._labels(node), x.shape, strict=True))
-        return tuple(sizes[label] for label in self.model.network.reduced_output)
-
-    def _body(self, values: dict[int, jax.Array]) -> jax.Array:
-        """The products inside the loops, for one slice."""
-        values = dict(values)
-        self._run(values, self._nodes(inside=True))
-        root = max(values)
-        order = [self._labels(root).index(c) for c in self.model.network.reduced_output]
-        return lax.transpose(values[root], order)
+            sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
+        return tuple(sizes[label] for label in self._output(thin))
 
 
-def _stacked(x: jax.Array, labels: str, label: str, count: int) -> jax.Array | None:
-    """Slices of a leading axis, stacked along a new first axis; None for any other axis.
-
-    A scan reads such slices, and writes their gradients, in place.
-    """
-    if label not in labels:
-        return None
-    axis = labels.index(label)
-    if math.prod(x.shape[:axis]) != 1:
-        return None
-    return x.reshape(count, *x.shape[:axis], x.shape[axis] // count, *x.shape[axis + 1 :])
+def _split(x: jax.Array, count: int) -> jax.Array:
+    """Slices of the first axis, stacked. An axis of size 1 would make XLA copy the array."""
+    length = x.shape[0] // count
+    return x if length == 1 else x.reshape(count, length, *x.shape[1:])
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
+    """Slice ``k`` of ``count`` along the axis ``label``, if there is one."""
     if label not in labels:
         return x
     axis = labels.index(label)
     length = x.shape[axis] // count
+    if length == 1:
+        return lax.dynamic_index_in_dim(x, k, axis, keepdims=False)
     return lax.dynamic_slice_in_dim(x, k * length, length, axis)
 
 
@@ -224,15 +229,15 @@ def _place(
     part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
 ) -> jax.Array:
     """Puts the slices ``part(k, …)`` of a result side by side along an axis."""
-    count = len(rounds[0])
-    if math.prod(result.shape[:axis]) == 1:
+    if axis == 0:
         parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
         return parts.reshape(result.shape)
-    length = result.shape[axis] // count
+    length = result.shape[axis] // len(rounds[0])
+    shape = (*result.shape[:axis], length, *result.shape[axis + 1 :])
 
     def step(whole: jax.Array, xs: Any) -> tuple[jax.Array, None]:
-        start = xs[0] * length
-        return lax.dynamic_update_slice_in_dim(whole, part(*xs), start, axis), None
+        new = part(*xs).reshape(shape)
+        return lax.dynamic_update_slice_in_dim(whole, new, xs[0] * length, axis), None
 
     return lax.scan(step, jnp.zeros(result.shape, result.dtype), rounds)[0]
 

@@ -51,18 +51,23 @@ class Step:
         """Whether a factor has its axes in the order batch, summed, free."""
         return labels == self.batch + self.summed + self.free(labels)
 
-    def copied(self, labels: str, thin: Collection[str] = ()) -> bool:
+    def copied(self, labels: str) -> bool:
         """Whether a factor must be transposed into a copy to become a batch of matrices.
 
-        Without summed labels the product is entry-wise and reads its factors in any order, and
-        ``thin`` labels, of size 1, may stand anywhere.
+        Without summed labels the product is entry-wise and reads its factors in any order.
         """
-        batch, summed, labels = (
-            "".join(c for c in group if c not in thin)
-            for group in (self.batch, self.summed, labels)
+        return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
+
+    def without(self, thin: Collection[str]) -> "Step":
+        """The step when some labels have no axis any more."""
+        if not thin:
+            return self
+        texts = (self.left_labels, self.right_labels, self.batch, self.summed)
+        return Step(
+            self.left,
+            self.right,
+            *("".join(label for label in text if label not in thin) for text in texts),
         )
-        free = self.free(labels)
-        return bool(summed) and labels not in (batch + free + summed, batch + summed + free)
 
 
 def build_steps(network: Network, path: Path) -> tuple[Step, ...]:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 Path = tuple[tuple[int, int], ...]
 
 _EXACT = 16  # operands up to which dynamic programming always runs to the end
-_PAIRS = 1_500_000  # pairs of subsets that it may look at beyond: a second or two
+_PAIRS = 1_500_000  # pairs of subsets that it may look at beyond: about a second
+_EVALUATION = 10  # a pair whose product is evaluated takes as long as so many that are skipped
 _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
@@ -290,6 +291,7 @@ def _grow(
                     limit = known.cost if known else cap
                     if cost_a + cost_b >= limit:
                         continue
+                    budget -= _EVALUATION
                     labels = known.labels if known else join(labels_a, labels_b, a | b)
                     cost = cost_a + cost_b + graph.cost(labels_a, labels_b, labels)
                     if cost < limit:

@@ -17,6 +17,9 @@ from tensorjax.tt._types import TT, TTMatrix
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
 # matrix units idle and compress less, so the passes over the data that follow would be longer.
 _LEADING_ROWS = 64
+# By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
+# eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
+_LARGE = 2**16
 # Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
 _VERIFY_BELOW = 1e4
 
@@ -79,6 +82,8 @@ def from_dense(
             return pad(train, ranks)
     _check.finite("x", x)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
+    if method == "auto" and tol is None and x.size > _LARGE:
+        method = "gram"
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
     if tol is not None and share is None:
         chosen = "svd"  # a traced tolerance may be anything
@@ -161,7 +166,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     # the data are read only to make the factor and to project on the outcome.
     rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
     vectors, energies = linalg.left_spectrum(flat, rank=rank, share=share, method=method)
-    factor = linalg.scale_columns(vectors, energies**0.5).reshape(1, *shape[:lead], -1, 1)
+    factor = linalg.scale_columns(vectors, linalg.root(energies)).reshape(1, *shape[:lead], -1, 1)
     tail = None if share is None else share * energies.sum()
     left = _split(factor, basis, 0, None, tail)[:-1]
     u = left[0]

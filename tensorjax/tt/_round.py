@@ -172,8 +172,8 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -
     dtype = linalg.factor_dtype(t.dtype)
     share = None if tol is None else tol**2
     scaled = [sweeps.normalized(c.astype(dtype)) for c in t.cores]
-    cores = _compress([c for c, _ in scaled], ranks, share, method, key)
-    cores = sweeps.scaled_back(cores, sum(e for _, e in scaled))
+    cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key)
+    cores = sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
@@ -185,22 +185,26 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)
-    cores = sweeps.balanced(_compress(host, None, budget, chosen, key))
+    cores = sweeps.balanced(_compress(host, None, budget, chosen, key)[0])
     out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
-    if tol < _VERIFY_BELOW * eps and not distance(t, out) <= tol * norm(t):
+    size = norm(t.astype(linalg.factor_dtype(t.dtype)))
+    if tol < _VERIFY_BELOW * eps and not float(distance(t, out)) <= tol * float(size):
         return trim(t)  # exact: roundoff alone is larger than what may be discarded
     return out
 
 
 def _compress(
     cores: list[Any], ranks: Sequence[int] | None, share: Any, method: Method, key: Any
-) -> list[Any]:
-    """Rounds to ``ranks``, to a ``share`` of the energy that may go, or to both."""
+) -> tuple[list[Any], Any]:
+    """Rounds to ``ranks``, to a ``share`` of the energy that may go, or to both.
+
+    Returns the cores, and the exponent of two by which to scale them back.
+    """
     if len(cores) == 1:
-        return cores
+        return cores, 0
     if method == "gram" and ranks is None:
         try:
-            return sweeps.gram_round(cores, share)
+            return sweeps.gram_round(cores, share), 0
         except sweeps.InaccurateGram:
             method = "svd"
     if method == "randomized" and ranks is not None:

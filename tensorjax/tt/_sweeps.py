@@ -122,8 +122,12 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
     return factors[::-1]
 
 
-def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> Cores:
-    """Projects bond after bond, left to right; all cores but the last become isometries."""
+def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
+    """Projects bond after bond, left to right; all cores but the last become isometries.
+
+    Returns:
+      The cores, and the exponent of two by which to scale them back.
+    """
     out: Cores = []
     core, exponent = normalized(cores[0])
     for k, f in enumerate(factors):
@@ -132,14 +136,15 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> Cores:
         out.append(u.reshape(*core.shape[:2], -1))
         core, e = normalized(absorb(linalg.project(u, matrix), cores[k + 1]))
         exponent = exponent + e
-    return scaled_back([*out, core], exponent)
+    return [*out, core], exponent
 
 
-def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
+def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> tuple[Cores, Any]:
     """Rounds to ``ranks``: a random range finder left to right, then a truncation back.
 
     The first sweep leaves a left-orthogonal train a few ranks wider than asked; the second takes
-    those off again, bond after bond, by the singular values of the whole unfolding.
+    those off again, bond after bond, by the singular values of the whole unfolding. Returns the
+    cores, and the exponent of two by which to scale them back.
     """
     factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
     bases = []
@@ -154,7 +159,7 @@ def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> Cores:
         projected = projected if w is None else linalg.project(w, projected)
         core, e = normalized(absorb(projected, cores[k + 1]))
         exponent = exponent + e
-    return scaled_back(_truncate_back(bases, core, ranks), exponent)
+    return _truncate_back(bases, core, ranks), exponent
 
 
 def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
@@ -178,7 +183,7 @@ def _truncate_back(bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[
         seen = core if weights is None else linalg.scale_columns(tall(core), weights)
         seen = seen.reshape(core.shape[0], -1)
         u, energies, _ = linalg.left_basis(seen, rank=min(rank, core.shape[0]), method="gram")
-        weights = energies**0.5
+        weights = linalg.root(energies)
         out[-1] = absorb(linalg.adjoint(u), core)
         out.append(times_right(q, u if w is None else linalg.matmul(w, u)))
     return out[::-1]
