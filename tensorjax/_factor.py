@@ -138,8 +138,9 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
     """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
 
     Derivatives are finite at repeated and at zero singular values: the terms that couple two equal
-    singular values are dropped. They cancel in any function of the factors that does not depend on
-    the choice of basis within the repeated subspace.
+    singular values are dropped. They do not enter functions of whole singular subspaces, such as
+    the projector u uᴴ, or symmetric functions of s. The product u s vh does need them: there, form
+    u (uᴴ a) instead.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -370,7 +370,8 @@ def check_never_costlier(expr: str, shapes: Any) -> contract.Plan:
     """By opt_einsum's own count and by ours."""
     p = contract.plan(expr, *shapes)
     for name in strategies(len(shapes)):
-        path, info = opt_einsum.contract_path(expr, *shapes, shapes=True, optimize=name)
+        strategy: Any = name
+        path, info = opt_einsum.contract_path(expr, *shapes, shapes=True, optimize=strategy)
         assert p.flops <= int(info.opt_cost)
         assert p.flops <= contract.plan(expr, *shapes, optimize=path).flops
     return p
@@ -539,7 +540,7 @@ def test_explicitly_sharded_operands(rng):
         x = jax.device_put(a, NamedSharding(mesh, P("x", "y", None)))
         y = jax.device_put(b, NamedSharding(mesh, P("x", None, None)))
         got = contract.einsum("bsd,bdt->bst", x, y)
-        assert got.sharding.spec == P("x", "y", None)
+        assert jax.typeof(got).sharding.spec == P("x", "y", None)
     close(got, a @ b)
 
 
@@ -549,7 +550,7 @@ def test_inner_axes_stay_sharded_unless_merged(rng):
     x = jax.device_put(x, NamedSharding(mesh, P("x", "y", None)))
     w = jax.device_put(w, NamedSharding(mesh, P()))
     p = contract.plan("bsd,df->bsf", x, w, merge_axes=False)
-    assert "all-gather" not in jax.jit(p).lower(x, w).compile().as_text()
+    assert "all-gather" not in str(jax.jit(p).lower(x, w).compile().as_text())
     close(p(x, w), np.asarray(x) @ np.asarray(w))
 
 
