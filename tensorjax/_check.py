@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_traced(*trees: Any) -> bool:
     """Whether any leaf of the arguments is an abstract value of a JAX transformation."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
@@ -33,7 +34,7 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
 def finite(name: str, tree: Any) -> None:
     """Raises ValueError if a concrete leaf of ``tree`` holds NaN or Inf; traced leaves pass."""
     for leaf in jax.tree.leaves(tree):
-        if not isinstance(leaf, jax.core.Tracer) and not _all_finite(np.asarray(leaf)):
+        if not isinstance(leaf, Tracer) and not _all_finite(np.asarray(leaf)):
             raise ValueError(
                 f"{name}: expected finite numbers, got NaN or Inf; "
                 "find them with jnp.argwhere(~jnp.isfinite(x)) and clean the data first"
@@ -60,10 +61,11 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Returns ``value`` as an int in [low, high], or raises ValueError."""
     expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+    number: Any = value
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
+    if not is_int or number < low or (high is not None and number > high):
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
-    return int(value)
+    return int(number)
 
 
 def bond_ranks(rank: int | Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:
@@ -87,7 +89,7 @@ def bond_ranks(rank: int | Sequence[int], bounds: Sequence[int]) -> tuple[int, .
     return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
 
 
-def tolerance(tol: Any, dtype: Any) -> float | jax.Array:
+def tolerance(tol: Any, dtype: Any) -> Any:
     """Checks a relative error: a number in [10 eps, inf) of the dtype's real precision."""
     if is_traced(tol):
         return tol

@@ -68,7 +68,7 @@ def energy(a: Array) -> Array:
     )
 
 
-def qr(a: Array) -> tuple[Array, Array]:
+def qr(a: Array) -> Any:
     """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
 
     Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes

@@ -392,21 +392,21 @@ def _cut(energies: Array, rank: int | None, tail: Array | None, noise: float) ->
     xp = _xp(energies)
     suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
     size = energies.shape[-1]
-    rank = size if rank is None else min(rank, size)
+    count = size if rank is None else min(rank, size)
     mask = None
     if tail is not None:
         allowed = xp.maximum(tail - noise * suffix[..., 0], 0)
         mask = suffix > xp.asarray(allowed)[..., None]
         if is_host(energies):
-            rank = min(rank, max(1, int(mask.sum(-1).max())))
-        mask = mask[..., :rank]
+            count = min(count, max(1, int(mask.sum(-1).max())))
+        mask = mask[..., :count]
         if is_host(energies) and mask.all():
             mask = None
     zero = xp.zeros_like(suffix[..., :1])
-    kept = rank if mask is None else xp.sum(mask, -1)
+    kept = count if mask is None else xp.sum(mask, -1)
     index = xp.broadcast_to(xp.asarray(kept), suffix.shape[:-1])[..., None]
     discarded = xp.take_along_axis(xp.concatenate([suffix, zero], -1), index, -1)[..., 0]
-    return _Cut(rank, mask, discarded)
+    return _Cut(count, mask, discarded)
 
 
 def truncated_svd(
@@ -445,10 +445,10 @@ def truncated_svd(
     _check.tol_or_rank(tol, rank, a)
     _check.finite("a", a)
     rank = None if rank is None else min(_check.integer("rank", rank, low=1), *a.shape[-2:])
-    share = None
+    share: float | None = None
     if tol is not None:
-        tol = _check.tolerance(tol, a.dtype)
-        share = None if _check.is_traced(tol) else tol**2
+        checked = _check.tolerance(tol, a.dtype)
+        share = None if _check.is_traced(checked) else checked**2
     method = choose(method, share, a.dtype)
     if tol is not None and share is None:
         method = "svd"  # a traced tolerance may be anything

@@ -116,13 +116,11 @@ def test_factors_and_roots() -> None:
     assert structured.roots(1024) == {1: 1024, 2: 32, 5: 4, 10: 2}
 
 
-@pytest.mark.parametrize("method", methods.METHODS, ids=lambda m: m.name)
-def test_storage_is_that_of_a_drawn_map(method: methods.Method, key: jax.Array) -> None:
+@pytest.mark.parametrize("method", [methods.SPARSE, methods.VERY_SPARSE], ids=lambda m: m.name)
+def test_storage_counts_the_nonzeros(method: methods.Method, key: jax.Array) -> None:
     shapes = (10, 8, 5), (3, 2, 2)
-    size = method.draw(key, *shapes).size
     expected = methods.storage(method, *shapes)
-    slack = 6 * math.sqrt(expected) if method in (methods.SPARSE, methods.VERY_SPARSE) else 0
-    assert abs(size - expected) <= slack
+    assert abs(method.draw(key, *shapes).size - expected) <= 5 * math.sqrt(expected)
 
 
 def test_draws_are_those_of_the_keys(key: jax.Array, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +250,7 @@ TINY = {
     "repeats": [1],
     "orders": [2],
     "train-draws": [2],
-    "rank-one-rows": [4],
+    "rank-one-rows": [2],
     "numbers": [1000],
 }
 
@@ -260,9 +258,9 @@ TINY = {
 def test_a_tiny_run_leaves_tables_and_figure(
     tmp_path: Path, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distances, "METHODS", (methods.SPARSE, methods.TTRP))
-    monkeypatch.setattr(images, "MAPS", (images.TTRP_SPLIT,))
-    monkeypatch.setattr(scaling, "DENSE_METHODS", (methods.GAUSSIAN, methods.TTRP))
+    monkeypatch.setattr(distances, "METHODS", (methods.TTRP,))
+    monkeypatch.setattr(images, "MAPS", (methods.TTRP,))
+    monkeypatch.setattr(scaling, "DENSE_METHODS", (methods.TTRP,))
     monkeypatch.setattr(structured, "FEW_METHODS", (methods.TTRP_GAUSSIAN,))
     monkeypatch.setattr(structured, "MANY_ROWS", 4)
     options = [text for name, values in TINY.items() for text in (f"--{name}", *map(str, values))]

@@ -3,6 +3,7 @@
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def bundled_digits() -> Images:
     """
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     x, y, n = digits.images, digits.target, -DIGITS_TEST
     arrays = {"x_train": x[:n], "y_train": y[:n], "x_test": x[n:], "y_test": y[n:]}
     return checked("scikit-learn's bundled digits (8×8, not MNIST)", arrays)

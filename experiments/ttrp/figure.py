@@ -111,10 +111,10 @@ def _structured(axis: Axes, rows: Rows) -> None:
     for method, line in _by_method(rows, "variance").items():
         d = _column(line, "d")
         look = method.style
-        exact = look | {"marker": "", "label": "_"}
+        exact: dict[str, Any] = look | {"marker": "", "label": "_"}
         axis.plot(d, _column(line, "exact"), **exact)
         spread = _column(line, "variance ±")
-        points = look | {"linestyle": ""}
+        points: dict[str, Any] = look | {"linestyle": ""}
         axis.errorbar(d, _column(line, "variance"), yerr=spread, capsize=2, **points)
     axis.set_yscale("log")
     _ticks(axis, sorted({row["d"] for row in rows}))

@@ -56,7 +56,7 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
     )
 
 
-def as_train(f: Callable[..., TT]) -> Callable[..., Any]:
+def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function of tensor trains, TT first, take TT-matrices by folding their modes."""
 
     @functools.wraps(f)

@@ -214,7 +214,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
     return [*out, core]
 
 
-def _spectral_energy(a: np.ndarray) -> float:
+def _spectral_energy(a: Any) -> float:
     """About ‖a‖_2², by three power steps: enough to bound roundoff."""
     v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
     estimate = 0.0
@@ -226,14 +226,13 @@ def _spectral_energy(a: np.ndarray) -> float:
     return estimate
 
 
-def _cholesky(g: np.ndarray) -> np.ndarray:
+def _cholesky(g: Any) -> Any:
     """Lower factor of a positive semi-definite matrix, shifted by no more than roundoff needs."""
     eye = np.eye(len(g), dtype=g.dtype)
     shift = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
+    potrf: Any = scipy.linalg.lapack.get_lapack_funcs(("potrf",), (g,))[0]
     for _ in range(8):
-        factor, info = scipy.linalg.lapack.get_lapack_funcs("potrf", (g,))(
-            g + shift * eye, lower=True, clean=True
-        )
+        factor, info = potrf(g + shift * eye, lower=True, clean=True)
         if info == 0:
             return factor
         shift *= 4

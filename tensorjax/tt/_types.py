@@ -33,7 +33,7 @@ class _Train:
         jax.tree_util.register_pytree_with_keys(
             cls,
             lambda t: (((jax.tree_util.GetAttrKey("cores"), t.cores),), None),
-            lambda _, children: cls._unchecked(children[0]),
+            lambda _, children: cls._unchecked(*children),
             lambda t: ((t.cores,), None),
         )
 
@@ -76,27 +76,27 @@ class _Train:
     def __neg__(self) -> Self:
         return _functions().scale(self, -1)
 
-    def __add__(self, other: Any) -> Self:
+    def __add__(self, other: Any) -> Any:
         return _combine(self, other, lambda a, b: _functions().add(a, b))
 
-    def __radd__(self, other: Any) -> Self:
+    def __radd__(self, other: Any) -> Any:
         return self.__add__(other)
 
-    def __sub__(self, other: Any) -> Self:
+    def __sub__(self, other: Any) -> Any:
         return NotImplemented if not _accepts(self, other) else self.__add__(-other)
 
-    def __rsub__(self, other: Any) -> Self:
+    def __rsub__(self, other: Any) -> Any:
         return NotImplemented if not _accepts(self, other) else (-self).__add__(other)
 
-    def __mul__(self, other: Any) -> Self:
+    def __mul__(self, other: Any) -> Any:
         if _is_scalar(other):
             return _functions().scale(self, other)
         return _combine(self, other, lambda a, b: _functions().hadamard(a, b))
 
-    def __rmul__(self, other: Any) -> Self:
+    def __rmul__(self, other: Any) -> Any:
         return self.__mul__(other)
 
-    def __truediv__(self, other: Any) -> Self:
+    def __truediv__(self, other: Any) -> Any:
         return _functions().scale(self, 1 / other) if _is_scalar(other) else NotImplemented
 
     def __repr__(self) -> str:
