@@ -30,7 +30,7 @@ def epsilon(dtype: Any) -> float:
 
 def is_host(a: Array) -> bool:
     """Whether ``a`` is a NumPy array, to be factored by LAPACK on the host."""
-    return isinstance(a, np.ndarray)
+    return isinstance(a, np.ndarray | np.generic)
 
 
 def namespace(a: Array) -> Any:
@@ -68,6 +68,27 @@ def energy(a: Array) -> Array:
     )
 
 
+def normalized(x: Array) -> tuple[Array, Any]:
+    """(x / 2^e, e) with largest entry in [1/2, 1): exact, and safe from overflow in long trains."""
+    e = exponent_of(x)
+    return scaled(x, -e), e
+
+
+def exponent_of(x: Any) -> Any:
+    """e with the largest entry of x in [2^(e−1), 2^e); 0 on the host, whose range is enough."""
+    if is_host(x):  # in double precision, always
+        return 0
+    e = lax.stop_gradient(jnp.frexp(jnp.max(jnp.abs(x)))[1])
+    return jnp.maximum(e, jnp.finfo(x.dtype).minexp)  # 2^(−e) is finite even for denormal x
+
+
+def scaled(x: Any, exponent: Any) -> Any:
+    """x · 2^exponent."""
+    if is_host(x):
+        return x if exponent == 0 else x * 2.0**exponent
+    return x * jnp.ldexp(jnp.ones((), x.real.dtype), exponent).astype(x.dtype)
+
+
 def qr(a: Array) -> Any:
     """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
 
@@ -99,13 +120,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
     (a,), (da,) = primals, tangents
     q, r = _qr_tall(a)
-    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
-    alive = diagonal > _floor(diagonal, max(a.shape[-2:]))
-    # Dead directions get a unit pivot for the solve and no derivative afterwards.
-    pivots = jnp.where(alive, 0, 1).astype(r.dtype)
-    solvable = r + pivots[..., None, :] * _eye_like(r)
-    c = lax.linalg.triangular_solve(solvable, da, left_side=False, lower=False)
-    c = jnp.where(alive[..., None, :], c, 0)
+    c = _right_solve(da, r)
     qc = matmul(adjoint(q), c)
     lower = jnp.tril(qc, -1)
     omega = lower - adjoint(lower)
@@ -114,6 +129,17 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
     dq = c - matmul(q, qc) + matmul(q, omega)
     dr = matmul(adjoint(q), da) - matmul(omega, r)
     return (q, r), (dq, dr)
+
+
+def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
+    """b r⁻¹ for upper triangular r; columns of the result whose pivot vanishes are zero."""
+    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
+    alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
+    # Dead directions get a unit pivot for the solve.
+    pivots = jnp.where(alive, 0, 1).astype(r.dtype)
+    solvable = r + pivots[..., None, :] * _eye_like(r)
+    c = lax.linalg.triangular_solve(solvable, b, left_side=False, lower=False)
+    return jnp.where(alive[..., None, :], c, 0)
 
 
 def triangle(a: Array) -> Array:
@@ -137,10 +163,10 @@ def _triangle_jvp(primals: Any, tangents: Any) -> Any:
 def svd(a: Array) -> tuple[Array, Array, Array]:
     """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
 
-    Derivatives are finite at repeated and at zero singular values: the terms that couple two equal
-    singular values are dropped. They do not enter functions of whole singular subspaces, such as
-    the projector u uᴴ, or symmetric functions of s. The product u s vh does need them: there, form
-    u (uᴴ a) instead.
+    Derivatives are finite at repeated and at zero singular values: where two are equal, the
+    Hermitian part of their coupling, which has no limit there, is dropped. It does not enter
+    functions of whole singular subspaces (the projector u uᴴ, the polar factor u vh), nor symmetric
+    functions of s. The product u s vh does need it: there, form u (uᴴ a) instead.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -178,13 +204,13 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
     inner = matmul(adjoint(u), dav)
     ds = jnp.diagonal(inner, axis1=-2, axis2=-1).real
     row, col = s[..., None, :], s[..., :, None]
-    f = _masked_reciprocal((row - col) * (row + col), s[..., :1, None] ** 2, s.shape[-1])
-    inverse = _masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :]
-    row, col, f, inverse = (x.astype(a.dtype) for x in (row, col, f, inverse))
-    du_in = f * (inner * row + adjoint(inner) * col)
-    dv_in = f * (col * inner + row * adjoint(inner))
-    if jnp.iscomplexobj(a):  # the common phase of a pair (u_i, v_i) is put into u
-        du_in = du_in + _imaginary_diagonal(inner) * inverse
+    apart = _masked_reciprocal(row - col, s[..., :1, None], s.shape[-1]).astype(a.dtype)
+    together = _masked_reciprocal(row + col, s[..., :1, None], s.shape[-1]).astype(a.dtype)
+    inverse = _masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
+    # A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
+    alike = apart * (inner + adjoint(inner)) / 2
+    against = together * (inner - adjoint(inner)) / 2
+    du_in, dv_in = alike + against, alike - against
     du, dv = matmul(u, du_in), matmul(v, dv_in)
     if a.shape[-2] > s.shape[-1]:
         du = du + (dav - matmul(u, inner)) * inverse

@@ -29,12 +29,15 @@ from tensorjax._factor import (
     eigh,
     energy,
     epsilon,
+    exponent_of,
     factor_dtype,
     is_host,
     matmul,
+    normalized,
     qr,
     root,
     scale_columns,
+    scaled,
     svd,
     triangle,
 )
@@ -51,13 +54,14 @@ __all__ = [
     "eigh",
     "energy",
     "epsilon",
+    "exponent_of",
     "factor_dtype",
     "gram",
     "identity_like",
     "is_host",
     "left_basis",
-    "left_spectrum",
     "matmul",
+    "normalized",
     "orthonormal_basis",
     "polar",
     "project",
@@ -66,6 +70,8 @@ __all__ = [
     "range_finder",
     "root",
     "scale_columns",
+    "scaled",
+    "square_factor",
     "svd",
     "triangle",
     "truncated_svd",
@@ -266,19 +272,24 @@ def left_basis(
     """
     if rank is None and ((tail is None and share is None) or not is_host(a)):
         raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
+    if is_host(a):
+        return _basis(a, tail, share, key, rank, method)
+    return _differentiable_basis(a, tail, share, key, rank, method)
+
+
+def _basis(
+    a: Array, tail: Array | None, share: Any, key: Any, rank: int | None, method: Method
+) -> Basis:
     if method == "randomized" and rank is not None and rank + OVERSAMPLE < min(a.shape[-2:]):
         q = range_finder(a, rank + OVERSAMPLE, key=key)
         if share is not None:
             tail = share * energy(a)
-        small = left_basis(matmul(adjoint(q), a), rank=rank, tail=tail)
+        small = _basis(matmul(adjoint(q), a), tail, None, None, rank, "svd")
         u = matmul(q, small.u)
         return Basis(u, small.energies, energy(a - matmul(u, matmul(adjoint(u), a))))
     method = "gram" if method == "randomized" else method  # a sketch would be no smaller
     energies, vectors, right = _spectrum(a, method, rank, tail, share)
-    if share is not None:
-        tail = share * energies.sum(-1)
-    noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
-    cut = _cut(energies, rank, tail, noise)
+    cut = _cut(energies, rank, tail, share, method)
     vectors, energies = vectors[..., :, : cut.rank], energies[..., : cut.rank]
     if right:
         vectors = _left_from_right(a, vectors, energies)
@@ -289,19 +300,100 @@ def left_basis(
     return Basis(vectors, energies, cut.discarded)
 
 
-def left_spectrum(
+_differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
+
+
+@_differentiable_basis.defjvp
+def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
+    """The derivative of the subspace, by whichever method it was found.
+
+    Kept directions move towards discarded ones and out of the range; among themselves they stay
+    put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,
+    where the subspace has no derivative, gets zero. A random basis has no derivative at low-rank
+    data, so the exact one takes its place here.
+    """
+    (a, tail, share, _), (da, *_) = primals, tangents
+    method = "svd" if method == "randomized" else method
+    out = _differentiable_basis(a, tail, share, None, rank, method)
+    u, energies = _left_spectrum(a, rank, tail, share, method)
+    cut = _cut(energies, rank, tail, share, method)
+    kept = jnp.broadcast_to(jnp.arange(energies.shape[-1]) < cut.rank, energies.shape)
+    if cut.mask is not None:
+        padding = [(0, 0)] * (energies.ndim - 1) + [(0, energies.shape[-1] - cut.rank)]
+        kept = kept & jnp.pad(cut.mask, padding)
+    alive = _inverse(energies, energies, method)
+    moved = matmul(da, matmul(adjoint(a), u))
+    inner = matmul(adjoint(u), moved)
+    coupling = inner + adjoint(inner)
+    s = root(energies)
+    apart = (s[..., None, :] - s[..., :, None]) > energies.shape[-1] * epsilon(s.dtype) * s[
+        ..., :1, None
+    ]
+    across = kept[..., None, :] & ~kept[..., :, None]
+    gap = energies[..., None, :] - energies[..., :, None]
+    turn = jnp.where(across & apart, 1 / jnp.where(across & apart, gap, 1), 0)
+    outside = scale_columns(moved - matmul(u, inner), jnp.where(kept, alive, 0))
+    du = (matmul(u, turn.astype(a.dtype) * coupling) + outside)[..., : cut.rank]
+    change = jnp.diagonal(coupling, axis1=-2, axis2=-1).real
+    return out, Basis(
+        du,
+        jnp.where(kept, change, 0)[..., : cut.rank],
+        jnp.sum(jnp.where(kept, 0, change), -1),
+    )
+
+
+def square_factor(
     a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
 ) -> tuple[Array, Array]:
-    """All left singular vectors (…, m, k) and squared singular values (…, k), k = min(m, n).
+    """f (…, m, k) with f fᴴ = a aᴴ, k = min(m, n), and the squared singular values (…, k) of both.
+
+    The columns of f are the left singular vectors times the singular values, so f has all the left
+    subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
 
     Args:
       a: (…, m, n).
-      rank: how many of them must be accurate beside the largest; all if None.
+      rank: how many singular values must be accurate beside the largest; all if None.
       share: the share of ‖a‖_F² below which they need not be accurate.
       method: "svd" or "gram" ("randomized" is taken as "gram").
     """
     method = "gram" if method == "randomized" else method
-    energies, vectors, right = _spectrum(a, method, rank, None, share)
+    if is_host(a):
+        return _square_factor(a, share, rank, method)
+    return _differentiable_factor(a, share, rank, method)
+
+
+def _square_factor(a: Array, share: Any, rank: int | None, method: Method) -> tuple[Array, Array]:
+    u, energies = _left_spectrum(a, rank, None, share, method)
+    return scale_columns(u, root(energies)), energies
+
+
+_differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
+
+
+@_differentiable_factor.defjvp
+def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
+    """f = a v with the right singular vectors v held still, which is right for all that f fᴴ is."""
+    (a, share), (da, _) = primals, tangents
+    f, energies = _differentiable_factor(a, share, rank, method)
+    moved = matmul(da, matmul(adjoint(a), f))
+    inverse = _inverse(energies, energies, method)
+    change = 2 * jnp.sum((f.conj() * moved).real, axis=-2) * inverse
+    return (f, energies), (scale_columns(moved, inverse), change)
+
+
+def _inverse(x: Array, energies: Array, method: Method) -> Array:
+    """1/x, and 0 where the energy cannot be told from roundoff."""
+    size = energies.shape[-1]
+    floor = _gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
+    alive = energies > size**2 * floor * energies[..., :1]
+    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
+
+
+def _left_spectrum(
+    a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
+) -> tuple[Array, Array]:
+    """All left singular vectors (…, m, k) and squared singular values (…, k), k = min(m, n)."""
+    energies, vectors, right = _spectrum(a, method, rank, tail, share)
     return (_left_from_right(a, vectors, energies) if right else vectors), energies
 
 
@@ -387,9 +479,14 @@ class _Cut(NamedTuple):
     discarded: Array
 
 
-def _cut(energies: Array, rank: int | None, tail: Array | None, noise: float) -> _Cut:
+def _cut(
+    energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
+) -> _Cut:
     """Decides how many of the descending ``energies`` are kept."""
     xp = _xp(energies)
+    if share is not None:
+        tail = share * energies.sum(-1)
+    noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
     suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
     size = energies.shape[-1]
     count = size if rank is None else min(rank, size)

@@ -53,6 +53,8 @@ class Tucker:
         )
         if isinstance(core, jax.Array | np.ndarray):
             core = jnp.asarray(_check.inexact("core", core))
+        elif not hasattr(core, "cores"):
+            raise TypeError(f"core: expected an array or a TT, got {type(core).__name__}")
         for k, u in enumerate(checked):
             if u.ndim != 2 or k >= len(core.shape) or u.shape[1] != core.shape[k]:
                 expected = core.shape[k] if k < len(core.shape) else "no such mode"
@@ -183,7 +185,7 @@ def from_dense(
 
 
 def _mode_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(rank, int | np.integer) and len(rank) != len(shape):
+    if isinstance(rank, Sequence) and len(rank) != len(shape):
         raise ValueError(f"rank: expected one int or {len(shape)}, one per mode, got {len(rank)}")
     return _check.bond_ranks(rank, shape)
 
@@ -191,8 +193,11 @@ def _mode_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, .
 @jax.jit(static_argnums=(3, 4))
 def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> Tucker:
     share = None if tol is None else tol**2 / x.ndim
-    core, factors = _st_hosvd(x.astype(linalg.factor_dtype(x.dtype)), ranks, share, method, key)
-    return Tucker._unchecked(core.astype(x.dtype), tuple(u.astype(x.dtype) for u in factors))
+    dtype = x.dtype
+    x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
+    core, factors = _st_hosvd(x, ranks, share, method, key)
+    core = linalg.scaled(core, exponent).astype(dtype)
+    return Tucker._unchecked(core, tuple(u.astype(dtype) for u in factors))
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> Tucker:

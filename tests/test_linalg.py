@@ -229,6 +229,29 @@ def test_gradients_equal_finite_differences(rng, name, shape):
         check_gradient(f, jnp.asarray(normal(rng, shape, dtype)), rng)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+def test_the_polar_factor_has_its_derivative_at_isometries(rng, shape):
+    """All singular values are equal there, and the derivative exists all the same."""
+    for dtype in (np.float64, np.complex128):
+        a = matrix(rng, *shape, np.ones(min(shape)), dtype)
+        check_gradient(jax.jit(loss("polar")), jnp.asarray(a), rng)
+
+
+@pytest.mark.parametrize("method", linalg.METHODS)
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_the_subspace_has_its_derivative_where_it_is_unique(rng, shape, method):
+    """A gap at the cut is enough: values may repeat above it and vanish below."""
+
+    def projected(a):
+        u = linalg.left_basis(a, rank=2, method=method).u
+        out = linalg.matmul(u, linalg.project(u, a))
+        return jnp.sum(jnp.real(out) * np.cos(np.arange(out.size)).reshape(out.shape))
+
+    for s in ([2, 2, 0, 0], [2, 1, 0, 0], [3, 2, 1, 1], [2, 2, 1, 0.5]):
+        a = jnp.asarray(matrix(rng, *shape, np.asarray(s, float), np.complex128))
+        check_gradient(jax.jit(projected), a, rng)
+
+
 def degenerate(m: int, n: int) -> dict[str, np.ndarray]:
     one = np.eye(m, n)
     padded = np.zeros((m, n))

@@ -6,6 +6,7 @@ and grad.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax.contract import einsum
-from tensorjax.tt._types import TT, TTMatrix
+from tensorjax.tt._types import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -58,10 +59,12 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function of tensor trains, TT first, take TT-matrices by folding their modes."""
+    first = next(iter(inspect.signature(f).parameters))
 
     @functools.wraps(f)
     def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, TTMatrix):
+        single(first, x)
+        if isinstance(x, TT):
             return f(x, *args, **kwargs)
         out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
         return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
@@ -150,6 +153,8 @@ def hadamard(x: Train, y: Train) -> Train:
     Source: Oseledets (2011), section 4.2.
     """
     x, y = _aligned(x, y)
+    single("x", x)
+    single("y", y)
     return _hadamard(x, y)
 
 
@@ -255,6 +260,8 @@ def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
     """
     if not trains or any(type(t) is not type(trains[0]) for t in trains):
         raise TypeError("trains: expected one or more trains of one kind")
+    for k, t in enumerate(trains):
+        single(f"trains[{k}]", t)
     order = trains[0].order
     axis = _check.integer("axis", axis, low=-order, high=order - 1) % order
     sizes = [t.cores[axis].shape[1] for t in trains]

@@ -1,6 +1,5 @@
 """Tensor trains out of nothing or out of vectors, and back to dense arrays."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax.tt._types import TT, TTMatrix
+from tensorjax.tt._types import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -20,6 +19,19 @@ def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
     left = [math.prod(sizes[:k]) for k in range(1, len(sizes))]
     right = [math.prod(sizes[k:]) for k in range(1, len(sizes))]
     return tuple(map(min, left, right))
+
+
+def feasible_ranks(
+    rank: int | Sequence[int], sizes: Sequence[int], caps: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """``rank`` bond by bond, cut where neighbours, sizes or ``caps`` leave no use for as much."""
+    ranks = _check.bond_ranks(rank, rank_bounds(sizes))
+    ranks = [1, *(ranks if caps is None else map(min, ranks, caps)), 1]
+    for k in range(1, len(sizes)):
+        ranks[k] = min(ranks[k], ranks[k - 1] * sizes[k - 1])
+    for k in reversed(range(1, len(sizes))):
+        ranks[k] = min(ranks[k], ranks[k + 1] * sizes[k])
+    return tuple(ranks[1:-1])
 
 
 def _random_cores(
@@ -137,7 +149,6 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
     )
 
 
-@jax.jit
 def to_dense(t: TT | TTMatrix) -> jax.Array:
     """The dense array: shape (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
@@ -147,6 +158,12 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
       [[1. 0.]
        [0. 1.]]
     """
+    single("t", t)
+    return _to_dense(t)
+
+
+@jax.jit
+def _to_dense(t: TT | TTMatrix) -> jax.Array:
     # Halves first: the one large product is then a matrix product of two balanced factors.
     middle = _balanced_cut(t)
     whole = _chain(t.cores[:middle])
@@ -193,6 +210,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
       >>> tt.pad(tt.ones((2, 3, 4)), 5).ranks
       (1, 5, 5, 1)
     """
+    single("t", t)
     present = t.ranks[1:-1]
     wanted = _check.bond_ranks(rank, [np.iinfo(np.int64).max] * len(present))
     if any(w < p for w, p in zip(wanted, present, strict=True)):
@@ -206,19 +224,31 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
         widths = [(0, 0)] * c.ndim
         widths[0] = (0, ranks[k] - c.shape[0])
         widths[-1] = (0, ranks[k + 1] - c.shape[-1])
-        cores.append(jnp.pad(c, widths))
+        cores.append(_zero_padded(c, widths))
     return type(t)._unchecked(tuple(cores))
 
 
+def _zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
+    if _check.is_traced(x) or len(x.devices()) > 1:
+        return jnp.pad(x, widths)
+    # On the host, and back: every new shape would compile a program.
+    return jax.device_put(np.pad(np.asarray(x), widths), x.sharding)
+
+
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """For each interior bond, which of its indices touch non-zeros on both sides."""
+    """For each interior bond, which of its indices lie on a path of non-zeros through all cores."""
     cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
-    out = []
-    for a, b in itertools.pairwise(cores):
-        left = (a != 0).any(axis=tuple(range(a.ndim - 1)))
-        right = (b != 0).any(axis=tuple(range(1, b.ndim)))
-        out.append(left & right)
-    return out
+    steps = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
+    from_left, from_right = [], []
+    reached = np.ones(1, bool)
+    for step in steps[:-1]:
+        reached = (reached[:, None] & step).any(axis=0)
+        from_left.append(reached)
+    reached = np.ones(1, bool)
+    for step in reversed(steps[1:]):
+        reached = (step & reached[None, :]).any(axis=1)
+        from_right.append(reached)
+    return [a & b for a, b in zip(from_left, reversed(from_right), strict=True)]
 
 
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
@@ -232,6 +262,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
       >>> tt.effective_ranks(tt.pad(tt.ones((2, 3)), 4))
       (1, 1, 1)
     """
+    single("t", t)
     counts = [a.sum() for a in _alive(t)]
     return (1, *(jnp.maximum(c, 1) if _check.is_traced(c) else max(int(c), 1) for c in counts), 1)
 
@@ -247,6 +278,7 @@ def trim(t: Train) -> Train:
       >>> tt.trim(tt.pad(tt.ones((2, 3)), 4)).ranks
       (1, 1, 1)
     """
+    single("t", t)
     if _check.is_traced(t):
         raise TypeError(
             "tt.trim changes shapes by the data, which jit, vmap and grad cannot trace; "

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
-from tensorjax.tt._build import _mode_pairs, pad, rank_bounds
+from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
 from tensorjax.tt._types import TT, TTMatrix
 
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
@@ -73,7 +73,7 @@ def from_dense(
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     if tol is not None:
         tol = _check.tolerance(tol, dtype)
-    ranks = None if rank is None else _check.bond_ranks(rank, rank_bounds(x.shape))
+    ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and not _check.is_traced(x, tol):
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
         if ranks is None:
@@ -94,9 +94,10 @@ def from_dense(
 @jax.jit(static_argnums=(3, 4))
 def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
     dtype = x.dtype
-    x = x.astype(linalg.factor_dtype(dtype))
+    x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
     share = None if tol is None else tol**2 / max(x.ndim - 1, 1)
-    cores = _tt_svd(x, ranks, share, method, key)
+    *cores, last = _tt_svd(x, ranks, share, method, key)
+    cores.append(linalg.scaled(last, exponent))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
@@ -109,10 +110,12 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
     try:
-        cores = _tt_svd(x, None, budget / bonds, chosen, key)
-    except (FloatingPointError, np.linalg.LinAlgError, ValueError):
+        with np.errstate(invalid="ignore", over="ignore"):
+            cores = _tt_svd(x, None, budget / bonds, chosen, key)
+    except (np.linalg.LinAlgError, ValueError):
         _check.finite("x", x)
         raise
+    _check.finite("x", cores[-1])  # small, and no NaN or Inf in x is lost on the way there
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
     if tol < _VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(train, x, tol):
         return _lossless(x.astype(dtype))
@@ -165,8 +168,8 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     # left subspaces of all unfoldings up to it: the cuts are those of a TT-SVD from the left, but
     # the data are read only to make the factor and to project on the outcome.
     rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
-    vectors, energies = linalg.left_spectrum(flat, rank=rank, share=share, method=method)
-    factor = linalg.scale_columns(vectors, linalg.root(energies)).reshape(1, *shape[:lead], -1, 1)
+    factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
+    factor = factor.reshape(1, *shape[:lead], -1, 1)
     tail = None if share is None else share * energies.sum()
     left = _split(factor, basis, 0, None, tail)[:-1]
     u = left[0]

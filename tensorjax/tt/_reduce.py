@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
-from tensorjax.tt._types import TT
+from tensorjax.tt._types import TT, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Numbers gathered at a time by `evaluate`: 256 MiB of float64.
@@ -66,10 +66,9 @@ def _overlap(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     e = jnp.ones((1, 1), x.dtype)
     exponent = jnp.zeros((), jnp.int32)
     for a, b in zip(x.cores, y.cores, strict=True):
-        e = einsum("ab,aic,bid->cd", e, a, b, precision=_HIGHEST)
-        shift = jax.lax.stop_gradient(jnp.frexp(jnp.max(jnp.abs(e)))[1])
-        e = e * jnp.ldexp(jnp.ones((), e.real.dtype), -shift).astype(e.dtype)
-        exponent = exponent + shift
+        (a, p), (b, q) = linalg.normalized(a), linalg.normalized(b)
+        e, shift = linalg.normalized(einsum("ab,aic,bid->cd", e, a, b, precision=_HIGHEST))
+        exponent = exponent + shift + p + q
     return e[0, 0], exponent
 
 
@@ -91,29 +90,35 @@ def distance(x: TT, y: TT) -> jax.Array:
       True
     """
     x, y = _aligned(x, y)
+    real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
     if _check.is_traced(x, y):
-        return _distance(x.cores, y.cores)
+        return _distance(x.cores, y.cores).astype(real)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
-    return jnp.asarray(_distance(*host), jnp.finfo(x.dtype).dtype)
+    return jax.device_put(np.asarray(_distance(*host)).astype(real))
 
 
 def _distance(xs: Any, ys: Any) -> Any:
     xp = np if linalg.is_host(xs[0]) else jnp
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
+    exponent = 0
     for a, b in zip(xs, ys, strict=True):
+        # One scale for both trains: their difference is what counts.
+        shift = xp.maximum(linalg.exponent_of(a), linalg.exponent_of(b))
         # r holds both trains' left parts side by side: r = [left | right].
         pair = [
             linalg.matmul(m, c.reshape(c.shape[0], -1)).reshape(-1, c.shape[-1])
-            for m, c in ((left, a), (right, b))
+            for m, c in ((left, linalg.scaled(a, -shift)), (right, linalg.scaled(b, -shift)))
         ]
         stacked = xp.concatenate(pair, axis=-1)
         r = linalg.qr(stacked)[1] if stacked.shape[0] > stacked.shape[1] else stacked
+        r, e = linalg.normalized(r)
         left, right = r[:, : a.shape[-1]], r[:, a.shape[-1] :]
-    square = linalg.energy(left + right)
-    return xp.where(square > 0, xp.sqrt(xp.where(square > 0, square, 1)), 0)
+        exponent = exponent + shift + e
+    length = linalg.root(linalg.energy(left + right))
+    return xp.ldexp(length, exponent)
 
 
 def evaluate(t: TT, indices: Any) -> jax.Array:
@@ -137,8 +142,7 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
     O(d r²) operations an entry; long batches are done in pieces, so memory stays bounded.
     """
-    if not isinstance(t, TT):
-        raise TypeError(f"t: expected a TT, got {type(t).__name__}")
+    single("t", t, TT)
     indices = _checked_indices(t, indices)
     return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
 
@@ -195,12 +199,11 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
       >>> tt.contract_modes(tt.ones((2, 3, 4)), {1: jnp.ones(3)}).shape
       (2, 4)
     """
-    if not isinstance(t, TT):
-        raise TypeError(f"t: expected a TT, got {type(t).__name__}")
+    single("t", t, TT)
     chosen: dict[int, jax.Array] = {}
     for mode, vector in vectors.items():
         k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-        v = jnp.asarray(vector)
+        v = jnp.asarray(_check.inexact(f"vectors[{mode}]", vector))
         if k in chosen or v.shape != (t.shape[k],):
             problem = "given twice" if k in chosen else f"shape {v.shape}"
             raise ValueError(

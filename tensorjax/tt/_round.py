@@ -19,9 +19,9 @@ from tensorjax import _check, linalg
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
-from tensorjax.tt._build import pad, rank_bounds, trim
-from tensorjax.tt._reduce import distance, norm
-from tensorjax.tt._types import TT, TTMatrix
+from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
+from tensorjax.tt._reduce import distance
+from tensorjax.tt._types import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
@@ -49,6 +49,7 @@ def orthogonalize(t: Train, center: int) -> Train:
 
     Source: Oseledets (2011), section 3.
     """
+    single("t", t)
     center = _check.integer("center", center, low=-t.order, high=t.order - 1) % t.order
     return _orthogonalize(t, center)
 
@@ -115,12 +116,12 @@ def round(
     the tensor-train format", SIAM J. Sci. Comput. 45 (2023) ("randomized"). Departures, ours: no Q
     of the first sweep is formed; the random train has cores diag(ω_i) H with one orthogonal H,
     which costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra
-    columns are taken off again by a second, truncated sweep.
+    columns are taken off again by a second, truncated sweep. Under differentiation that sweep is
+    exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
+    what the sketch misses.
     """
-    if not isinstance(t, TT | TTMatrix):
-        raise TypeError(f"t: expected a TT or TTMatrix, got {type(t).__name__}")
-    if t.cores[0].ndim != t._core_ndim:
-        raise ValueError("t: expected one train, got a batch; use jax.vmap with rank=")
+    single("t", t)
+    linalg.choose(method, None, t.dtype)
     _check.tol_or_rank(tol, rank, t)
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     return _round(t, tol, rank, method, key)
@@ -131,8 +132,7 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any) -> TT:
     _check.finite("t", t)
     ranks = None
     if rank is not None:
-        caps = map(min, rank_bounds(t.shape), t.ranks[1:-1])
-        ranks = _check.bond_ranks(rank, tuple(caps))
+        ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
     if t.order == 1:
         return t
     if tol is not None and _on_host(t, tol):
@@ -144,7 +144,8 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any) -> TT:
     if ranks is None:
         bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
         ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
-        return trim(_static(t, tol, key, ranks, _method(t, tol, ranks, method)))
+        padded = pad(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
+        return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method)))
     return _static(t, tol, key, ranks, _method(t, tol, ranks, method))
 
 
@@ -161,9 +162,7 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method) -> Method:
         pays = any(r + linalg.OVERSAMPLE < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
     if tol is not None or method == "gram":
-        # Compiled programs cannot look at the roundoff of Gram matrices and turn back.
-        linalg.choose(method, None, t.dtype)
-        return "svd"
+        return "svd"  # compiled programs cannot look at the roundoff of Gram matrices and turn back
     return method
 
 
@@ -171,7 +170,7 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method) -> Method:
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
     share = None if tol is None else tol**2
-    scaled = [sweeps.normalized(c.astype(dtype)) for c in t.cores]
+    scaled = [linalg.normalized(c.astype(dtype)) for c in t.cores]
     cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key)
     cores = sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
@@ -187,9 +186,11 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)
     cores = sweeps.balanced(_compress(host, None, budget, chosen, key)[0])
     out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
-    size = norm(t.astype(linalg.factor_dtype(t.dtype)))
-    if tol < _VERIFY_BELOW * eps and not float(distance(t, out)) <= tol * float(size):
-        return trim(t)  # exact: roundoff alone is larger than what may be discarded
+    if tol < _VERIFY_BELOW * eps:
+        # The norm is the distance from zero: on the host, where nothing is compiled.
+        nothing = TT._unchecked(tuple(np.zeros((1, n, 1), t.dtype) for n in t.shape))
+        if not float(distance(t, out)) <= tol * float(distance(t, nothing)):
+            return trim(t)  # exact: roundoff alone is larger than what may be discarded
     return out
 
 
@@ -208,12 +209,38 @@ def _compress(
         except sweeps.InaccurateGram:
             method = "svd"
     if method == "randomized" and ranks is not None:
-        return sweeps.random_round(cores, ranks, key)
+        return _random_round(cores, key, tuple(ranks))
+    return _svd_round(cores, ranks, share)
+
+
+def _svd_round(cores: list[Any], ranks: Sequence[int] | None, share: Any) -> tuple[list[Any], Any]:
     factors = sweeps.triangles(cores)
     # Shares of what is left at each bond: never more than shares of the whole.
     part = None if share is None else share / (len(cores) - 1)
     bases = [_svd_basis(r, part) for r in ranks or [None] * len(factors)]
     return sweeps.left_sweep(cores, factors, bases)
+
+
+_random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2,))
+
+
+@_random_round.defjvp
+def _random_round_jvp(ranks: tuple[int, ...], primals: Any, tangents: Any) -> Any:
+    """Random bases have no derivative at rank-deficient trains: the exact sweep takes over.
+
+    It truncates from right to left too, so that the values agree where the sketch misses nothing.
+    """
+    (cores, _), (moved, _) = primals, tangents
+
+    def exact(cores: list[Any]) -> tuple[list[Any], Any]:
+        mirrored, exponent = _svd_round(_mirrored(cores), ranks[::-1], None)
+        return _mirrored(mirrored), exponent
+
+    return jax.jvp(exact, (cores,), (moved,))
+
+
+def _mirrored(cores: list[Any]) -> list[Any]:
+    return [c.transpose(2, 1, 0) for c in reversed(cores)]
 
 
 def _svd_basis(rank: int | None, share: Any) -> sweeps.Basis:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jax import lax
 
 from tensorjax import linalg
 
@@ -44,24 +43,14 @@ def times_right(core: Any, matrix: Any) -> Any:
     return linalg.matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
 
 
-def normalized(x: Any) -> tuple[Any, Any]:
-    """(x / 2^e, e) with largest entry in [1/2, 1): exact, and safe from overflow in long trains."""
-    if linalg.is_host(x):  # double precision has range enough
-        return x, 0
-    e = lax.stop_gradient(jnp.frexp(jnp.max(jnp.abs(x)))[1])
-    return x * jnp.ldexp(jnp.ones((), x.real.dtype), -e).astype(x.dtype), e
-
-
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
     """Multiplies a train by 2^exponent: in its last core, or in all if one could not hold it."""
     if linalg.is_host(cores[0]):
         return cores
-    real = cores[0].real.dtype
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
-    pairs = zip(cores, exponents, strict=True)
-    return [c * jnp.ldexp(jnp.ones((), real), e).astype(c.dtype) for c, e in pairs]
+    return [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
 
 
 def balanced(cores: Cores) -> Cores:
@@ -82,7 +71,7 @@ def triangles(cores: Cores) -> Cores:
         f = wide(core if f is None else times_right(core, f))
         if f.shape[1] > f.shape[0]:
             f = linalg.adjoint(linalg.triangle(linalg.adjoint(f)))
-        f, _ = normalized(f)
+        f, _ = linalg.normalized(f)
         factors.append(f)
     return factors[::-1]
 
@@ -129,17 +118,17 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
       The cores, and the exponent of two by which to scale them back.
     """
     out: Cores = []
-    core, exponent = normalized(cores[0])
+    core, exponent = linalg.normalized(cores[0])
     for k, f in enumerate(factors):
         matrix = tall(core)
         u = basis[k](linalg.matmul(matrix, f))
         out.append(u.reshape(*core.shape[:2], -1))
-        core, e = normalized(absorb(linalg.project(u, matrix), cores[k + 1]))
+        core, e = linalg.normalized(absorb(linalg.project(u, matrix), cores[k + 1]))
         exponent = exponent + e
     return [*out, core], exponent
 
 
-def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> tuple[Cores, Any]:
+def random_round(cores: Cores, key: Any, ranks: Sequence[int]) -> tuple[Cores, Any]:
     """Rounds to ``ranks``: a random range finder left to right, then a truncation back.
 
     The first sweep leaves a left-orthogonal train a few ranks wider than asked; the second takes
@@ -148,7 +137,7 @@ def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> tuple[Cores, A
     """
     factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
     bases = []
-    core, exponent = normalized(cores[0])
+    core, exponent = linalg.normalized(cores[0])
     modes = [c.shape[1] for c in cores]
     for k, f in enumerate(factors):
         # No wider than the space right of the bond: more columns would be dependent.
@@ -157,7 +146,7 @@ def random_round(cores: Cores, ranks: Sequence[int], key: Any) -> tuple[Cores, A
         bases.append((q.reshape(*core.shape[:2], -1), w))
         projected = linalg.project(q, tall(core))
         projected = projected if w is None else linalg.project(w, projected)
-        core, e = normalized(absorb(projected, cores[k + 1]))
+        core, e = linalg.normalized(absorb(projected, cores[k + 1]))
         exponent = exponent + e
     return _truncate_back(bases, core, ranks), exponent
 
@@ -177,15 +166,13 @@ def _truncate_back(bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[
     The singular values go along apart, as weights, and are never divided by.
     """
     out = [last]
-    weights = None
+    seen = wide(last)
     for (q, w), rank in zip(reversed(bases), reversed(ranks), strict=True):
-        core = out[-1]
-        seen = core if weights is None else linalg.scale_columns(tall(core), weights)
-        seen = seen.reshape(core.shape[0], -1)
-        u, energies, _ = linalg.left_basis(seen, rank=min(rank, core.shape[0]), method="gram")
-        weights = linalg.root(energies)
-        out[-1] = absorb(linalg.adjoint(u), core)
-        out.append(times_right(q, u if w is None else linalg.matmul(w, u)))
+        u, energies, _ = linalg.left_basis(seen, rank=min(rank, len(seen)), method="gram")
+        out[-1] = absorb(linalg.adjoint(u), out[-1])
+        core = times_right(q, u if w is None else linalg.matmul(w, u))
+        seen = wide(linalg.scale_columns(tall(core), linalg.root(energies)).reshape(core.shape))
+        out.append(core)
     return out[::-1]
 
 

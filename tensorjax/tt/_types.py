@@ -258,3 +258,19 @@ def _functions() -> Any:
     from tensorjax import tt
 
     return tt
+
+
+def single(name: str, t: Any, *kinds: type[_Train]) -> None:
+    """Checks that ``t`` is one train (of the given kinds; of any, if none is given)."""
+    kinds = kinds or (TT, TTMatrix)
+    if not isinstance(t, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(
+            f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
+        )
+    if t.cores[0].ndim != t._core_ndim:
+        batch = t.cores[0].shape[: -t._core_ndim]
+        raise ValueError(
+            f"{name}: expected one {type(t).__name__}, got a batch of them {batch}; "
+            "map the function over it with jax.vmap"
+        )
