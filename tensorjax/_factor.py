@@ -69,21 +69,44 @@ def energy(a: Array) -> Array:
 
 
 def normalized(x: Array) -> tuple[Array, Any]:
-    """(x / 2^e, e) with largest entry in [1/2, 1): exact, and safe from overflow in long trains."""
+    """(x / 2^e, e) with largest part in [1/2, 1): exact, and safe from overflow in long trains."""
     e = exponent_of(x)
-    return scaled(x, -e), e
+    return (x, e) if is_host(x) else (x * power_of_two(-e, x.dtype), e)
 
 
-def exponent_of(x: Any) -> Any:
-    """e with the largest entry of x in [2^(e−1), 2^e); 0 on the host, whose range is enough."""
-    if is_host(x):  # in double precision, always
+def exponent_of(x: Array) -> Any:
+    """e with the largest real or imaginary part of x in [2^(e−1), 2^e).
+
+    It is 0 on the host, where all is in double precision, whose range is enough.
+    """
+    if is_host(x):
         return 0
-    e = lax.stop_gradient(jnp.frexp(jnp.max(jnp.abs(x)))[1])
-    return jnp.maximum(e, jnp.finfo(x.dtype).minexp)  # 2^(−e) is finite even for denormal x
+    x = lax.stop_gradient(x)
+    largest = jnp.max(jnp.abs(x.real))
+    if jnp.iscomplexobj(x):
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(x.imag)))
+    integer, bits, bias = _ieee(largest.dtype)
+    # The bits of the exponent themselves: frexp takes XLA several times longer to compile.
+    e = (lax.bitcast_convert_type(largest, integer) >> bits).astype(jnp.int32) - bias + 1
+    return jnp.clip(e, 2 - bias, bias - 1)  # both 2^e and 2^(−e) are normal numbers
 
 
-def scaled(x: Any, exponent: Any) -> Any:
-    """x · 2^exponent."""
+def power_of_two(e: Any, dtype: Any) -> jax.Array:
+    """2^e for an exponent as `exponent_of` gives it, in ``dtype``."""
+    real = jnp.finfo(dtype).dtype
+    integer, bits, bias = _ieee(real)
+    raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
+    return lax.bitcast_convert_type(raw, real).astype(dtype)
+
+
+def _ieee(real: Any) -> tuple[Any, int, int]:
+    """Integer type of the same width, bits of the fraction, bias of the exponent."""
+    info = jnp.finfo(real)
+    return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
+
+
+def scaled(x: Array, exponent: Any) -> Array:
+    """x · 2^exponent for any exponent, which may overflow or vanish."""
     if is_host(x):
         return x if exponent == 0 else x * 2.0**exponent
     return x * jnp.ldexp(jnp.ones((), x.real.dtype), exponent).astype(x.dtype)

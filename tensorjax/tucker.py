@@ -26,8 +26,6 @@ from tensorjax.linalg import Method
 
 __all__ = ["Tucker", "from_dense", "to_dense"]
 
-_VERIFY_BELOW = 1e4  # eps: nearer to roundoff than this, the result is verified
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class Tucker:
@@ -210,7 +208,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     chosen = linalg.choose(method, budget / x.ndim, wide)
     core, factors = _st_hosvd(x, None, budget / x.ndim, chosen, key)
     out = Tucker(*jax.device_put((core.astype(dtype), [u.astype(dtype) for u in factors])))
-    if tol < _VERIFY_BELOW * eps and not _holds(out, x.astype(wide), tol):
+    if tol < linalg.VERIFY_BELOW * eps and not _holds(out, x.astype(wide), tol):
         return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
     return out
 

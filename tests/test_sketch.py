@@ -695,7 +695,7 @@ def test_variance_is_the_published_closed_form_on_rank_one(rng: np.random.Genera
         factors = [1 + (2 + (delta - 3) * k) / mk for k, mk in zip(kappa, m, strict=True)]
         value = sketch.variance(p, x, relative=True)
         np.testing.assert_allclose(value, np.prod(factors) - 1, rtol=1e-12)
-    for r in (1, 2, 5):
+    for r in (1, 5):
         value = sketch.variance(sketch.tt_rows(KEY, N3, 7, rank=r), x, relative=True)
         np.testing.assert_allclose(value, (3 * (1 + 2 / r) ** 2 - 1) / 7, rtol=1e-12)
         value = sketch.variance(sketch.cp_rows(KEY, N3, 7, rank=r), x, relative=True)
@@ -706,7 +706,7 @@ def test_variance_is_the_published_closed_form_on_rank_one(rng: np.random.Genera
 
 def test_variance_obeys_the_bounds_of_the_note(rng: np.random.Generator) -> None:
     """The paper's bound, and the one that says where a Kronecker map is worse than a dense one."""
-    for _ in range(5):
+    for _ in range(2):
         n, m = rng.integers(2, 6, 3), rng.integers(1, 4, 3)
         x = rng.standard_normal(n) * rng.random(n) ** rng.integers(0, 4)
         for law, delta in (("rademacher", 1.0), ("gaussian", 3.0)):
@@ -720,14 +720,13 @@ def test_variance_obeys_the_bounds_of_the_note(rng: np.random.Generator) -> None
 
 def test_dense_and_train_routes_agree(rng: np.random.Generator) -> None:
     """Four modes take patterns; six a train without truncation; both against a given train."""
-    for d in (4, 6):
-        x = rng.standard_normal((2,) * d)
+    for p in (
+        sketch.ttrp(KEY, (2,) * 6, 5, rank=2),
+        sketch.tt_rows(KEY, (2,) * 4, 5, rank=3, distribution="rademacher"),
+    ):
+        x = rng.standard_normal(p.in_shape)
         train = tt.from_dense(jnp.asarray(x), rank=8)
-        for p in (
-            sketch.ttrp(KEY, (2,) * d, 5, rank=2),
-            sketch.tt_rows(KEY, (2,) * d, 5, rank=3, distribution="rademacher"),
-        ):
-            np.testing.assert_allclose(sketch.variance(p, x), sketch.variance(p, train), rtol=1e-10)
+        np.testing.assert_allclose(sketch.variance(p, x), sketch.variance(p, train), rtol=1e-10)
 
 
 def test_one_nonzero_entry_is_mapped_without_variance() -> None:

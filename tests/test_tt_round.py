@@ -329,20 +329,19 @@ def orthogonal_terms(d: int, weights: np.ndarray, dtype) -> tt.TT:
                   (np.eye(n) * weights).astype(dtype)[..., None]])  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [np.float32])
-def test_a_sketch_of_many_orthogonal_terms_is_near_the_best(dtype):
+def test_a_sketch_of_many_orthogonal_terms_is_near_the_best():
     weights = 0.7 ** np.arange(24)
-    t = orthogonal_terms(50, weights, dtype)
+    t = orthogonal_terms(30, weights, np.float32)
     out = tt.round(t, rank=6, method="randomized")
     best = float(np.linalg.norm(weights[6:]))
-    assert out.ranks == (1, *[6] * 49, 1)
-    assert float(tt.distance(out, t)) <= 1.5 * best + 100 * eps(dtype) * np.linalg.norm(weights)
+    assert out.ranks == (1, *[6] * 29, 1)
+    assert float(tt.distance(out, t)) <= 1.5 * best
 
 
 def test_many_equal_orthogonal_terms_keep_the_promise():
-    t = orthogonal_terms(50, np.r_[np.ones(5), np.full(15, 1e-6)], np.float64)
+    t = orthogonal_terms(30, np.r_[np.ones(5), np.full(15, 1e-6)], np.float64)
     for method in linalg.METHODS:
-        assert tt.round(t, tol=1e-4, method=method).ranks == (1, *[5] * 49, 1)
+        assert tt.round(t, tol=1e-4, method=method).ranks == (1, *[5] * 29, 1)
         exact = tt.round(t + t, tol=1e-12, method=method)
         assert exact.ranks == t.ranks
         assert float(tt.distance(exact, 2 * t)) <= 1e-12 * float(tt.norm(exact))

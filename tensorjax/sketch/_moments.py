@@ -152,7 +152,8 @@ def _finish(
 ) -> jax.Array:
     """From the variance of one block of one term to that of the map."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
-    out = (value / kind.terms + mixed) / kind.copies
+    # Roundoff may leave a variance that vanishes a little below zero.
+    out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
     if relative:
         return out / jnp.where(square > 0, square, 1) ** 2
     return out * jnp.exp(log_scale)

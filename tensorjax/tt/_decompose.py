@@ -20,8 +20,6 @@ _LEADING_ROWS = 64
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
-# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
-_VERIFY_BELOW = 1e4
 
 
 def from_dense(
@@ -117,7 +115,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
         raise
     _check.finite("x", cores[-1])  # small, and no NaN or Inf in x is lost on the way there
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < _VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(train, x, tol):
+    if tol < linalg.VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(train, x, tol):
         return _lossless(x.astype(dtype))
     return train
 

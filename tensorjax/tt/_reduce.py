@@ -66,9 +66,12 @@ def _overlap(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     e = jnp.ones((1, 1), x.dtype)
     exponent = jnp.zeros((), jnp.int32)
     for a, b in zip(x.cores, y.cores, strict=True):
-        (a, p), (b, q) = linalg.normalized(a), linalg.normalized(b)
-        e, shift = linalg.normalized(einsum("ab,aic,bid->cd", e, a, b, precision=_HIGHEST))
-        exponent = exponent + shift + p + q
+        size = linalg.exponent_of(a)
+        e = e * linalg.power_of_two(-size, e.dtype)
+        # One after the other: two large cores must not meet before e has scaled one of them down.
+        e = einsum("ab,aic->bic", e, a, precision=_HIGHEST)
+        e, shift = linalg.normalized(einsum("bic,bid->cd", e, b, precision=_HIGHEST))
+        exponent = exponent + shift + size
     return e[0, 0], exponent
 
 
@@ -107,10 +110,11 @@ def _distance(xs: Any, ys: Any) -> Any:
     for a, b in zip(xs, ys, strict=True):
         # One scale for both trains: their difference is what counts.
         shift = xp.maximum(linalg.exponent_of(a), linalg.exponent_of(b))
+        shrink = 1 if xp is np else linalg.power_of_two(-shift, a.dtype)
         # r holds both trains' left parts side by side: r = [left | right].
         pair = [
             linalg.matmul(m, c.reshape(c.shape[0], -1)).reshape(-1, c.shape[-1])
-            for m, c in ((left, linalg.scaled(a, -shift)), (right, linalg.scaled(b, -shift)))
+            for m, c in ((left, shrink * a), (right, shrink * b))
         ]
         stacked = xp.concatenate(pair, axis=-1)
         r = linalg.qr(stacked)[1] if stacked.shape[0] > stacked.shape[1] else stacked

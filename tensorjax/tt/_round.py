@@ -26,8 +26,6 @@ from tensorjax.tt._types import TT, TTMatrix, single
 Train = TypeVar("Train", TT, TTMatrix)
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
-# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
-_VERIFY_BELOW = 1e4
 
 
 def orthogonalize(t: Train, center: int) -> Train:
@@ -186,7 +184,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     chosen = linalg.choose(method, budget / (t.order - 1), wide, levels=1)
     cores = sweeps.balanced(_compress(host, None, budget, chosen, key)[0])
     out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
-    if tol < _VERIFY_BELOW * eps:
+    if tol < linalg.VERIFY_BELOW * eps:
         # The norm is the distance from zero: on the host, where nothing is compiled.
         nothing = TT._unchecked(tuple(np.zeros((1, n, 1), t.dtype) for n in t.shape))
         if not float(distance(t, out)) <= tol * float(distance(t, nothing)):
