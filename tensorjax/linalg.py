@@ -77,6 +77,7 @@ __all__ = [
     "square_factor",
     "svd",
     "triangle",
+    "truncated_gram",
     "truncated_svd",
     "where_positive",
 ]
@@ -94,6 +95,8 @@ _GRAM_NOISE = 16
 
 # Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
 VERIFY_BELOW = 1e4
+# The squared sine of the angle below which a column counts as dependent on others.
+_DEPENDENT = 1e-8
 # Singular vectors recovered from the other side's are orthonormal to eps over this or better.
 _CLEAN = 1e-8
 
@@ -181,38 +184,57 @@ def where_positive(x: Array, otherwise: float) -> Array:
 def orthonormal_basis(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Orthonormal basis of the range of a tall JAX array (…, m, n), as a product q @ w.
 
-    q (…, m, n) is nearly orthonormal already and w (…, n, n) is the small correction: whoever
-    multiplies by another small matrix next saves a pass over the tall one.
+    Columns that add nothing to the range are zero. q (…, m, n) is nearly orthonormal already and
+    w (…, n, n) is the small correction: whoever multiplies by another small matrix next saves a
+    pass over the tall one.
 
-    Cholesky-QR twice, the first pass shifted by a few eps: matrix products, and so faster than
-    Householder QR, which takes over (with w = 1) where ``a`` is too close to rank-deficient.
+    Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
+    by a few eps, so it never breaks down; it leaves the columns that lie deep in the spectrum
+    short, and the second one, ours, scales them up before it looks at them.
 
     Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR", SIAM J. Sci.
     Comput. 42 (2020).
     """
-    w, _ = _cholesky_inverse(a, 8.0)
-    q = matmul(a, w)
-    w, pivot = _cholesky_inverse(q, 0.0)
-    eye = jnp.broadcast_to(jnp.eye(w.shape[-1], dtype=a.dtype), w.shape)
-    # The basis is orthonormal to about eps over the pivot. NaN, from a broken pass, compares false.
-    return lax.cond(
-        jnp.all(pivot > 1e-5), lambda a, q, w: (q, w), lambda a, q, w: (qr(a)[0], eye), a, q, w
-    )
-
-
-def _cholesky_inverse(a: jax.Array, shift: float) -> tuple[jax.Array, jax.Array]:
-    """L^{-H} for aᴴa = L Lᴴ, shifted by some eps of the trace; and the smallest squared pivot."""
+    eps = epsilon(a.dtype)
     g = matmul(adjoint(a), a)
-    eye = jnp.broadcast_to(jnp.eye(g.shape[-1], dtype=a.dtype), g.shape)
-    if shift:
-        trace = jnp.trace(g, axis1=-2, axis2=-1).real
-        # The trace is zero for a zero matrix only; any positive shift serves then.
-        small = shift * jnp.finfo(a.dtype).eps * where_positive(trace, 1.0)
-        g = g + small.astype(a.dtype)[..., None, None] * eye
-    lower = lax.linalg.cholesky(g, symmetrize_input=False)
+    trace = jnp.trace(g, axis1=-2, axis2=-1).real
+    w, _ = _inverse_factor(g, 8 * eps * where_positive(trace, 1.0)[..., None])
+    q = matmul(a, w)
+    g = matmul(adjoint(q), q)
+    squares = jnp.diagonal(g, axis1=-2, axis2=-1).real
+    scale = jnp.where(squares > 0, lax.rsqrt(where_positive(squares, 1.0)), 0).astype(a.dtype)
+    # Long columns are nearly orthonormal; short ones may be parallel, and are kept from breaking.
+    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-1])
+    shift = jnp.where(squares > 0, shift, 1)
+    w, pivots = _inverse_factor(scale[..., :, None] * g * scale[..., None, :], shift)
+    # Of a column in the span of those before it, only their roundoff is left.
+    w = jnp.where((pivots > _DEPENDENT)[..., None, :], scale[..., :, None] * w, 0)
+    return q, w
+
+
+def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """L^{-H} for g + diag(shift) = L Lᴴ, and the squared pivots."""
+    eye = identity_like(g.shape[-1], g)
+    lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
+    eye = jnp.broadcast_to(eye, g.shape)
     inverse = lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
-    pivot = jnp.diagonal(lower, axis1=-2, axis2=-1).real.min(-1) ** 2
-    return adjoint(inverse), pivot
+    return adjoint(inverse), jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2
+
+
+def truncated_gram(a: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Leading left singular vectors (m, rank) and energies (rank,) by one Gram matrix.
+
+    The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
+    would see more than this does.
+    """
+    w, v = eigh(gram(a))
+    w = jnp.maximum(w, 0)
+    return v[:, :rank], w[:rank], _near_floor(w, rank)
+
+
+def _near_floor(energies: Array, rank: int) -> Array:
+    """Whether the last energy kept is so small that one Gram matrix hardly resolves it."""
+    return energies[..., rank - 1] < 4 * _gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
 def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
@@ -441,7 +463,7 @@ def _gram_spectrum(
     if share is not None:
         near = xp.asarray(share < 2 * _GRAM_NOISE * floor)
     elif tail is None:
-        near = w[..., min(rank or w.shape[-1], w.shape[-1]) - 1] < 1e3 * floor * w[..., 0]
+        near = _near_floor(w, min(rank or w.shape[-1], w.shape[-1]))
     else:
         near = tail < 2 * _GRAM_NOISE * floor * w.sum(-1)
     if is_host(a):

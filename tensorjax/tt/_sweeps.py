@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from jax import lax
 
 from tensorjax import linalg
 
@@ -148,7 +149,19 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int]) -> tuple[Cores, A
         projected = projected if w is None else linalg.project(w, projected)
         core, e = linalg.normalized(absorb(projected, cores[k + 1]))
         exponent = exponent + e
-    return _truncate_back(bases, core, ranks), exponent
+    out, too_deep = _truncate_back(bases, core, ranks, linalg.truncated_gram)
+
+    def careful(bases: Any, core: Any) -> Cores:
+        return _truncate_back(bases, core, ranks, _deep_cut)[0]
+
+    # One decision for the whole train: a conditional at every bond costs more than it saves.
+    out = lax.cond(too_deep, careful, lambda *_: out, bases, core)
+    return out, exponent
+
+
+def _deep_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
+    u, energies, _ = linalg.left_basis(seen, rank=rank, method="svd")
+    return u, energies, False
 
 
 def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
@@ -160,20 +173,24 @@ def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
     return linalg.orthonormal_basis(image)
 
 
-def _truncate_back(bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[int]) -> Cores:
-    """Cores are only ever multiplied by isometries.
+def _truncate_back(
+    bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[int], cut: Any
+) -> tuple[Cores, Any]:
+    """Cores are only ever multiplied by isometries; ``cut`` chooses them.
 
-    The singular values go along apart, as weights, and are never divided by.
+    The singular values go along apart, as weights, and are never divided by. Also returns whether
+    any cut was too deep for Gram matrices.
     """
-    out = [last]
+    out, too_deep = [last], jnp.zeros((), bool)
     seen = wide(last)
     for (q, w), rank in zip(reversed(bases), reversed(ranks), strict=True):
-        u, energies, _ = linalg.left_basis(seen, rank=min(rank, len(seen)), method="gram")
+        u, energies, deep = cut(seen, min(rank, *seen.shape))
+        too_deep = too_deep | deep
         out[-1] = absorb(linalg.adjoint(u), out[-1])
         core = times_right(q, u if w is None else linalg.matmul(w, u))
         seen = wide(linalg.scale_columns(tall(core), linalg.root(energies)).reshape(core.shape))
         out.append(core)
-    return out[::-1]
+    return out[::-1], too_deep
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
