@@ -83,7 +83,7 @@ def test_rank_with_tol_zeroes_what_tol_discards(rng, dtype, method):
 
 
 @pytest.mark.parametrize("array", HOST_OR_DEVICE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_factors_keep_dtype_and_kind(rng, dtype, array):
     a = array(normal(rng, (6, 5), dtype))
     for options in ({"tol": 0.1}, {"rank": 2}, {"rank": 3, "tol": 0.1}):
@@ -115,7 +115,7 @@ def test_gram_of_a_long_matrix_is_summed_in_pieces(rng, dtype):
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_factors_have_their_structure(rng, dtype, shape):
     a, k = normal(rng, shape, dtype), min(shape)
     bound = 50 * eps(dtype) * norm(a)
@@ -221,7 +221,7 @@ def loss(name: str) -> Callable[[Any], jax.Array]:
     return f
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_equal_finite_differences(rng, name, shape):
     f = jax.jit(loss(name))
@@ -238,7 +238,7 @@ def test_the_polar_factor_has_its_derivative_at_isometries(rng, shape):
 
 
 @pytest.mark.parametrize("method", linalg.METHODS)
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
 def test_the_subspace_has_its_derivative_where_it_is_unique(rng, shape, method):
     """A gap at the cut is enough: values may repeat above it and vanish below."""
 
@@ -267,7 +267,7 @@ def degenerate(m: int, n: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_are_finite_where_singular_values_repeat_or_vanish(name, shape):
     gradient = jax.jit(jax.grad(loss(name)))

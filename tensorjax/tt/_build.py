@@ -238,9 +238,9 @@ def _zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
 def _alive(t: TT | TTMatrix) -> list[Any]:
     """For each interior bond, which of its indices lie on a path of non-zeros through all cores."""
     cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
-    steps = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
+    steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
     from_left, from_right = [], []
-    reached = np.ones(1, bool)
+    reached: Any = np.ones(1, bool)
     for step in steps[:-1]:
         reached = (reached[:, None] & step).any(axis=0)
         from_left.append(reached)
