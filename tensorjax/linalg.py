@@ -61,10 +61,11 @@ __all__ = [
     "gram",
     "identity_like",
     "is_host",
+    "leading_eigenvectors",
     "left_basis",
     "matmul",
     "normalized",
-    "orthonormal_basis",
+    "orthonormal_rows",
     "polar",
     "power_of_two",
     "project",
@@ -77,7 +78,6 @@ __all__ = [
     "square_factor",
     "svd",
     "triangle",
-    "truncated_gram",
     "truncated_svd",
     "where_positive",
 ]
@@ -179,54 +179,53 @@ def where_positive(x: Array, otherwise: float) -> Array:
     return _xp(x).where(x > 0, x, otherwise)
 
 
-def orthonormal_basis(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Orthonormal basis of the range of a tall JAX array (…, m, n), as a product q @ w.
+def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Orthonormal basis w @ q of the space that the rows of a wide JAX array (…, n, m) span.
 
-    Columns that add nothing to the range are zero. q (…, m, n) is nearly orthonormal already and
-    w (…, n, n) is the small correction: whoever multiplies by another small matrix next saves a
-    pass over the tall one.
+    Rows that add nothing are zero. q (…, n, m) is nearly orthonormal already and w (…, n, n) is the
+    small correction: whoever multiplies by another small matrix next saves a pass over the wide
+    one. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
 
     Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
-    by a few eps, so it never breaks down; it leaves the columns that lie deep in the spectrum
-    short, and the second one, ours, scales them up before it looks at them.
+    by a few eps, so it never breaks down; it leaves the rows that lie deep in the spectrum short,
+    and the second one, ours, scales them up before it looks at them.
 
     Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR", SIAM J. Sci.
     Comput. 42 (2020).
     """
     eps = epsilon(a.dtype)
-    g = matmul(adjoint(a), a)
+    g = matmul(a, adjoint(a))
     trace = jnp.trace(g, axis1=-2, axis2=-1).real
     w, _ = _inverse_factor(g, 8 * eps * where_positive(trace, 1.0)[..., None])
-    q = matmul(a, w)
-    g = matmul(adjoint(q), q)
+    q = matmul(w, a)
+    g = matmul(q, adjoint(q))
     squares = jnp.diagonal(g, axis1=-2, axis2=-1).real
     scale = jnp.where(squares > 0, lax.rsqrt(where_positive(squares, 1.0)), 0).astype(a.dtype)
-    # Long columns are nearly orthonormal; short ones may be parallel, and are kept from breaking.
-    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-1])
+    # Long rows are nearly orthonormal; short ones may be parallel, and are kept from breaking.
+    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-2])
     shift = jnp.where(squares > 0, shift, 1)
     w, pivots = _inverse_factor(scale[..., :, None] * g * scale[..., None, :], shift)
-    # A pivot is the squared sine of the angle to the columns before: of a column in their span,
-    # only roundoff is left.
-    w = jnp.where((pivots > eps**0.5)[..., None, :], scale[..., :, None] * w, 0)
-    return q, w
+    # A pivot is the squared sine of the angle to the rows before: of a row in their span, only
+    # roundoff is left.
+    return jnp.where((pivots > eps**0.5)[..., None], w * scale[..., None, :], 0), q
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """L^{-H} for g + diag(shift) = L Lᴴ, and the squared pivots."""
+    """L^{-1} for g + diag(shift) = L Lᴴ, and the squared pivots."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)
     inverse = lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
-    return adjoint(inverse), jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2
+    return inverse, jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2
 
 
-def truncated_gram(a: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Leading left singular vectors (m, rank) and energies (rank,) by one Gram matrix.
+def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first ``rank`` eigenvectors (n, rank) and eigenvalues (rank,) of a Gram matrix.
 
     The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
     would see more than this does.
     """
-    w, v = eigh(gram(a))
+    w, v = eigh(g)
     w = jnp.maximum(w, 0)
     return v[:, :rank], w[:rank], _near_floor(w, rank)
 

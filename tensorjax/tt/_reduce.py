@@ -36,7 +36,12 @@ def inner(x: TT, y: TT) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2; O(d n r³) operations.
     """
-    mantissa, exponent = _overlap(*_aligned(conj(x), y))
+    return _inner(*_aligned(x, y))
+
+
+@jax.jit
+def _inner(x: TT, y: TT) -> jax.Array:
+    mantissa, exponent = _overlap(conj(x), y)
     return mantissa * jnp.ldexp(jnp.ones((), mantissa.real.dtype), exponent).astype(mantissa.dtype)
 
 
@@ -52,6 +57,11 @@ def norm(x: TT) -> jax.Array:
       >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
       1e+15
     """
+    return _norm(x)
+
+
+@jax.jit
+def _norm(x: TT) -> jax.Array:
     mantissa, exponent = _overlap(conj(x), x)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
@@ -60,7 +70,6 @@ def norm(x: TT) -> jax.Array:
     return jnp.ldexp(root, half)
 
 
-@jax.jit
 def _overlap(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two)."""
     e = jnp.ones((1, 1), x.dtype)

@@ -137,60 +137,69 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int]) -> tuple[Cores, A
     cores, and the exponent of two by which to scale them back.
     """
     factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
-    bases = []
-    core, exponent = linalg.normalized(cores[0])
     modes = [c.shape[1] for c in cores]
+    wider, weights = [], []  # cores, and small matrices that make their columns orthonormal
+    core, exponent = linalg.normalized(cores[0])
     for k, f in enumerate(factors):
+        matrix = tall(core)
         # No wider than the space right of the bond: more columns would be dependent.
         columns = min(ranks[k] + linalg.OVERSAMPLE, math.prod(modes[k + 1 :]))
-        q, w = _range_basis(tall(core), f[:, :columns])
-        bases.append((q.reshape(*core.shape[:2], -1), w))
-        projected = linalg.project(q, tall(core))
-        projected = projected if w is None else linalg.project(w, projected)
-        core, e = linalg.normalized(absorb(projected, cores[k + 1]))
+        w, q = _range_rows(matrix, f[:, :columns])
+        wider.append(linalg.adjoint(q).reshape(-1, modes[k], q.shape[0]))
+        weights.append(linalg.adjoint(w))
+        projected, e = linalg.normalized(linalg.matmul(w, linalg.matmul(q, matrix)))
+        core = absorb(projected, cores[k + 1])
         exponent = exponent + e
-    out, too_deep = _truncate_back(bases, core, ranks, linalg.truncated_gram)
+    wider.append(core)
+    out, too_deep = _truncate_back(wider, weights, ranks, _gram_cut)
 
-    def careful(bases: Any, core: Any) -> Cores:
-        return _truncate_back(bases, core, ranks, _deep_cut)[0]
+    def careful(wider: Cores, weights: Cores) -> Cores:
+        return _truncate_back(wider, weights, ranks, _svd_cut)[0]
 
     # One decision for the whole train: a conditional at every bond costs more than it saves.
-    out = lax.cond(too_deep, careful, lambda *_: out, bases, core)
+    out = lax.cond(too_deep, careful, lambda *_: out, wider, weights)
     return out, exponent
 
 
-def _deep_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
-    u, energies, _ = linalg.left_basis(seen, rank=rank, method="svd")
-    return u, energies, False
-
-
-def _range_basis(matrix: Any, f: Any) -> tuple[Any, Any]:
-    """Basis q @ w of the range of matrix @ f, or of the whole space if that is no larger."""
+def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
+    """The adjoint w @ q of a basis of the range of matrix @ f, or of all if that is no larger."""
     rows, inner = matrix.shape
     if rows <= f.shape[1]:
-        return linalg.identity_like(rows, matrix), None
-    image = matrix if inner <= f.shape[1] else linalg.matmul(matrix, f)
-    return linalg.orthonormal_basis(image)
+        eye = linalg.identity_like(rows, matrix)
+        return eye, eye
+    image = linalg.adjoint(matrix)
+    image = image if inner <= f.shape[1] else linalg.matmul(linalg.adjoint(f), image)
+    return linalg.orthonormal_rows(image)
 
 
 def _truncate_back(
-    bases: Sequence[tuple[Any, Any]], last: Any, ranks: Sequence[int], cut: Any
+    cores: Cores, weights: Cores, ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Cores are only ever multiplied by isometries; ``cut`` chooses them.
+    """Truncates a left-orthogonal train right to left; ``cut`` chooses the subspaces.
 
-    The singular values go along apart, as weights, and are never divided by. Also returns whether
-    any cut was too deep for Gram matrices.
+    Cores are only ever multiplied by isometries: the singular values go along apart, and are never
+    divided by. Also returns whether any cut was too deep for Gram matrices.
     """
-    out, too_deep = [last], jnp.zeros((), bool)
-    seen = wide(last)
-    for (q, w), rank in zip(reversed(bases), reversed(ranks), strict=True):
-        u, energies, deep = cut(seen, min(rank, *seen.shape))
+    out, too_deep = [cores[-1]], jnp.zeros((), bool)
+    seen = wide(cores[-1])
+    bonds = zip(cores[:-1], weights, ranks, strict=True)
+    for core, w, rank in reversed(list(bonds)):
+        u, energies, deep = cut(seen, rank)
         too_deep = too_deep | deep
         out[-1] = absorb(linalg.adjoint(u), out[-1])
-        core = times_right(q, u if w is None else linalg.matmul(w, u))
-        seen = wide(linalg.scale_columns(tall(core), linalg.root(energies)).reshape(core.shape))
+        core = times_right(core, linalg.matmul(w, u))
+        seen = linalg.scale_columns(tall(core), linalg.root(energies)).reshape(len(core), -1)
         out.append(core)
     return out[::-1], too_deep
+
+
+def _gram_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
+    return linalg.leading_eigenvectors(linalg.gram(seen), rank)
+
+
+def _svd_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
+    u, energies, _ = linalg.left_basis(seen, rank=rank, method="svd")
+    return u, energies, False
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
