@@ -118,6 +118,31 @@ def scaled(x: Array, exponent: Any) -> Array:
     return x * jnp.ldexp(jnp.ones((), x.real.dtype), exponent).astype(x.dtype)
 
 
+def identity_like(n: int, like: Array) -> Array:
+    """The n × n identity, in the dtype and kind of ``like``."""
+    return namespace(like).eye(n, dtype=like.dtype)
+
+
+def where_positive(x: Array, otherwise: float) -> Array:
+    """x where it is positive, ``otherwise`` elsewhere."""
+    return namespace(x).where(x > 0, x, otherwise)
+
+
+def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """Independent entries, uniform on [-1, 1], in the dtype of ``like``; NumPy for NumPy.
+
+    Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
+    the draw is a constant of the program, fixed once and for all.
+    """
+    if key is None or is_host(like):
+        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+        draw = np.random.default_rng(seed).uniform(-1, 1, shape).astype(like.dtype)
+        return draw if is_host(like) else jnp.asarray(draw)
+    real = jnp.finfo(like.dtype).dtype
+    draw = jax.random.uniform(key, shape, real, -1, 1).astype(like.dtype)
+    return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
+
+
 def qr(a: Array) -> Any:
     """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
 

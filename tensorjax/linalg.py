@@ -15,12 +15,11 @@ the singular values, so it sees nothing below √eps; it is taken where the aske
 that floor, and a full-accuracy SVD otherwise.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from tensorjax import _check
 from tensorjax._factor import (
@@ -31,18 +30,32 @@ from tensorjax._factor import (
     epsilon,
     exponent_of,
     factor_dtype,
+    identity_like,
     is_host,
     matmul,
     normalized,
     power_of_two,
     qr,
+    random_like,
     root,
     scale_columns,
     scaled,
     svd,
     triangle,
+    where_positive,
 )
-from tensorjax._factor import namespace as _xp
+from tensorjax._gram import gram, orthonormal_rows, project
+from tensorjax._subspace import (
+    METHODS,
+    OVERSAMPLE,
+    Basis,
+    Method,
+    choose,
+    leading_eigenvectors,
+    left_basis,
+    range_finder,
+    square_factor,
+)
 
 __all__ = [
     "METHODS",
@@ -81,22 +94,8 @@ __all__ = [
     "truncated_svd",
     "where_positive",
 ]
-
-Method = Literal["auto", "svd", "gram", "randomized"]
-METHODS = ("auto", "svd", "gram", "randomized")
-
-# Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
-# transpose is several times slower in one piece.
-_GRAM_CHUNK = 16_384
-# Energies of a Gram matrix are wrong by a few eps of the total (measured: at most 4 on matrices of
-# 8 to 4096 rows); the factor leaves room.
-_GRAM_NOISE = 16
-
-
 # Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
 VERIFY_BELOW = 1e4
-# Singular vectors recovered from the other side's are orthonormal to eps over this or better.
-_CLEAN = 1e-8
 
 
 class SVD(NamedTuple):
@@ -113,422 +112,6 @@ class SVD(NamedTuple):
     s: Array
     vh: Array
     discarded: Array
-
-
-class Basis(NamedTuple):
-    """Leading left singular subspace of a matrix, and the energies inside and outside it.
-
-    Attributes:
-      u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
-      energies: (…, r) squared singular values, descending (zero likewise).
-      discarded: (…,) energy ‖a − u uᴴ a‖_F².
-    """
-
-    u: Array
-    energies: Array
-    discarded: Array
-
-
-def gram(a: Array) -> Array:
-    """a @ aᴴ, (…, m, m); in column chunks where the matrix is short and wide.
-
-    NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
-    the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
-    """
-    m, n = a.shape[-2:]
-    if is_host(a):
-        wide = np.result_type(a.dtype, np.float64)
-        if wide == a.dtype:
-            return a @ adjoint(a)
-        out = np.zeros((*a.shape[:-1], m), wide)
-        for start in range(0, n, _GRAM_CHUNK):
-            chunk = a[..., start : start + _GRAM_CHUNK].astype(wide)
-            out += chunk @ adjoint(chunk)
-        return out
-    if n < 2 * _GRAM_CHUNK or a.ndim > 2:
-        return matmul(a, adjoint(a))
-    whole = n // _GRAM_CHUNK
-
-    def step(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
-        chunk = lax.dynamic_slice_in_dim(a, start, _GRAM_CHUNK, axis=1)
-        return total + matmul(chunk, adjoint(chunk)), None
-
-    rest = a[:, whole * _GRAM_CHUNK :]
-    total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
-    return total
-
-
-def project(u: Array, a: Array) -> Array:
-    """uᴴ a, (…, r, n), in the precision of ``u``: host float32 data are widened piece by piece."""
-    if not is_host(a) or a.dtype == u.dtype:
-        return matmul(adjoint(u), a)
-    out = np.empty((u.shape[-1], a.shape[-1]), u.dtype)
-    for start in range(0, a.shape[-1], _GRAM_CHUNK):
-        piece = slice(start, start + _GRAM_CHUNK)
-        out[:, piece] = adjoint(u) @ a[:, piece].astype(u.dtype)
-    return out
-
-
-def identity_like(n: int, like: Array) -> Array:
-    """The n × n identity, in the dtype and kind of ``like``."""
-    return _xp(like).eye(n, dtype=like.dtype)
-
-
-def where_positive(x: Array, otherwise: float) -> Array:
-    """x where it is positive, ``otherwise`` elsewhere."""
-    return _xp(x).where(x > 0, x, otherwise)
-
-
-def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Orthonormal basis w @ q of the space that the rows of a wide JAX array (…, n, m) span.
-
-    Rows that add nothing are zero. q (…, n, m) is nearly orthonormal already and w (…, n, n) is the
-    small correction: whoever multiplies by another small matrix next saves a pass over the wide
-    one. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
-
-    Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
-    by a few eps, so it never breaks down; it leaves the rows that lie deep in the spectrum short,
-    and the second one, ours, scales them up before it looks at them.
-
-    Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR", SIAM J. Sci.
-    Comput. 42 (2020).
-    """
-    eps = epsilon(a.dtype)
-    g = matmul(a, adjoint(a))
-    trace = jnp.trace(g, axis1=-2, axis2=-1).real
-    w, _ = _inverse_factor(g, 8 * eps * where_positive(trace, 1.0)[..., None])
-    q = matmul(w, a)
-    g = matmul(q, adjoint(q))
-    squares = jnp.diagonal(g, axis1=-2, axis2=-1).real
-    scale = jnp.where(squares > 0, lax.rsqrt(where_positive(squares, 1.0)), 0).astype(a.dtype)
-    # Long rows are nearly orthonormal; short ones may be parallel, and are kept from breaking.
-    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-2])
-    shift = jnp.where(squares > 0, shift, 1)
-    w, pivots = _inverse_factor(scale[..., :, None] * g * scale[..., None, :], shift)
-    # A pivot is the squared sine of the angle to the rows before: of a row in their span, only
-    # roundoff is left.
-    return jnp.where((pivots > eps**0.5)[..., None], w * scale[..., None, :], 0), q
-
-
-def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """L^{-1} for g + diag(shift) = L Lᴴ, and the squared pivots."""
-    eye = identity_like(g.shape[-1], g)
-    lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
-    eye = jnp.broadcast_to(eye, g.shape)
-    inverse = lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
-    return inverse, jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2
-
-
-def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first ``rank`` eigenvectors (n, rank) and eigenvalues (rank,) of a Gram matrix.
-
-    The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
-    would see more than this does.
-    """
-    w, v = eigh(g)
-    w = jnp.maximum(w, 0)
-    return v[:, :rank], w[:rank], _near_floor(w, rank)
-
-
-def _near_floor(energies: Array, rank: int) -> Array:
-    """Whether the last energy kept is so small that one Gram matrix hardly resolves it."""
-    return energies[..., rank - 1] < 4 * _gram_floor(energies.dtype, 1) * energies[..., 0]
-
-
-def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
-    """The one rule: which method reaches an asked accuracy, and fastest.
-
-    Args:
-      method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
-        only where they keep the promise, and "svd" stands in for them elsewhere.
-      share: the share of the total energy that may be discarded (a squared relative error); None
-        when only a rank is asked, or when it is traced.
-      dtype: of the matrix; host float32 is accumulated in float64, see `gram`.
-      levels: Gram matrices in a row: 2 for a matrix at hand (floor eps^1.5 of the energy), 1 where
-        only the Gram matrix is known (floor eps).
-
-    Returns:
-      "gram", "randomized" or "svd".
-
-    Raises:
-      ValueError: ``method`` is unknown.
-
-    Example:
-      >>> import numpy as np
-      >>> choose("auto", 1e-6**2, np.float64), choose("auto", 1e-13**2, np.float64)
-      ('gram', 'svd')
-    """
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
-    if share is None:
-        return "svd" if method == "auto" else method
-    if share < 2 * _GRAM_NOISE * _gram_floor(dtype, levels):
-        return "svd"
-    return "gram" if method == "auto" else method
-
-
-def left_basis(
-    a: Array,
-    *,
-    rank: int | None = None,
-    tail: Array | None = None,
-    share: float | None = None,
-    method: Method = "svd",
-    key: jax.Array | None = None,
-) -> Basis:
-    """Orthonormal basis of the leading left singular subspace.
-
-    This, not the full SVD, is what a sweep over a tensor network needs: the next factor is uᴴ a,
-    which no division by small singular values spoils.
-
-    Args:
-      a: (…, m, n).
-      rank: number of columns kept (at most min(m, n)); static.
-      tail: (…,) energy that may be discarded.
-      share: the same as a share of ‖a‖_F²; it spares a pass over the data.
-      method: "svd", "gram" or "randomized"; see `choose`.
-      key: for "randomized"; a fixed draw if None.
-
-    Returns:
-      `Basis` of u, the energies kept and the energy discarded.
-
-    Raises:
-      ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given.
-    """
-    if rank is None and ((tail is None and share is None) or not is_host(a)):
-        raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
-    if is_host(a):
-        return _basis(a, tail, share, key, rank, method)
-    return _differentiable_basis(a, tail, share, key, rank, method)
-
-
-def _basis(
-    a: Array, tail: Array | None, share: Any, key: Any, rank: int | None, method: Method
-) -> Basis:
-    if method == "randomized" and rank is not None and rank + OVERSAMPLE < min(a.shape[-2:]):
-        q = range_finder(a, rank + OVERSAMPLE, key=key)
-        if share is not None:
-            tail = share * energy(a)
-        small = _basis(matmul(adjoint(q), a), tail, None, None, rank, "svd")
-        u = matmul(q, small.u)
-        return Basis(u, small.energies, energy(a - matmul(u, matmul(adjoint(u), a))))
-    method = "gram" if method == "randomized" else method  # a sketch would be no smaller
-    energies, vectors, right = _spectrum(a, method, rank, tail, share)
-    cut = _cut(energies, rank, tail, share, method)
-    vectors, energies = vectors[..., :, : cut.rank], energies[..., : cut.rank]
-    if right:
-        vectors = _left_from_right(a, vectors, energies)
-    if cut.mask is not None:
-        xp = _xp(a)
-        vectors = xp.where(cut.mask[..., None, :], vectors, 0)
-        energies = xp.where(cut.mask, energies, 0)
-    return Basis(vectors, energies, cut.discarded)
-
-
-_differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
-
-
-@_differentiable_basis.defjvp
-def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """The derivative of the subspace, by whichever method it was found.
-
-    Kept directions move towards discarded ones and out of the range; among themselves they stay
-    put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,
-    where the subspace has no derivative, gets zero. A random basis has no derivative at low-rank
-    data, so the exact one takes its place here.
-    """
-    (a, tail, share, _), (da, *_) = primals, tangents
-    method = "svd" if method == "randomized" else method
-    out = _differentiable_basis(a, tail, share, None, rank, method)
-    u, energies = _left_spectrum(a, rank, tail, share, method)
-    cut = _cut(energies, rank, tail, share, method)
-    kept = jnp.broadcast_to(jnp.arange(energies.shape[-1]) < cut.rank, energies.shape)
-    if cut.mask is not None:
-        padding = [(0, 0)] * (energies.ndim - 1) + [(0, energies.shape[-1] - cut.rank)]
-        kept = kept & jnp.pad(cut.mask, padding)
-    alive = _inverse(energies, energies, method)
-    moved = matmul(da, matmul(adjoint(a), u))
-    inner = matmul(adjoint(u), moved)
-    coupling = inner + adjoint(inner)
-    s = root(energies)
-    apart = (s[..., None, :] - s[..., :, None]) > energies.shape[-1] * epsilon(s.dtype) * s[
-        ..., :1, None
-    ]
-    across = kept[..., None, :] & ~kept[..., :, None]
-    gap = energies[..., None, :] - energies[..., :, None]
-    turn = jnp.where(across & apart, 1 / jnp.where(across & apart, gap, 1), 0)
-    outside = scale_columns(moved - matmul(u, inner), jnp.where(kept, alive, 0))
-    du = (matmul(u, turn.astype(a.dtype) * coupling) + outside)[..., : cut.rank]
-    change = jnp.diagonal(coupling, axis1=-2, axis2=-1).real
-    return out, Basis(
-        du,
-        jnp.where(kept, change, 0)[..., : cut.rank],
-        jnp.sum(jnp.where(kept, 0, change), -1),
-    )
-
-
-def square_factor(
-    a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
-) -> tuple[Array, Array]:
-    """f (…, m, k) with f fᴴ = a aᴴ, k = min(m, n), and the squared singular values (…, k) of both.
-
-    The columns of f are the left singular vectors times the singular values, so f has all the left
-    subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
-
-    Args:
-      a: (…, m, n).
-      rank: how many singular values must be accurate beside the largest; all if None.
-      share: the share of ‖a‖_F² below which they need not be accurate.
-      method: "svd" or "gram" ("randomized" is taken as "gram").
-    """
-    method = "gram" if method == "randomized" else method
-    if is_host(a):
-        return _square_factor(a, share, rank, method)
-    return _differentiable_factor(a, share, rank, method)
-
-
-def _square_factor(a: Array, share: Any, rank: int | None, method: Method) -> tuple[Array, Array]:
-    u, energies = _left_spectrum(a, rank, None, share, method)
-    return scale_columns(u, root(energies)), energies
-
-
-_differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
-
-
-@_differentiable_factor.defjvp
-def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """f = a v with the right singular vectors v held still, which is right for all that f fᴴ is."""
-    (a, share), (da, _) = primals, tangents
-    f, energies = _differentiable_factor(a, share, rank, method)
-    moved = matmul(da, matmul(adjoint(a), f))
-    inverse = _inverse(energies, energies, method)
-    change = 2 * jnp.sum((f.conj() * moved).real, axis=-2) * inverse
-    return (f, energies), (scale_columns(moved, inverse), change)
-
-
-def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """1/x, and 0 where the energy cannot be told from roundoff."""
-    size = energies.shape[-1]
-    floor = _gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
-    alive = energies > size**2 * floor * energies[..., :1]
-    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
-
-
-def _left_spectrum(
-    a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
-) -> tuple[Array, Array]:
-    """All left singular vectors (…, m, k) and squared singular values (…, k), k = min(m, n)."""
-    energies, vectors, right = _spectrum(a, method, rank, tail, share)
-    return (_left_from_right(a, vectors, energies) if right else vectors), energies
-
-
-def _spectrum(
-    a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
-) -> tuple[Array, Array, bool]:
-    """Squared singular values, and left (or, if the flag is set, right) singular vectors."""
-    m, n = a.shape[-2:]
-    if method == "gram":
-        right = m > n
-        return *_gram_spectrum(adjoint(a) if right else a, rank, tail, share), right
-    if m > n:  # the small SVD of r is what LAPACK would do too, and XLA would not
-        q, r = qr(a)
-        u, s, _ = svd(r)
-        return s**2, matmul(q, u), False
-    if n > 2 * m:
-        a = adjoint(qr(adjoint(a))[1])
-    u, s, _ = svd(a)
-    return s**2, u, False
-
-
-def _gram_floor(dtype: Any, levels: int) -> float:
-    """Share of the total energy below which one or two levels of Gram matrices see nothing."""
-    return epsilon(dtype) ** (0.5 + 0.5 * levels)
-
-
-def _gram_spectrum(
-    a: Array, rank: int | None, tail: Array | None, share: float | None
-) -> tuple[Array, Array]:
-    """Squared singular values and left singular vectors of a wide matrix, by Gram matrices.
-
-    One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
-    the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
-    resolves them down to eps^1.5. (This second level is ours.)
-    """
-    xp = _xp(a)
-    w, v = eigh(gram(a))
-    w = xp.maximum(w, 0)
-    floor = _gram_floor(w.dtype, 1)
-    if share is not None:
-        near = xp.asarray(share < 2 * _GRAM_NOISE * floor)
-    elif tail is None:
-        near = _near_floor(w, min(rank or w.shape[-1], w.shape[-1]))
-    else:
-        near = tail < 2 * _GRAM_NOISE * floor * w.sum(-1)
-    if is_host(a):
-        return _second_level(a, w, v) if np.any(near) else (w, v)
-    return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
-
-
-def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
-    xp = _xp(a)
-    weak = w < xp.sqrt(xp.asarray(_gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
-    rows = xp.where(weak[..., :, None], matmul(adjoint(v), a.astype(v.dtype)), 0)
-    w_weak, rotation = eigh(gram(rows))
-    # The strong rows were set to zero, so their share of the new eigenvectors is arbitrary and
-    # sits last; shift the weak spectrum behind the strong one, and rotate the weak rows alone.
-    count = xp.sum(weak, -1, keepdims=True)
-    index = xp.broadcast_to(xp.arange(w.shape[-1]), w.shape) - (w.shape[-1] - count)
-    source = xp.where(index >= 0, index, 0)
-    w_out = xp.where(weak, xp.take_along_axis(xp.maximum(w_weak, 0), source, -1), w)
-    rotated = matmul(v, rotation)
-    columns = xp.take_along_axis(rotated, source[..., None, :], -1)
-    return w_out, xp.where(weak[..., None, :], columns, v)
-
-
-def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Left singular vectors a v / s, cleaned of the error that small s amplify."""
-    xp = _xp(a)
-    s = root(energies)
-    alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
-    u = scale_columns(matmul(a, v), xp.where(alive, 1 / xp.where(alive, s, 1), 0))
-    if is_host(a) and a.ndim == 2 and energies[-1] > _CLEAN * energies[0]:
-        lower = np.linalg.cholesky(gram(adjoint(u)))  # u is nearly orthonormal: one pass makes it
-        return u @ np.linalg.inv(lower).T.conj()
-    # Directions lost in roundoff are zero now: any orthonormal completion serves, and QR gives one.
-    return qr(u)[0]
-
-
-class _Cut(NamedTuple):
-    rank: int
-    mask: Array | None
-    discarded: Array
-
-
-def _cut(
-    energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
-) -> _Cut:
-    """Decides how many of the descending ``energies`` are kept."""
-    xp = _xp(energies)
-    if share is not None:
-        tail = share * energies.sum(-1)
-    noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
-    suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
-    size = energies.shape[-1]
-    count = size if rank is None else min(rank, size)
-    mask = None
-    if tail is not None:
-        allowed = xp.maximum(tail - noise * suffix[..., 0], 0)
-        mask = suffix > xp.asarray(allowed)[..., None]
-        if is_host(energies):
-            count = min(count, max(1, int(mask.sum(-1).max())))
-        mask = mask[..., :count]
-        if is_host(energies) and mask.all():
-            mask = None
-    zero = xp.zeros_like(suffix[..., :1])
-    kept = count if mask is None else xp.sum(mask, -1)
-    index = xp.broadcast_to(xp.asarray(kept), suffix.shape[:-1])[..., None]
-    discarded = xp.take_along_axis(xp.concatenate([suffix, zero], -1), index, -1)[..., 0]
-    return _Cut(count, mask, discarded)
 
 
 def truncated_svd(
@@ -620,44 +203,6 @@ def _truncated_svd(
     small_u, s, vh = svd(matmul(adjoint(u), x))
     # Masked columns of u have rows of zeros below them, so their singular values come last.
     return SVD(matmul(u, small_u), s, vh, discarded)
-
-
-# Extra columns of a random sketch: the error is then within a few per cent of the best, and the
-# probability of worse falls with the factorial of this number (Halko, Martinsson, Tropp 2011, §10).
-OVERSAMPLE = 10
-
-
-def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Independent entries, uniform on [-1, 1], in the dtype of ``like``; NumPy for NumPy.
-
-    Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
-    the draw is a constant of the program, fixed once and for all.
-    """
-    if key is None or is_host(like):
-        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
-        draw = np.random.default_rng(seed).uniform(-1, 1, shape).astype(like.dtype)
-        return draw if is_host(like) else jnp.asarray(draw)
-    real = jnp.finfo(like.dtype).dtype
-    draw = jax.random.uniform(key, shape, real, -1, 1).astype(like.dtype)
-    return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
-
-
-def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:
-    """Orthonormal basis (…, m, rank) that captures the leading range of ``a`` (…, m, n).
-
-    Args:
-      a: (…, m, n).
-      rank: number of columns, oversampling included; at most min(m, n).
-      power: subspace iterations, each a product with aᴴ and one with a.
-      key: for the draw; a fixed one if None.
-
-    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
-    """
-    q = qr(matmul(a, random_like(key, (a.shape[-1], rank), a)))[0]
-    for _ in range(power):
-        q = qr(matmul(adjoint(a), q))[0]
-        q = qr(matmul(a, q))[0]
-    return q
 
 
 def polar(a: Array) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ Source: none; our own measurement. Run it on a quiet machine with the peers inst
 
     python -m experiments run bench/core
 
-It takes about 20 minutes on two CPU cores. See README.md in this folder for what is measured and
+It takes about 40 minutes on two CPU cores. See README.md in this folder for what is measured and
 how, and what is expected.
 """
 
