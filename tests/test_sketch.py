@@ -655,8 +655,10 @@ def check_moments(p: Any, x: np.ndarray, mean: np.ndarray, var: np.ndarray) -> N
         np.testing.assert_allclose(sketch.variance(p, train), value, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", SIGN_CASES)
-@pytest.mark.parametrize("kind", ["real", "complex"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "complex") for name in SIGN_CASES), *((name, "real") for name in [*SIGN_CASES][::4])],
+)
 def test_moments_are_exact_for_signs(name: str, kind: str, rng: np.random.Generator) -> None:
     p = SIGN_CASES[name]()
     x = rng.standard_normal((2, p.in_size))
@@ -666,7 +668,7 @@ def test_moments_are_exact_for_signs(name: str, kind: str, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("name", THREE_POINT_CASES)
-@pytest.mark.parametrize(("law", "s"), [("gaussian", 3.0), ("sparse", 3.0), ("sparse", 5.0)])
+@pytest.mark.parametrize(("law", "s"), [("gaussian", 3.0), ("sparse", 5.0)])
 def test_moments_are_exact_for_three_point_entries(
     name: str, law: str, s: float, rng: np.random.Generator
 ) -> None:
