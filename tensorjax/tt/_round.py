@@ -92,8 +92,8 @@ def round(
         Static: jit, vmap and grad work.
       method: "auto"; "svd" (full accuracy); "gram" (fastest with ``tol``; error floor √eps, below
         which "svd" stands in); "randomized" (fastest with ``rank``: within a few per cent of the
-        best error). "auto" takes "randomized" for a rank well below the present one, and "gram" or
-        "svd" for a tolerance.
+        best error, or of about 1e-11·‖t‖ in float64 where that is more). "auto" takes "randomized"
+        for a rank well below the present one, and "gram" or "svd" for a tolerance.
       key: for "randomized"; a fixed draw if None.
 
     Returns:
