@@ -74,12 +74,13 @@ def _overlap(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two)."""
     e = jnp.ones((1, 1), x.dtype)
     exponent = jnp.zeros((), jnp.int32)
-    for a, b in zip(x.cores, y.cores, strict=True):
+    # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
+    for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
         size = linalg.exponent_of(a)
         e = e * linalg.power_of_two(-size, e.dtype)
         # One after the other: two large cores must not meet before e has scaled one of them down.
-        e = einsum("ab,aic->bic", e, a, precision=_HIGHEST)
-        e, shift = linalg.normalized(einsum("bic,bid->cd", e, b, precision=_HIGHEST))
+        e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
+        e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
         exponent = exponent + shift + size
     return e[0, 0], exponent
 
