@@ -8,6 +8,9 @@ Example:
   (1, 3, 3, 1)
 """
 
+import sys
+
+from tensorjax._train import TT, TTMatrix
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -35,7 +38,6 @@ from tensorjax.tt._build import (
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
-from tensorjax.tt._types import TT, TTMatrix
 
 __all__ = [
     "TT",
@@ -70,3 +72,6 @@ __all__ = [
     "trim",
     "zeros",
 ]
+
+# The operators of trains, and formats that hold trains, find these functions by the type.
+TT.namespace = TTMatrix.namespace = sys.modules[__name__]

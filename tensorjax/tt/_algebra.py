@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
+from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
-from tensorjax.tt._types import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax.tt._types import TT, TTMatrix, single
+from tensorjax._train import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 

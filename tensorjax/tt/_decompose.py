@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
-from tensorjax.tt._types import TT, TTMatrix
 
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
 # matrix units idle and compress less, so the passes over the data that follow would be longer.

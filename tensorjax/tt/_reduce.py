@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
-from tensorjax.tt._types import TT, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Numbers gathered at a time by `evaluate`: 256 MiB of float64.

@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
 from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
 from tensorjax.tt._reduce import distance
-from tensorjax.tt._types import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.

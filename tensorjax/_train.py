@@ -1,4 +1,9 @@
-"""The tensor-train types: frozen pytrees of cores, with NumPy's operators."""
+"""The tensor-train types: frozen pytrees of cores, with NumPy's operators.
+
+They lie under all formats, for a Tucker tensor may hold a train as its core and a MERA turns into
+one, and peers do not import each other. The functions on trains are those of `tensorjax.tt`, which
+names itself here: a train carries its namespace, as arrays do in the array API standard.
+"""
 
 import dataclasses
 import math
@@ -23,6 +28,7 @@ class _Train:
     cores: tuple[jax.Array, ...]
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
+    namespace: ClassVar[Any]  # the module tensorjax.tt
     # NumPy must hand `array * train` over to the train instead of looping over the array.
     __array_ufunc__ = None
 
@@ -74,10 +80,10 @@ class _Train:
         return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
 
     def __neg__(self) -> Self:
-        return _functions().scale(self, -1)
+        return self.namespace.scale(self, -1)
 
     def __add__(self, other: Any) -> Any:
-        return _combine(self, other, lambda a, b: _functions().add(a, b))
+        return _combine(self, other, lambda a, b: self.namespace.add(a, b))
 
     def __radd__(self, other: Any) -> Any:
         return self.__add__(other)
@@ -90,14 +96,14 @@ class _Train:
 
     def __mul__(self, other: Any) -> Any:
         if _is_scalar(other):
-            return _functions().scale(self, other)
-        return _combine(self, other, lambda a, b: _functions().hadamard(a, b))
+            return self.namespace.scale(self, other)
+        return _combine(self, other, lambda a, b: self.namespace.hadamard(a, b))
 
     def __rmul__(self, other: Any) -> Any:
         return self.__mul__(other)
 
     def __truediv__(self, other: Any) -> Any:
-        return _functions().scale(self, 1 / other) if _is_scalar(other) else NotImplemented
+        return self.namespace.scale(self, 1 / other) if _is_scalar(other) else NotImplemented
 
     def __repr__(self) -> str:
         if not all(hasattr(c, "shape") for c in self.cores):  # inside JAX's own tree machinery
@@ -151,9 +157,9 @@ class TT(_Train):
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
-            return _functions().inner(_functions().conj(self), other)
+            return self.namespace.inner(self.namespace.conj(self), other)
         if isinstance(other, TTMatrix):
-            return _functions().matvec(_functions().transpose(other), self)
+            return self.namespace.matvec(self.namespace.transpose(other), self)
         return NotImplemented
 
 
@@ -200,9 +206,9 @@ class TTMatrix(_Train):
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
-            return _functions().matvec(self, other)
+            return self.namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
-            return _functions().matmul(self, other)
+            return self.namespace.matmul(self, other)
         return NotImplemented
 
 
@@ -249,15 +255,8 @@ def _combine(train: _Train, other: Any, operation: Callable[[Any, Any], Any]) ->
     if not _accepts(train, other):
         return NotImplemented
     if _is_scalar(other):
-        other = _functions().scale(_functions().ones_like(train), other)
+        other = train.namespace.scale(train.namespace.ones_like(train), other)
     return operation(train, other)
-
-
-def _functions() -> Any:
-    # The operators are sugar over the functions of tensorjax.tt, which are built on these types.
-    from tensorjax import tt
-
-    return tt
 
 
 def single(name: str, t: Any, *kinds: type[_Train]) -> None:
