@@ -38,6 +38,7 @@ from tensorjax.tt._build import (
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
+from tensorjax.tt._sample import sample
 
 __all__ = [
     "TT",
@@ -66,6 +67,7 @@ __all__ = [
     "random_matrix",
     "rank_one",
     "round",
+    "sample",
     "scale",
     "to_dense",
     "transpose",

@@ -157,26 +157,8 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
     O(d r²) operations an entry; long batches are done in pieces, so memory stays bounded.
     """
     single("t", t, TT)
-    indices = _checked_indices(t, indices)
+    indices = _check.indices(indices, t.shape)
     return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
-
-
-def _checked_indices(t: TT, indices: Any) -> jax.Array:
-    array = indices if isinstance(indices, jax.Array) else np.asarray(indices)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"indices: expected integers, got dtype {array.dtype}")
-    if array.ndim == 0 or array.shape[-1] != t.order:
-        raise ValueError(f"indices: expected shape (…, {t.order}), got {array.shape}")
-    if not _check.is_traced(array) and array.size:
-        host = np.asarray(array).reshape(-1, t.order)
-        shape = np.asarray(t.shape)
-        if (host < -shape).any() or (host >= shape).any():
-            mode = int(np.argmax(((host < -shape) | (host >= shape)).any(0)))
-            raise ValueError(
-                f"indices: expected mode {mode} in [-{shape[mode]}, {shape[mode]}), "
-                f"got values from {host[:, mode].min()} to {host[:, mode].max()}"
-            )
-    return jnp.asarray(array)
 
 
 @jax.jit

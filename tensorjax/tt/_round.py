@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import absorb, tall, times_right, triangles, wide
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -62,13 +63,13 @@ def _orthogonalized(t: TT, center: int) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
     cores = [c.astype(dtype) for c in t.cores]
     for k in range(center):
-        q, r = linalg.qr(sweeps.tall(cores[k]))
+        q, r = linalg.qr(tall(cores[k]))
         cores[k] = q.reshape(*cores[k].shape[:2], -1)
-        cores[k + 1] = sweeps.absorb(r, cores[k + 1])
+        cores[k + 1] = absorb(r, cores[k + 1])
     for k in range(t.order - 1, center, -1):
-        q, r = linalg.qr(linalg.adjoint(sweeps.wide(cores[k])))
+        q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
         cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-        cores[k - 1] = sweeps.times_right(cores[k - 1], linalg.adjoint(r))
+        cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
@@ -218,7 +219,7 @@ def _compress(
 
 
 def _svd_round(cores: list[Any], ranks: Sequence[int] | None, share: Any) -> tuple[list[Any], Any]:
-    factors = sweeps.triangles(cores)
+    factors = triangles(cores)
     # Shares of what is left at each bond: never more than shares of the whole.
     part = None if share is None else share / (len(cores) - 1)
     bases = [_svd_basis(r, part) for r in ranks or [None] * len(factors)]

@@ -15,33 +15,13 @@ import scipy.linalg
 from jax import lax
 
 from tensorjax import linalg
+from tensorjax._cores import Cores, absorb, tall, times_right, wide
 
-Cores = list[Any]
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
 
 
 class InaccurateGram(ArithmeticError):
     """The Gram matrices of these cores are too coarse for the error asked."""
-
-
-def tall(core: Any) -> Any:
-    """(r n, s): the left unfolding."""
-    return core.reshape(-1, core.shape[-1])
-
-
-def wide(core: Any) -> Any:
-    """(r, n s): the right unfolding."""
-    return core.reshape(core.shape[0], -1)
-
-
-def absorb(matrix: Any, core: Any) -> Any:
-    """matrix @ core on the left bond."""
-    return linalg.matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
-
-
-def times_right(core: Any, matrix: Any) -> Any:
-    """core @ matrix on the right bond."""
-    return linalg.matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
@@ -62,19 +42,6 @@ def balanced(cores: Cores) -> Cores:
     share = exponent // len(cores)
     *first, last = cores
     return [*(c * 2.0**share for c in first), last * 2.0 ** (-share * len(first))]
-
-
-def triangles(cores: Cores) -> Cores:
-    """Exact right factors up to a scale, triangular, by a QR sweep that forms no Q."""
-    factors: Cores = []
-    f = None
-    for core in reversed(cores[1:]):
-        f = wide(core if f is None else times_right(core, f))
-        if f.shape[1] > f.shape[0]:
-            f = linalg.adjoint(linalg.triangle(linalg.adjoint(f)))
-        f, _ = linalg.normalized(f)
-        factors.append(f)
-    return factors[::-1]
 
 
 def grams(cores: Cores) -> tuple[Cores, Any]:

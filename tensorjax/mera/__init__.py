@@ -1,0 +1,27 @@
+"""MERA: the multiscale entanglement renormalisation ansatz, open or periodic, of any arities.
+
+Example:
+  >>> import jax, jax.numpy as jnp
+  >>> from tensorjax import mera
+  >>> m = mera.random(jax.random.key(0), (2,) * 256, rank=3, arity=2)
+  >>> z = jnp.diag(jnp.array([1.0, -1.0]))
+  >>> mera.expectation(m, jnp.kron(z, z), (127, 128)).shape   # cost logarithmic in the length
+  ()
+"""
+
+from tensorjax.mera._build import random, to_dense, to_tt
+from tensorjax.mera._cone import expectation, inner, norm, sample
+from tensorjax.mera._types import MERA, Layer, Wiring
+
+__all__ = [
+    "MERA",
+    "Layer",
+    "Wiring",
+    "expectation",
+    "inner",
+    "norm",
+    "random",
+    "sample",
+    "to_dense",
+    "to_tt",
+]

@@ -1,0 +1,350 @@
+"""The MERA types: frozen pytrees of isometries and disentanglers, with their wiring as metadata."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+
+
+class Wiring(NamedTuple):
+    """Which sites a layer joins; all of it static.
+
+    Attributes:
+      arities: sites in each block, that is, bottom legs of each isometry.
+      cuts: disentangler j acts across cut ``cuts[j]``: on the last site of that block and the first
+        of the next. The cut of the last block closes the ring.
+    """
+
+    arities: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of sites below the layer."""
+        return sum(self.arities)
+
+    @property
+    def blocks(self) -> tuple[range, ...]:
+        """Sites of each block."""
+        ends = np.cumsum(self.arities).tolist()
+        return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Sites of each disentangler, (left, right); on a ring the last pair is (N − 1, 0)."""
+        blocks = self.blocks
+        return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
+
+    @property
+    def periodic(self) -> bool:
+        """Whether a disentangler closes the ring."""
+        return len(self.arities) - 1 in self.cuts
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class Layer:
+    """One layer of a MERA: disentanglers at the bottom, isometries above them.
+
+    Attributes:
+      disentanglers: arrays (bottom₁, bottom₂, top₁, top₂), orthonormal columns as matrices
+        (bottom₁ bottom₂) × (top₁ top₂).
+      isometries: arrays (bottom₁, …, bottom_k, top), one per block from left to right, orthonormal
+        columns as matrices (bottom₁ ⋯ bottom_k) × top. k may differ from block to block; k = 1
+        passes a site through.
+      wiring: blocks and cuts, see `Wiring`.
+
+    Args:
+      disentanglers: as above; none at all makes the layer a tree.
+      isometries: as above.
+      cuts: the cut of each disentangler, 0 for that between the first two blocks. By default one
+        after the other from 0; with as many disentanglers as blocks the last one closes the ring.
+
+    Raises:
+      ValueError: shapes do not fit each other, or a site is touched twice.
+    """
+
+    disentanglers: tuple[jax.Array, ...]
+    isometries: tuple[jax.Array, ...]
+    wiring: Wiring
+
+    def __init__(
+        self,
+        disentanglers: Iterable[Any],
+        isometries: Iterable[Any],
+        cuts: Sequence[int] | None = None,
+    ):
+        us = _arrays("disentanglers", disentanglers)
+        ws = _arrays("isometries", isometries)
+        if not ws:
+            raise ValueError("isometries: expected one per block, got none")
+        for k, u in enumerate(us):
+            if u.ndim != 4:
+                raise ValueError(
+                    f"disentanglers[{k}]: expected shape (bottom₁, bottom₂, top₁, top₂), "
+                    f"got {u.shape}"
+                )
+        for k, w in enumerate(ws):
+            if w.ndim < 2:
+                raise ValueError(
+                    f"isometries[{k}]: expected shape (bottom₁, …, bottom_k, top), got {w.shape}"
+                )
+        cuts = range(len(us)) if cuts is None else cuts
+        wiring = Wiring(tuple(w.ndim - 1 for w in ws), tuple(int(c) for c in cuts))
+        _check_wiring(wiring, len(us))
+        object.__setattr__(self, "disentanglers", us)
+        object.__setattr__(self, "isometries", ws)
+        object.__setattr__(self, "wiring", wiring)
+        _check_joints(self)
+
+    @classmethod
+    def _unchecked(cls, disentanglers: Any, isometries: Any, wiring: Wiring) -> "Layer":
+        self = object.__new__(cls)
+        object.__setattr__(self, "disentanglers", disentanglers)
+        object.__setattr__(self, "isometries", isometries)
+        object.__setattr__(self, "wiring", wiring)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layer._unchecked, (self.disentanglers, self.isometries, self.wiring)
+
+    @property
+    def middle(self) -> tuple[int, ...]:
+        """Sizes of the legs between disentanglers and isometries, one per site."""
+        arities = self.wiring.arities
+        return tuple(
+            n
+            for w, k in zip(self.isometries, arities, strict=True)
+            for n in w.shape[w.ndim - k - 1 : -1]
+        )
+
+    @property
+    def bottom(self) -> tuple[int, ...]:
+        """Sizes of the legs below the layer, one per site."""
+        sizes = list(self.middle)
+        for u, pair in zip(self.disentanglers, self.wiring.pairs, strict=True):
+            for site, n in zip(pair, u.shape[-4:-2], strict=True):
+                sizes[site] = n
+        return tuple(sizes)
+
+    @property
+    def top(self) -> tuple[int, ...]:
+        """Sizes of the legs above the layer, one per block."""
+        return tuple(w.shape[-1] for w in self.isometries)
+
+    def __repr__(self) -> str:
+        if not all(hasattr(a, "shape") for a in jax.tree.leaves(self)):
+            return f"Layer({self.disentanglers!r}, {self.isometries!r})"
+        ring = ", periodic" if self.wiring.periodic else ""
+        return f"Layer({self.bottom} -> {self.top}, {len(self.disentanglers)} disentanglers{ring})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class MERA:
+    """Multiscale entanglement renormalisation ansatz: layers from the bottom up, and a top tensor.
+
+    Every layer maps a state of its top legs to one of its bottom legs: isometries first, then
+    disentanglers. Both are isometric, so norms are those of the top tensor.
+
+    Attributes:
+      layers: tuple of `Layer`; the first one has the sites of the tensor at its bottom.
+      top: (s_1, …, s_p), a leg per block of the last layer.
+
+    Args:
+      layers: as above; a pair (disentanglers, isometries) stands for a layer.
+      top: as above.
+      check: whether concrete isometries and disentanglers must prove orthonormal columns.
+
+    Raises:
+      ValueError: layers do not fit each other, or columns are not orthonormal. TypeError: integers.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> mera.random(jax.random.key(0), (2,) * 8, 3)
+      MERA(shape=(2, 2, 2, 2, 2, 2, 2, 2), layers=2, top=(3, 3), open, dtype=float32)
+
+    Source: G. Vidal, "Entanglement renormalization", Phys. Rev. Lett. 99, 220405 (2007).
+    """
+
+    layers: tuple[Layer, ...]
+    top: jax.Array
+
+    def __init__(self, layers: Iterable[Any], top: Any, *, check: bool = True):
+        built = tuple(x if isinstance(x, Layer) else Layer(*x) for x in layers)
+        top = jnp.asarray(_check.inexact("top", top))
+        below = built[0].top if built else top.shape
+        for k, layer in enumerate(built[1:], 1):
+            if layer.bottom != below:
+                raise ValueError(
+                    f"layers[{k}]: expected the bottom legs {below} of the layer below's top, "
+                    f"got {layer.bottom}"
+                )
+            below = layer.top
+        if top.shape != below or top.ndim == 0:
+            raise ValueError(f"top: expected shape {below} to fit the last layer, got {top.shape}")
+        object.__setattr__(self, "layers", built)
+        object.__setattr__(self, "top", top)
+        if check and not _check.is_traced(self):
+            _check_orthonormal(self)
+
+    @classmethod
+    def _unchecked(cls, layers: Any, top: Any) -> "MERA":
+        self = object.__new__(cls)
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "top", top)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MERA._unchecked, (self.layers, self.top)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Mode sizes (n_1, …, n_N)."""
+        return self.layers[0].bottom if self.layers else self.top.shape
+
+    @property
+    def order(self) -> int:
+        """Number of sites N."""
+        return self.layers[0].wiring.length if self.layers else self.top.ndim
+
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of the top legs of every layer, from the bottom up."""
+        return tuple(layer.top for layer in self.layers)
+
+    @property
+    def boundary(self) -> str:
+        """Whether a disentangler closes the ring in some layer: "periodic" or "open"."""
+        return "periodic" if any(x.wiring.periodic for x in self.layers) else "open"
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that arithmetic between the tensors gives."""
+        return jnp.result_type(*jax.tree.leaves(self))
+
+    @property
+    def size(self) -> int:
+        """Count of stored numbers: every entry of disentanglers, isometries and top."""
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
+
+    def astype(self, dtype: Any) -> "MERA":
+        """Returns the MERA with every tensor cast to ``dtype``."""
+        return jax.tree.map(lambda x: x.astype(dtype), self)
+
+    def __repr__(self) -> str:
+        if not all(hasattr(x, "shape") for x in jax.tree.leaves(self)):
+            return f"MERA({self.layers!r}, {self.top!r})"
+        sites = f"shape={self.shape}" if self.order <= 12 else f"order={self.order}"
+        last = self.layers[-1].top if self.layers else self.top.shape
+        return (
+            f"MERA({sites}, layers={len(self.layers)}, top={last}, {self.boundary}, "
+            f"dtype={jnp.dtype(self.dtype).name})"
+        )
+
+
+jax.tree_util.register_pytree_with_keys(
+    Layer,
+    lambda x: (
+        (
+            (jax.tree_util.GetAttrKey("disentanglers"), x.disentanglers),
+            (jax.tree_util.GetAttrKey("isometries"), x.isometries),
+        ),
+        x.wiring,
+    ),
+    lambda wiring, children: Layer._unchecked(*children, wiring=wiring),
+    lambda x: ((x.disentanglers, x.isometries), x.wiring),
+)
+jax.tree_util.register_pytree_with_keys(
+    MERA,
+    lambda m: (
+        (
+            (jax.tree_util.GetAttrKey("layers"), m.layers),
+            (jax.tree_util.GetAttrKey("top"), m.top),
+        ),
+        None,
+    ),
+    lambda _, children: MERA._unchecked(*children),
+    lambda m: ((m.layers, m.top), None),
+)
+
+
+def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:
+    return tuple(jnp.asarray(_check.inexact(f"{name}[{k}]", v)) for k, v in enumerate(values))
+
+
+def _check_wiring(wiring: Wiring, count: int) -> None:
+    blocks = len(wiring.arities)
+    last = blocks - 1 if blocks > 1 else -1
+    if len(wiring.cuts) != count:
+        raise ValueError(f"cuts: expected one per disentangler ({count}), got {wiring.cuts}")
+    if any(not 0 <= c <= last for c in wiring.cuts):
+        raise ValueError(
+            f"cuts: expected 0 to {last}, the cuts between {blocks} blocks (the last closes the "
+            f"ring), got {wiring.cuts}"
+        )
+    touched = [site for pair in wiring.pairs for site in pair]
+    if len(set(touched)) < len(touched):
+        twice = sorted({s for s in touched if touched.count(s) > 1})
+        raise ValueError(
+            f"disentanglers: expected at most one on every site, got two on {twice}; a block of "
+            "one site has room for one of its two neighbours only"
+        )
+
+
+def _check_joints(layer: Layer) -> None:
+    sizes = layer.middle
+    for k, (u, (i, j)) in enumerate(zip(layer.disentanglers, layer.wiring.pairs, strict=True)):
+        if u.shape[2:] != (sizes[i], sizes[j]):
+            raise ValueError(
+                f"disentanglers[{k}]: expected top legs ({sizes[i]}, {sizes[j]}) to fit the "
+                f"isometries at sites {i} and {j}, got {u.shape[2:]}"
+            )
+
+
+def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
+    """Every disentangler and isometry with its name, as a matrix bottoms × tops."""
+    out = []
+    for k, layer in enumerate(m.layers):
+        out += [
+            (f"layers[{k}].disentanglers[{j}]", u.reshape(math.prod(u.shape[:2]), -1))
+            for j, u in enumerate(layer.disentanglers)
+        ]
+        out += [
+            (f"layers[{k}].isometries[{j}]", w.reshape(-1, w.shape[-1]))
+            for j, w in enumerate(layer.isometries)
+        ]
+    return out
+
+
+def _check_orthonormal(m: MERA) -> None:
+    for name, matrix in as_matrices(m):
+        a = np.asarray(matrix)
+        a = a.astype(np.result_type(a.dtype if a.dtype.kind in "fc" else np.float32, np.float64))
+        deviation = float(np.linalg.norm(a.conj().T @ a - np.eye(a.shape[1])))
+        if not deviation <= 100 * linalg.epsilon(matrix.dtype) * a.shape[1] ** 0.5:
+            raise ValueError(
+                f"{name}: expected orthonormal columns, got a deviation ‖aᴴa − 1‖ of "
+                f"{deviation:.2g}; orthonormalise it, for example by linalg.polar, "
+                "or pass check=False"
+            )
+
+
+def single(name: str, m: Any) -> None:
+    """Checks that ``m`` is one MERA, not a batch of them."""
+    if not isinstance(m, MERA):
+        raise TypeError(
+            f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "
+            "convert.tt_to_mera"
+        )
+    sites = len(m.layers[-1].isometries) if m.layers else m.top.ndim
+    if m.top.ndim != sites:
+        raise ValueError(
+            f"{name}: expected one MERA, got a batch of them {m.top.shape[: m.top.ndim - sites]}; "
+            "map the function over it with jax.vmap"
+        )

@@ -1,0 +1,243 @@
+"""MERA: against dense contraction, wiring of all kinds, causal cones, samples, bad input."""
+
+import copy
+import math
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import linalg, mera, tt
+from tests.oracles import dense, eps, error, norm, normal
+
+# Length, options, and the sites of an operator. One site is passed through in (7, {}), the last
+# block takes it in on the ring of 7, and is shorter in (5, arity 3).
+STRUCTURES = [
+    (7, {}, (6, 1)),
+    (7, {"boundary": "periodic"}, (6, 0)),
+    (5, {"arity": 3}, (3, 2, 4)),
+    (6, {"arity": (3, 2), "boundary": "periodic"}, (0, 5)),
+    (8, {"arity": (2, 3)}, (2,)),
+    (2, {}, (1, 0)),
+]
+DTYPES = (np.float32, np.complex128)
+
+
+def build(key, n, options, dtype=np.complex128, rank=3):
+    shape = [2 + k % 2 for k in range(n)]
+    return mera.random(jax.random.key(key), shape, rank, dtype=dtype, **options)
+
+
+def expanded(m):
+    """The dense state by plain matrices on the whole space, site after site."""
+    x = np.asarray(m.top, np.result_type(m.dtype, np.float64))
+    for layer in reversed(m.layers):
+        matrix = np.ones((1, 1))
+        for w in layer.isometries:
+            matrix = np.kron(matrix, np.asarray(w).reshape(-1, w.shape[-1]))
+        x = (matrix @ x.ravel()).reshape(layer.middle)
+        for u, pair in zip(layer.disentanglers, layer.wiring.pairs, strict=True):
+            moved = np.tensordot(np.asarray(u), x, axes=((2, 3), pair))
+            x = np.moveaxis(moved, (0, 1), pair)
+    return x
+
+
+@pytest.mark.parametrize(("n", "options", "sites"), STRUCTURES, ids=str)
+def test_contractions_agree_with_the_dense_state(rng, n, options, sites):
+    m = build(0, n, options)
+    m = mera.MERA(m.layers, 2 * m.top)  # the constructor accepts what random makes
+    assert m.boundary == options.get("boundary", "open")
+    x = expanded(m)
+    assert error(mera.to_dense(m), x) <= 1e-13
+    assert error(dense(mera.to_tt(m)), x) <= 1e-13
+    assert abs(float(mera.norm(m)) - 2) <= 1e-14
+    below = [m.shape[s] for s in sites]
+    o = normal(rng, (math.prod(below),) * 2, np.complex128)
+    front = np.moveaxis(x, sites, range(len(sites))).reshape(len(o), -1)
+    exact = np.vdot(front, o @ front)
+    got = mera.expectation(m, o, sites, normalized=False)
+    assert abs(complex(got) - exact) <= 1e-12 * norm(o)
+    negative = tuple(s - n for s in sites)
+    got = mera.expectation(m, o.reshape(below * 2), negative)
+    assert abs(complex(got) - exact / 4) <= 1e-12 * norm(o)
+
+
+@pytest.mark.parametrize(("n", "options", "sites"), STRUCTURES[2:4], ids=str)
+def test_inner_products_agree_with_the_dense_states(n, options, sites):
+    x, y = build(0, n, options), build(1, n, options, rank=2)
+    exact = np.vdot(expanded(x), expanded(y))
+    assert abs(complex(mera.inner(x, y)) - exact) <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions_follow_the_dtype(dtype):
+    m = build(0, 4, {}, dtype, rank=2)
+    operator = np.eye(m.shape[0], dtype=dtype)
+    assert m.dtype == mera.to_dense(m).dtype == mera.to_tt(m).dtype == dtype
+    assert mera.inner(m, m).dtype == mera.expectation(m, operator, 0).dtype == dtype
+    assert mera.norm(m).dtype == np.zeros((), dtype).real.dtype
+    assert error(mera.to_dense(m), expanded(m)) <= 50 * eps(dtype)
+    low = m.astype(jnp.bfloat16) if dtype == np.float32 else m
+    assert np.isfinite(np.asarray(mera.to_tt(low).cores[2], np.complex64)).all()
+
+
+def test_jit_vmap_and_grad():
+    keys = jax.random.split(jax.random.key(0), 3)
+    zz = jnp.diag(jnp.array([1.0, -1.0, -1.0, 1.0]))
+
+    def loss(m):
+        value = mera.expectation(m, zz, (1, 2)) + mera.inner(m, m) * mera.norm(m)
+        return value + mera.to_tt(m).cores[2].sum() + mera.to_dense(m)[0, 0, 0, 1]
+
+    batch = jax.vmap(lambda k: mera.random(k, (2,) * 4, 2))(keys)
+    assert (batch.shape, batch.order, batch.ranks) == ((2,) * 4, 4, ((2, 2),))
+    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss)))(batch)
+    one, gradient = jax.tree.map(lambda x: x[1], (batch, gradients))
+    assert abs(float(values[1]) - float(loss(one))) < 1e-12
+    direction = jax.tree.map(lambda x: jnp.sin(jnp.arange(x.size)).reshape(x.shape), one)
+    ends = [loss(jax.tree.map(lambda x, d, s=s: x + s * d, one, direction)) for s in (1e-6, -1e-6)]
+    slope = sum(
+        jnp.vdot(g, d)
+        for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+    )
+    assert abs((ends[0] - ends[1]) / 2e-6 - slope) < 1e-7
+    with pytest.raises(ValueError, match="m: expected one MERA, got a batch of them \\(3,\\)"):
+        mera.norm(batch)
+
+
+def test_the_cone_costs_the_same_in_every_layer():
+    z = jnp.diag(jnp.array([1.0, -1.0]))
+
+    def flops(n):
+        m = mera.random(jax.random.key(0), (2,) * n, 3)
+        f = jax.jit(lambda m: mera.expectation(m, jnp.kron(z, z), (n // 2 - 1, n // 2)))
+        return f.lower(m).compile().cost_analysis()["flops"]  # type: ignore[index]
+
+    # Two more layers cost the same at every length.
+    counts = [flops(n) for n in (16, 64, 256, 1024)]
+    steps = np.diff(counts)
+    assert steps.max() <= 1.01 * steps.min()
+    assert counts[-1] <= 4 * counts[0]
+
+
+def test_rounding_to_tt_keeps_the_tolerance():
+    m = build(0, 8, {}, np.float64, rank=4)
+    x = np.asarray(mera.to_dense(m))
+    exact = mera.to_tt(m)
+    for tol in (0.3, 1e-10):
+        t = mera.to_tt(m, tol=tol)
+        assert error(dense(t), x) <= tol
+        assert all(a <= b for a, b in zip(t.ranks, exact.ranks, strict=True))
+    t = jax.jit(lambda m: mera.to_tt(m, rank=6))(m)
+    assert max(t.ranks) == 6
+    assert error(dense(t), x) <= 2 * error(dense(tt.round(exact, rank=6)), x) + 1e-12
+    with pytest.raises(TypeError, match="rank="):
+        jax.jit(lambda m: mera.to_tt(m, tol=0.1))(m)
+
+
+def test_samples_have_the_probabilities_of_the_state():
+    m = build(3, 4, {"boundary": "periodic"}, rank=2)
+    count = 20_000
+    p = np.abs(expanded(m)) ** 2
+    drawn = np.asarray(mera.sample(jax.random.key(1), m, count))
+    assert drawn.shape == (count, 4)
+    found = np.zeros(p.shape)
+    np.add.at(found, tuple(drawn.T), 1)
+    expected = count * p
+    chi2 = np.sum((found - expected) ** 2 / expected)
+    degrees = p.size - 1
+    assert abs(chi2 - degrees) <= 5 * (2 * degrees) ** 0.5
+    again = mera.sample(jax.random.key(1), m, count)
+    assert (np.asarray(again) == drawn).all()
+
+
+def test_a_mera_is_a_pytree():
+    m = build(0, 8, {"boundary": "periodic"})
+    leaves, tree = jax.tree.flatten(m)
+    for other in (pickle.loads(pickle.dumps(m)), copy.deepcopy(m), tree.unflatten(leaves)):
+        assert other.layers[0].wiring == m.layers[0].wiring
+        assert (mera.to_dense(other) == mera.to_dense(m)).all()
+    assert jax.tree.map(lambda _: None, m).top is None
+    assert m.size == sum(x.size for x in leaves)
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(m)]
+    assert ".layers[0].disentanglers[3]" in paths
+    assert "periodic" in repr(m)
+    assert "4 disentanglers" in repr(m.layers[0])
+
+
+def test_layers_are_built_from_plain_pairs_and_may_lack_disentanglers(rng):
+    tree = mera.random(jax.random.key(0), (2,) * 4, 2, dtype=np.float64)
+    u, ws = tree.layers[0].disentanglers, tree.layers[0].isometries
+    m = mera.MERA([(u, ws)], tree.top)
+    assert error(mera.to_dense(m), mera.to_dense(tree)) == 0
+    bare = mera.MERA([([], ws)], tree.top)
+    assert error(mera.to_dense(bare), expanded(bare)) <= 1e-14
+    ring = mera.MERA([mera.Layer(u, ws, cuts=[1])], tree.top)
+    assert ring.boundary == "periodic"
+    assert error(mera.to_dense(ring), expanded(ring)) <= 1e-14
+    top = mera.MERA([], normal(rng, (2, 3)))
+    assert top.shape == (2, 3)
+    assert error(mera.to_dense(top), top.top) == 0
+
+
+M = mera.random(jax.random.key(0), (2,) * 6, 2, dtype=np.float32)
+W, U = M.layers[0].isometries, M.layers[0].disentanglers
+EYE = np.eye(2, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, r"arity: .*blocks of 3 for the 2 sites of layer 0",
+         lambda: mera.random(jax.random.key(0), (2, 2), 2, arity=3)),
+        (ValueError, r"arity: .*layer 3 \(8 at the bottom\).*fewer layers",
+         lambda: mera.random(jax.random.key(0), (2,) * 8, 2, layers=4)),
+        (ValueError, "arity: .*>= 2", lambda: mera.random(jax.random.key(0), (2,) * 8, 2, arity=1)),
+        (ValueError, "layers: expected 2", lambda: mera.random(
+            jax.random.key(0), (2,) * 8, 2, arity=(2, 2), layers=3)),
+        (ValueError, "rank: .*got 0", lambda: mera.random(jax.random.key(0), (2,) * 8, 0)),
+        (ValueError, "rank: .*2, one per layer",
+         lambda: mera.random(jax.random.key(0), (2,) * 8, [2, 2, 2])),
+        (ValueError, "boundary", lambda: mera.random(
+            jax.random.key(0), (2,) * 8, 2, boundary="closed")),  # type: ignore
+        (TypeError, "dtype", lambda: mera.random(jax.random.key(0), (2,) * 8, 2, dtype=int)),
+        (ValueError, r"sites: .*\[-6, 5\], got 6", lambda: mera.expectation(M, EYE, 6)),
+        (ValueError, "sites: .*different", lambda: mera.expectation(M, np.eye(4), (1, -5))),
+        (ValueError, "sites: .*got ()", lambda: mera.expectation(M, EYE, ())),
+        (ValueError, r"operator: .*\(4, 4\) or \(2, 2, 2, 2\).*got \(2, 2\)",
+         lambda: mera.expectation(M, EYE, (0, 1))),
+        (TypeError, "operator: .*int", lambda: mera.expectation(M, np.eye(2, dtype=int), 0)),
+        (ValueError, "operator: .*NaN", lambda: mera.expectation(M, np.nan * EYE, 0)),
+        (ValueError, "one structure", lambda: mera.inner(M, mera.random(
+            jax.random.key(0), (2,) * 6, 2, arity=3))),
+        (TypeError, "m: expected a MERA, got ndarray", lambda: mera.to_dense(EYE)),  # type: ignore
+        (ValueError, r"layers\[0\].isometries\[1\]: .*orthonormal",
+         lambda: mera.MERA([(U, [W[0], 2 * W[1], W[2]]), M.layers[1]], M.top)),
+        (ValueError, r"layers\[0\].disentanglers\[0\]: .*orthonormal",
+         lambda: mera.MERA([([np.nan * u for u in U], W), M.layers[1]], M.top)),
+        (ValueError, r"layers\[1\]: expected the bottom legs \(2, 2, 2\)",
+         lambda: mera.MERA([M.layers[0], M.layers[0]], M.top)),
+        (ValueError, r"top: expected shape \(2, 2\)", lambda: mera.MERA(M.layers, EYE[0])),
+        (ValueError, r"disentanglers\[0\]: .*bottom₁", lambda: mera.Layer([EYE], W)),
+        (ValueError, r"disentanglers\[0\]: expected top legs \(2, 2\).*got \(1, 4\)",
+         lambda: mera.Layer([U[0].reshape(2, 2, 1, 4)], W)),
+        (ValueError, r"isometries\[0\]: .*bottom_k", lambda: mera.Layer([], [EYE[0]])),
+        (ValueError, "isometries: .*none", lambda: mera.Layer([], [])),
+        (ValueError, "cuts: expected 0 to 2", lambda: mera.Layer(U, W, cuts=[0, 3])),
+        (ValueError, "cuts: expected one per", lambda: mera.Layer(U, W, cuts=[0])),
+        (ValueError, r"two on \[2\]", lambda: mera.Layer(U, [W[0], EYE, W[1]])),
+        (TypeError, "top: .*int", lambda: mera.MERA([], np.ones((2, 2), int))),
+        (ValueError, "count: .*got 0", lambda: mera.sample(jax.random.key(0), M, 0)),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_orthonormality_is_not_asked_where_it_is_waived():
+    loose = mera.MERA([(U, [2 * w for w in W]), M.layers[1]], M.top, check=False)
+    assert loose.shape == M.shape
+    assert linalg.epsilon(loose.dtype) == eps(np.float32)
