@@ -7,6 +7,7 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tensorjax import linalg, mera, tt
@@ -153,6 +154,57 @@ def test_samples_have_the_probabilities_of_the_state():
     assert (np.asarray(again) == drawn).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_refinement_finds_a_planted_mera_nearby(dtype):
+    planted = build(0, 6, {}, dtype, rank=2)
+    target = 3 * mera.to_tt(planted)
+    noise = jax.tree.map(lambda x: jnp.sin(jnp.arange(x.size)).reshape(x.shape), planted)
+    noise = mera.tangent(planted, noise.astype(dtype))
+    start = mera.retract(planted, jax.tree.map(lambda x: 0.2 * x, noise))
+    seen = []
+    m, info = mera.refine(start, target, steps=80, progress=lambda k, e: seen.append((k, e)))
+    assert mera.MERA(m.layers, m.top).ranks == planted.ranks  # still isometric
+    error_now = float(tt.distance(mera.to_tt(m), target) / tt.norm(target))
+    assert error_now <= 1e-3 < 0.1 < info.errors[0]
+    assert error_now == pytest.approx(min(info.errors), rel=1e-3, abs=1e-7)
+    assert [k for k, _ in seen] == list(range(1, info.steps + 1))
+    assert f"in {info.steps} steps" in str(info)
+
+
+def test_refinement_takes_optax_optimisers_and_never_makes_worse():
+    planted = build(0, 5, {"arity": 3}, np.float64, rank=2)
+    target = mera.to_tt(planted)
+    start = build(1, 5, {"arity": 3}, np.float64, rank=2)
+    m, info = mera.refine(start, target, steps=30, optimizer=optax.adam(0.05))
+    assert info.errors[-1] < 0.8 * info.errors[0]
+    mera.MERA(m.layers, m.top)  # still isometric
+    wild, info = mera.refine(m, target, steps=3, stop=0.0, optimizer=optax.sgd(1e3))
+    before = float(tt.distance(mera.to_tt(m), target))
+    assert float(tt.distance(mera.to_tt(wild), target)) <= before * (1 + 1e-9)
+    assert not info.converged
+
+
+def test_the_transformation_chains_with_optax_and_stays_on_the_manifold():
+    m = build(0, 4, {}, np.complex128, rank=2)
+    chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    optimizer = mera.stiefel(chained)
+    state = optimizer.init(m)
+    zz = np.diag([1.0, -1.0]).astype(np.complex128)
+
+    @jax.jit
+    def step(m, state):
+        value, gradient = jax.value_and_grad(lambda m: mera.expectation(m, zz, 0).real)(m)
+        updates, state = optimizer.update(jax.tree.map(jnp.conj, gradient), state, m)
+        return optax.apply_updates(m, updates), state, value
+
+    values = []
+    for _ in range(40):
+        m, state, value = step(m, state)
+        values.append(float(value))
+    mera.MERA(m.layers, m.top)
+    assert values[-1] < -0.99  # the state with spin down at the first site
+
+
 def test_a_mera_is_a_pytree():
     m = build(0, 8, {"boundary": "periodic"})
     leaves, tree = jax.tree.flatten(m)
@@ -229,6 +281,12 @@ EYE = np.eye(2, dtype=np.float32)
         (ValueError, "cuts: expected one per", lambda: mera.Layer(U, W, cuts=[0])),
         (ValueError, r"two on \[2\]", lambda: mera.Layer(U, [W[0], EYE, W[1]])),
         (TypeError, "top: .*int", lambda: mera.MERA([], np.ones((2, 2), int))),
+        (ValueError, r"target: expected shape \(2, 2, 2, 2, 2, 2\)",
+         lambda: mera.refine(M, tt.ones((2,) * 5))),
+        (ValueError, "target: .*not zero", lambda: mera.refine(M, tt.zeros((2,) * 6))),
+        (ValueError, "target: .*NaN", lambda: mera.refine(M, np.nan * tt.ones((2,) * 6))),
+        (TypeError, "target: expected a TT", lambda: mera.refine(M, EYE)),  # type: ignore
+        (ValueError, "steps: ", lambda: mera.refine(M, tt.ones((2,) * 6), steps=-1)),
         (ValueError, "count: .*got 0", lambda: mera.sample(jax.random.key(0), M, 0)),
     ],
 )  # fmt: skip

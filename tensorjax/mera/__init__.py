@@ -9,19 +9,36 @@ Example:
   ()
 """
 
-from tensorjax.mera._build import random, to_dense, to_tt
+from tensorjax.mera._build import random, to_dense, to_tt, wirings
 from tensorjax.mera._cone import expectation, inner, norm, sample
+from tensorjax.mera._refine import (
+    RefineInfo,
+    Transformation,
+    conjugate_gradient,
+    refine,
+    retract,
+    stiefel,
+    tangent,
+)
 from tensorjax.mera._types import MERA, Layer, Wiring
 
 __all__ = [
     "MERA",
     "Layer",
+    "RefineInfo",
+    "Transformation",
     "Wiring",
+    "conjugate_gradient",
     "expectation",
     "inner",
     "norm",
     "random",
+    "refine",
+    "retract",
     "sample",
+    "stiefel",
+    "tangent",
     "to_dense",
     "to_tt",
+    "wirings",
 ]

@@ -18,12 +18,21 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def wirings(
-    length: int, arity: int | Sequence[int], boundary: Boundary, layers: int | None
+    length: int,
+    arity: int | Sequence[int] = 2,
+    *,
+    boundary: Boundary = "open",
+    layers: int | None = None,
 ) -> list[Wiring]:
-    """How the layers of a MERA are wired, from the bottom up.
+    """How the layers of a MERA of so many sites are wired, from the bottom up.
 
     Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A site left
-    alone is passed through; on a ring the last block takes it in.
+    alone is passed through; on a ring the last block takes it in. Arguments as for `random`.
+
+    Example:
+      >>> from tensorjax import mera
+      >>> [w.arities for w in mera.wirings(7)]
+      [(2, 2, 2, 1), (2, 2)]
     """
     if boundary not in ("open", "periodic"):
         raise ValueError(f"boundary: expected 'open' or 'periodic', got {boundary!r}")
@@ -101,7 +110,7 @@ def random(
     dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
-    plan = wirings(len(sizes), arity, boundary, layers)
+    plan = wirings(len(sizes), arity, boundary=boundary, layers=layers)
     ranks = [rank] * len(plan) if isinstance(rank, int) else list(rank)
     if len(ranks) != len(plan):
         raise ValueError(f"rank: expected one int or {len(plan)}, one per layer, got {len(ranks)}")
@@ -195,7 +204,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     """The tensor train of a MERA, exact or rounded.
 
     Args:
-      m: MERA.
+      m: MERA. One of NumPy arrays is contracted by NumPy, and gives cores of NumPy.
       tol: relative error allowed; outside jit. None is exact.
       rank: TT-ranks to round to, after every layer; static. None keeps all that the shapes allow.
 
@@ -215,7 +224,8 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     """
     single("m", m)
     if tol is None and rank is None:
-        return _exact(m)
+        leaves = jax.tree.leaves(m)
+        return _cores_of(m) if all(map(linalg.is_host, leaves)) else _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
     share = None if tol is None else tol / (1 + len(m.layers))
     if tol is not None and rank is None and not _check.is_traced(m, tol):
@@ -234,12 +244,14 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
     return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
 
 
-@jax.jit
-def _exact(m: MERA) -> TT:
+def _cores_of(m: MERA) -> TT:
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)
     return TT._unchecked(tuple(cores))
+
+
+_exact = jax.jit(_cores_of)
 
 
 # Below, arrays may be of NumPy or of JAX.

@@ -1,0 +1,333 @@
+"""Refinement of a MERA towards a tensor train, on the product of Stiefel manifolds."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check, linalg
+from tensorjax._train import TT
+from tensorjax._train import single as single_train
+from tensorjax.contract import einsum
+from tensorjax.mera._cone import _network
+from tensorjax.mera._types import MERA, Layer, single
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+# Sufficient decrease of a step, as a share of what the slope promises (Armijo).
+_ARMIJO = 1e-4
+_SHORTEST = 1e-12
+
+
+class Transformation(NamedTuple):
+    """An optimiser in Optax's form: two pure functions, to be chained with Optax's own.
+
+    Attributes:
+      init: ``init(params) -> state``.
+      update: ``update(gradients, state, params, **extra) -> (updates, state)``.
+    """
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RefineInfo:
+    """What a refinement did.
+
+    Attributes:
+      errors: relative errors ‖target − m‖ / ‖target‖, before the first step and after each.
+      converged: whether the last step lowered the error by less than ``stop`` of itself.
+    """
+
+    errors: tuple[float, ...]
+    converged: bool
+
+    @property
+    def steps(self) -> int:
+        """Number of steps taken."""
+        return len(self.errors) - 1
+
+    def __str__(self) -> str:
+        end = "converged" if self.converged else "not converged: allow more steps"
+        return f"error {self.errors[0]:.3g} -> {self.errors[-1]:.3g} in {self.steps} steps, {end}"
+
+
+def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
+    """f of disentanglers and isometries as matrices bottoms × tops, and the last tree's top."""
+
+    def each(split: int, *tensors: jax.Array) -> jax.Array:
+        shape = tensors[0].shape
+        rows = math.prod(shape[:split])
+        return f(*(t.reshape(rows, -1) for t in tensors)).reshape(shape)
+
+    layers = []
+    for group in zip(*(m.layers for m in trees), strict=True):
+        us = zip(*(x.disentanglers for x in group), strict=True)
+        ws = zip(*(x.isometries for x in group), strict=True)
+        arities = group[0].wiring.arities
+        layers.append(
+            Layer._unchecked(
+                tuple(each(2, *u) for u in us),
+                tuple(each(k, *w) for k, w in zip(arities, ws, strict=True)),
+                group[0].wiring,
+            )
+        )
+    return MERA._unchecked(tuple(layers), trees[-1].top)
+
+
+def tangent(m: MERA, direction: MERA) -> MERA:
+    """The part of a direction that is tangent to the isometries: d − x (xᴴ d + dᴴ x)/2 for each x.
+
+    Source: A. Edelman, T. Arias, S. Smith, "The geometry of algorithms with orthogonality
+    constraints", SIAM J. Matrix Anal. Appl. 20 (1998), eq. (2.4), in the embedded metric.
+    """
+
+    def project(x: jax.Array, d: jax.Array) -> jax.Array:
+        inner = linalg.matmul(linalg.adjoint(x), d)
+        return d - linalg.matmul(x, (inner + linalg.adjoint(inner)) / 2)
+
+    return _by_matrix(project, m, direction)
+
+
+def retract(m: MERA, direction: MERA) -> MERA:
+    """The MERA whose isometries are those nearest to x + d (polar factors), with the top's sum.
+
+    Source: P.-A. Absil, R. Mahony, R. Sepulchre, "Optimization Algorithms on Matrix Manifolds"
+    (2008), example 4.1.3.
+    """
+    moved = _by_matrix(lambda x, d: linalg.polar(x + d)[0], m, direction)
+    return MERA._unchecked(moved.layers, m.top + direction.top)
+
+
+def stiefel(inner: Any) -> Transformation:
+    """Makes an Optax optimiser move MERAs along their Stiefel manifolds.
+
+    Gradients are projected on the tangent space, ``inner`` makes a step of them, and the step is
+    projected and retracted: ``optax.apply_updates(m, updates)`` has orthonormal columns again. The
+    top tensor moves freely.
+
+    Args:
+      inner: any optax.GradientTransformation, such as ``optax.adam(1e-2)``.
+
+    Example:
+      >>> import jax, optax
+      >>> from tensorjax import mera
+      >>> m = mera.random(jax.random.key(0), (2,) * 4, 2)
+      >>> optimizer = mera.stiefel(optax.sgd(0.1))
+      >>> state = optimizer.init(m)
+      >>> updates, state = optimizer.update(m, state, m)
+      >>> m = mera.MERA(*vars(optax.apply_updates(m, updates)).values())   # still orthonormal
+
+    Gradients are directions of steepest ascent: of complex MERAs, the conjugate of `jax.grad`.
+    Moments that ``inner`` keeps are not transported; they are projected with the step.
+    """
+
+    def update(gradients: MERA, state: Any, params: MERA, **extra: Any) -> tuple[MERA, Any]:
+        with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes, and means to
+            steps, state = inner.update(tangent(params, gradients), state, params, **extra)
+        moved = retract(params, tangent(params, steps))
+        return jax.tree.map(jnp.subtract, moved, params), state
+
+    return Transformation(inner.init, update)
+
+
+class _Conjugate(NamedTuple):
+    direction: MERA
+    gradient: MERA
+    step: jax.Array
+
+
+def conjugate_gradient() -> Transformation:
+    """Riemannian conjugate gradient with a line search, in Optax's form.
+
+    ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
+    ``value_fn``, the loss as a function of the MERA.
+
+    Source: Absil, Mahony, Sepulchre (2008), algorithm 13, with the Polak–Ribière rule, transport by
+    projection, and steps found by one parabola and then halving (Armijo).
+    """
+
+    def init(params: MERA) -> _Conjugate:
+        zero = jax.tree.map(jnp.zeros_like, params)
+        real = jnp.finfo(params.dtype).dtype
+        return _Conjugate(zero, zero, jnp.ones((), real))
+
+    def update(
+        gradients: MERA,
+        state: _Conjugate,
+        params: MERA,
+        *,
+        value: jax.Array,
+        value_fn: Callable[[MERA], jax.Array],
+        **extra: Any,
+    ) -> tuple[MERA, _Conjugate]:
+        g = tangent(params, gradients)
+        past, moved = tangent(params, state.gradient), tangent(params, state.direction)
+        before = _dot(state.gradient, state.gradient)
+        beta = jnp.maximum(_dot(g, _plus(g, -1, past)), 0) / linalg.where_positive(before, 1.0)
+        d = _plus(jax.tree.map(jnp.negative, g), jnp.where(before > 0, beta, 0), moved)
+        uphill = _dot(d, g) >= 0
+        d = jax.tree.map(lambda a, b: jnp.where(uphill, -b, a), d, g)
+        step = _line_search(params, d, _dot(d, g), value, value_fn, state.step)
+        new = retract(params, _plus(jax.tree.map(jnp.zeros_like, d), step, d))
+        state = _Conjugate(d, g, 2 * linalg.where_positive(step, 0.5))
+        return jax.tree.map(jnp.subtract, new, params), state
+
+    return Transformation(init, update)
+
+
+def _dot(x: MERA, y: MERA) -> jax.Array:
+    """Real inner product of two directions."""
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
+
+
+def _plus(x: MERA, factor: Any, y: MERA) -> MERA:
+    return jax.tree.map(
+        lambda a, b: a + jnp.asarray(factor, a.real.dtype).astype(a.dtype) * b, x, y
+    )
+
+
+def _line_search(
+    params: MERA,
+    direction: MERA,
+    slope: jax.Array,
+    value: jax.Array,
+    value_fn: Callable[[MERA], jax.Array],
+    first: jax.Array,
+) -> jax.Array:
+    """A step that lowers the loss sufficiently, or 0 if there is none."""
+    zero = jax.tree.map(jnp.zeros_like, direction)
+
+    def loss(t: jax.Array) -> jax.Array:
+        return value_fn(retract(params, _plus(zero, t, direction)))
+
+    tried = loss(first)
+    # The parabola through the value, the slope and what was tried.
+    bend = tried - value - slope * first
+    vertex = jnp.where(
+        bend > 0, -slope * first**2 / linalg.where_positive(2 * bend, 1.0), 2 * first
+    )
+    at_vertex = loss(vertex)
+    better = at_vertex < tried
+    start = jnp.where(better, vertex, first), jnp.where(better, at_vertex, tried)
+
+    def fails(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        t, f = carry
+        return ~(f <= value + _ARMIJO * t * slope) & (t > _SHORTEST)
+
+    def halve(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return carry[0] / 2, loss(carry[0] / 2)
+
+    t, f = jax.lax.while_loop(fails, halve, start)
+    return jnp.where(f < value, t, 0)
+
+
+def refine(
+    m: MERA,
+    target: TT,
+    *,
+    steps: int = 100,
+    stop: float = 1e-4,
+    optimizer: Any = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[MERA, RefineInfo]:
+    """Moves all tensors of a MERA so that it comes nearer to a tensor train.
+
+    Minimises the infidelity 1 − ‖Lᴴ t‖² / ‖t‖² over isometries and disentanglers, where L maps a
+    top tensor to the sites. The best top tensor, Lᴴ t, is put in after every step, so the result's
+    relative error is the root of the infidelity.
+
+    Args:
+      m: MERA to start from, such as that of `tensorjax.convert.tt_to_mera`.
+      target: TT of the same shape.
+      steps: at most.
+      stop: ends when a step lowers the error by less than this share of itself.
+      optimizer: an optax.GradientTransformation for the isometries, put on the manifold by
+        `stiefel`; `conjugate_gradient` if None. The best MERA met is returned.
+      progress: called after each step with its number and the error.
+
+    Returns:
+      (MERA of the structure and ranks of ``m``, `RefineInfo`); never worse than ``m``.
+
+    Raises:
+      TypeError: ``m`` or ``target`` of the wrong kind.
+      ValueError: shapes that differ, NaN or Inf, a target that is zero.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> planted = mera.random(jax.random.key(0), (2,) * 4, 2)
+      >>> start = mera.random(jax.random.key(1), (2,) * 4, 2)
+      >>> found, info = mera.refine(start, mera.to_tt(planted), steps=20)
+      >>> info.errors[-1] < info.errors[0]
+      True
+
+    Errors below √eps cannot be told from zero in the infidelity. The minimum is a local one.
+    """
+    single("m", m)
+    single_train("target", target, TT)
+    if m.shape != target.shape:
+        raise ValueError(f"target: expected shape {m.shape} as m has, got {target.shape}")
+    _check.finite("m", m)
+    _check.finite("target", target)
+    _check.integer("steps", steps, low=0)
+    size = target.namespace.norm(target)
+    if not float(size) > 0:
+        raise ValueError("target: expected a tensor that is not zero, got norm 0")
+    dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
+    unit = target.astype(dtype) / size.astype(dtype)
+    method = conjugate_gradient() if optimizer is None else stiefel(optimizer)
+    best, errors, converged = _descend(m.astype(dtype), unit, method, steps, stop, progress)
+    best = MERA._unchecked(best.layers, best.top * size.astype(dtype))
+    return best.astype(m.dtype), RefineInfo(tuple(errors), converged)
+
+
+def _descend(
+    m: MERA, unit: TT, method: Transformation, steps: int, stop: float, progress: Any
+) -> tuple[MERA, list[float], bool]:
+    def infidelity(m: MERA) -> jax.Array:
+        top = _best_top(m, unit)
+        return 1 - jnp.sum(jnp.square(top.real) + jnp.square(top.imag))
+
+    @jax.jit
+    def step(m: MERA, state: Any) -> tuple[MERA, Any, jax.Array]:
+        value, gradient = jax.value_and_grad(infidelity)(m)
+        gradient = jax.tree.map(jnp.conj, gradient)
+        updates, state = method.update(gradient, state, m, value=value, value_fn=infidelity)
+        moved = jax.tree.map(jnp.add, m, updates)
+        return moved, state, infidelity(moved)
+
+    best, lowest = m, float(jax.jit(infidelity)(m))
+    errors = [max(lowest, 0.0) ** 0.5]
+    state, converged = method.init(m), False
+    for number in range(1, steps + 1):
+        m, state, value = step(m, state)
+        errors.append(max(float(value), 0.0) ** 0.5)
+        if float(value) < lowest:
+            best, lowest = m, float(value)
+        if progress is not None:
+            progress(number, errors[-1])
+        if abs(errors[-2] - errors[-1]) <= stop * errors[-2]:
+            converged = True
+            break
+    return MERA._unchecked(best.layers, jax.jit(_best_top)(best, unit)), errors, converged
+
+
+def _best_top(m: MERA, t: TT) -> jax.Array:
+    """Lᴴ t: the top tensor with which the layers of ``m`` come nearest to a tensor train."""
+    sites = list(range(m.order))
+    network = _network(m, sites, m.order)[:-1]
+    top = _network(m, sites, m.order)[-1][1]
+    fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])
+    bonds = [fresh + k for k in range(m.order + 1)]
+    operands: list[Any] = []
+    for k, core in enumerate(t.cores):
+        operands += [core, [bonds[k], sites[k], bonds[k + 1]]]
+    for tensor, labels in network:
+        operands += [tensor.conj(), labels]
+    # The outer bonds have size one and are summed.
+    return einsum(*operands, top, precision=_HIGHEST)
