@@ -68,25 +68,53 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     return int(number)
 
 
-def bond_ranks(rank: int | Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:
-    """Expands ``rank`` to one rank per interior bond, each capped by its bound.
+def bond_ranks(
+    rank: int | Sequence[int],
+    bounds: Sequence[int],
+    *,
+    name: str = "rank",
+    place: str = "interior bond",
+) -> tuple[int, ...]:
+    """Expands ``rank`` to one rank per interior bond (or mode), each capped by its bound.
 
     Args:
       rank: one int for all bonds, or one per interior bond.
       bounds: the largest rank that each interior bond can need.
+      name: of the argument.
+      place: what there is one rank for each of.
     """
     if isinstance(rank, numbers.Integral) and not isinstance(rank, bool):
-        return tuple(min(integer("rank", rank, low=1), b) for b in bounds)
+        return tuple(min(integer(name, rank, low=1), b) for b in bounds)
     try:
-        ranks = [integer("rank", r, low=1) for r in rank]  # type: ignore[union-attr]
+        ranks = [integer(name, r, low=1) for r in rank]  # type: ignore[union-attr]
     except TypeError:
-        raise ValueError(f"rank: expected an int or one int per bond, got {rank!r}") from None
+        raise ValueError(f"{name}: expected an int or one int per {place}, got {rank!r}") from None
     if len(ranks) != len(bounds):
         raise ValueError(
-            f"rank: expected one int or {len(bounds)} of them (one per interior bond), "
+            f"{name}: expected one int or {len(bounds)} of them (one per {place}), "
             f"got {len(ranks)}: {tuple(ranks)}"
         )
     return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
+
+
+def indices(value: Any, shape: Sequence[int]) -> jax.Array:
+    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises."""
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"indices: expected integers, got dtype {array.dtype}")
+    if array.ndim == 0 or array.shape[-1] != len(shape):
+        raise ValueError(f"indices: expected shape (…, {len(shape)}), got {array.shape}")
+    if not is_traced(array) and array.size:
+        host = np.asarray(array).reshape(-1, len(shape))
+        sizes = np.asarray(shape)
+        outside = ((host < -sizes) | (host >= sizes)).any(0)
+        if outside.any():
+            mode = int(np.argmax(outside))
+            raise ValueError(
+                f"indices: expected mode {mode} in [-{shape[mode]}, {shape[mode]}), "
+                f"got values from {host[:, mode].min()} to {host[:, mode].max()}"
+            )
+    return jnp.asarray(array)
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:

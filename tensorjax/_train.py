@@ -95,7 +95,7 @@ class _Train:
         return NotImplemented if not _accepts(self, other) else (-self).__add__(other)
 
     def __mul__(self, other: Any) -> Any:
-        if _is_scalar(other):
+        if is_scalar(other):
             return self.namespace.scale(self, other)
         return _combine(self, other, lambda a, b: self.namespace.hadamard(a, b))
 
@@ -103,7 +103,7 @@ class _Train:
         return self.__mul__(other)
 
     def __truediv__(self, other: Any) -> Any:
-        return self.namespace.scale(self, 1 / other) if _is_scalar(other) else NotImplemented
+        return self.namespace.scale(self, 1 / other) if is_scalar(other) else NotImplemented
 
     def __repr__(self) -> str:
         if not all(hasattr(c, "shape") for c in self.cores):  # inside JAX's own tree machinery
@@ -240,21 +240,22 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
     return out
 
 
-def _is_scalar(x: Any) -> bool:
+def is_scalar(x: Any) -> bool:
+    """Whether ``x`` is a number, of Python, NumPy or JAX."""
     if isinstance(x, int | float | complex | np.number):
         return True
     return isinstance(x, jax.Array | np.ndarray) and x.ndim == 0
 
 
 def _accepts(train: _Train, other: Any) -> bool:
-    return _is_scalar(other) or type(other) is type(train)
+    return is_scalar(other) or type(other) is type(train)
 
 
 def _combine(train: _Train, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
     """Applies an entry-wise operation; a scalar stands for the constant train, as in NumPy."""
     if not _accepts(train, other):
         return NotImplemented
-    if _is_scalar(other):
+    if is_scalar(other):
         other = train.namespace.scale(train.namespace.ones_like(train), other)
     return operation(train, other)
 

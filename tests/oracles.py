@@ -71,12 +71,18 @@ def hilbert(shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
 # Trains ------------------------------------------------------------------------------------------
 
 
-def dense(t: Any) -> np.ndarray:
-    """The dense array of a TT, (n_1, …), or of a TTMatrix, (∏ m_k, ∏ n_k)."""
+def multiplied(cores: Sequence[Any]) -> np.ndarray:
+    """All entries of a train of these cores, in a row."""
     out = np.ones((1, 1))
-    for core in map(wide, t.cores):
+    for core in map(wide, cores):
         flat = core.reshape(core.shape[0], -1)
         out = (out @ flat).reshape(-1, core.shape[-1])
+    return out
+
+
+def dense(t: Any) -> np.ndarray:
+    """The dense array of a TT, (n_1, …), or of a TTMatrix, (∏ m_k, ∏ n_k)."""
+    out = multiplied(t.cores)
     if t.cores[0].ndim == 3:
         return out.reshape(t.shape)
     pairs = [n for pair in zip(t.row_shape, t.col_shape, strict=True) for n in pair]
@@ -85,10 +91,72 @@ def dense(t: Any) -> np.ndarray:
 
 
 def tucker_dense(t: Any) -> np.ndarray:
-    out = wide(t.core)
+    """The dense array of a Tucker tensor, its core an array or a train."""
+    out = dense(t.core) if hasattr(t.core, "cores") else wide(t.core)
     for k, u in enumerate(t.factors):
         out = np.moveaxis(np.tensordot(wide(u), out, (1, k)), 0, k)
     return out
+
+
+def combined(*terms: tuple[float, list[np.ndarray]]) -> list[np.ndarray]:
+    """Cores of Σ c·x, block-diagonal, without the library."""
+    lists = [[*x[:-1], x[-1] * np.asarray(c, x[-1].dtype)] for c, x in terms]
+    out = []
+    for k, parts in enumerate(zip(*lists, strict=True)):
+        if len(lists[0]) == 1:
+            out.append(sum(parts))
+            continue
+        left = [p.shape[0] if k else 0 for p in parts]
+        right = [p.shape[2] if k < len(lists[0]) - 1 else 0 for p in parts]
+        core = np.zeros(
+            (sum(left) or 1, parts[0].shape[1], sum(right) or 1), np.result_type(*parts)
+        )
+        for j, p in enumerate(parts):
+            a, b = sum(left[:j]), sum(right[:j])
+            core[a : a + p.shape[0], :, b : b + p.shape[2]] = p
+        out.append(core)
+    return out
+
+
+def regauged(x: list[np.ndarray], scale: float, spread: float) -> list[np.ndarray]:
+    """The same tensor with cores scaled up and down in turn, and bonds by diagonal matrices."""
+    out = [c.astype(np.result_type(c, np.float64)) for c in x]
+    for k in range(len(out) - 1):
+        gauge = scale ** (-1) ** k * np.logspace(-spread, spread, out[k].shape[2])
+        out[k] = out[k] * gauge
+        out[k + 1] = out[k + 1] / gauge[:, None, None]
+    return [c.astype(x[0].dtype) for c in out]
+
+
+def hard_trains(
+    rng: np.random.Generator, shape: Sequence[int], dtype: Any
+) -> dict[str, tuple[list[np.ndarray], float]]:
+    """Trains that are hard to round, each with the size of the terms it is a sum of."""
+    a, b = cores(rng, shape, 3, dtype), cores(rng, shape, 2, dtype)
+    mixed = combined((1, a), (1e-3, b))
+    decaying = [
+        c * np.logspace(0, -7, c.shape[2]).astype(dtype) for c in cores(rng, shape, 6, dtype)
+    ]
+    size = norm(multiplied(a))
+    return {
+        "random": (a, size),
+        "twice": (combined((1, a), (1, a)), 2 * size),
+        "nearly half": (combined((1, a), (-0.5, a), (1e-4, b)), size),
+        "difference 1e-3": (combined((1, a), (1e-3, b), (-1, a)), size),
+        "difference 1e-6": (combined((1, a), (1e-6, b), (-1, a)), size),
+        "gauge 1e8": (regauged(mixed, 1e8, 0), size),
+        "gauge 1e-8": (regauged(mixed, 1e-8, 0), size),
+        "diagonal gauge": (regauged(mixed, 1, 5), size),
+        "decaying": (decaying, 0.0),
+        "zero": ([0 * c for c in a], 0.0),
+        "zero inside": ([*a[:-1], 0 * a[-1]], 0.0),
+    }
+
+
+def mode_tails(x: Any, k: int) -> np.ndarray:
+    """`tails` of the singular values of the unfolding along mode k."""
+    flat = np.moveaxis(wide(x), k, 0).reshape(np.shape(x)[k], -1)
+    return tails(np.linalg.svd(flat, compute_uv=False))
 
 
 def tt_svd(

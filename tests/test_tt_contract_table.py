@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt, tucker
+from tensorjax import convert, tt, tucker
 from tests.oracles import (
     check_gradient,
     cores,
@@ -52,11 +52,15 @@ def operands(rng: np.random.Generator, case: str, dtype: Any) -> Operands:
     # Of full rank: where more is kept than there is, a factorisation has no derivative.
     made["z"] = normal(rng, shape, dtype)
     made["w"] = normal(rng, (math.prod(shape),) * 2, dtype)
+    # Tucker tensors, with a train core and with a dense one; the factors are not orthonormal.
+    factors = [normal(rng, (n + 1, n)).astype(dtype) for n in shape]
+    made["t"] = tucker.Tucker(made["x"], factors)
+    made["u"] = tucker.Tucker(made["z"], factors)
     return jax.tree.map(jnp.asarray, made)
 
 
 def densified(made: Operands) -> dict[str, np.ndarray]:
-    return {k: dense(m) if hasattr(m, "cores") else wide(m) for k, m in made.items()}
+    return {k: wide(as_array(m, np)) for k, m in made.items()}
 
 
 def _index(x: Any) -> np.ndarray:
@@ -74,6 +78,14 @@ def _rounding(**options: Any) -> Callable[[Operands], Any]:
 
 def _sum(o: dict[str, np.ndarray]) -> Any:
     return o["x"] + o["y"]
+
+
+def _tucker_sum(o: dict[str, np.ndarray]) -> Any:
+    return o["t"] + o["u"]
+
+
+def _tucker_inner(o: dict[str, np.ndarray]) -> Any:
+    return np.vdot(o["u"], o["t"])
 
 
 TABLE: dict[str, Row] = {
@@ -129,18 +141,24 @@ TABLE: dict[str, Row] = {
     ),
     "tucker.from_dense": Row(lambda o: tucker.from_dense(o["z"], rank=1), None),
     "tucker.from_dense with tol": Row(lambda o: tucker.from_dense(o["z"], rank=2, tol=0.1), None),
-    "tucker.to_dense": Row(
-        lambda o: tucker.to_dense(
-            tucker.Tucker(o["z"], [jnp.eye(n, dtype=o["z"].dtype) * 2 for n in o["z"].shape])
-        ),
-        lambda o: o["z"] * 2.0 ** o["z"].ndim,
+    "tucker.to_dense": Row(lambda o: tucker.to_dense(o["u"]), lambda o: o["u"]),
+    "tucker.add of trains": Row(lambda o: tucker.add(o["t"], o["t"]), lambda o: 2 * o["t"]),
+    "tucker.add": Row(lambda o: tucker.add(o["u"], o["t"]), _tucker_sum),
+    "tucker.inner": Row(lambda o: tucker.inner(o["u"], o["t"]), _tucker_inner),
+    "tucker.norm": Row(lambda o: tucker.norm(o["t"]), lambda o: norm(o["t"])),
+    "tucker.distance": Row(
+        lambda o: tucker.distance(o["u"], o["t"]), lambda o: norm(o["u"] - o["t"])
     ),
-    "tucker.to_dense of a train": Row(
-        lambda o: tucker.to_dense(
-            tucker.Tucker(o["x"], [jnp.eye(n, dtype=o["z"].dtype) for n in o["x"].shape])
-        ),
-        lambda o: o["x"],
+    "tucker.evaluate": Row(
+        lambda o: tucker.evaluate(o["u"], _index(o["u"])), lambda o: o["u"].ravel()[[0, -1, -1]]
     ),
+    "tucker.evaluate of a train": Row(
+        lambda o: tucker.evaluate(o["t"], _index(o["t"])), lambda o: o["t"].ravel()[[0, -1, -1]]
+    ),
+    "tucker.round": Row(lambda o: tucker.round(o["u"], rank=1), None),
+    "tucker.round of a train": Row(lambda o: tucker.round(o["t"], rank=1, core_rank=1), None),
+    "tt_to_tucker": Row(lambda o: convert.tt_to_tucker(o["x"], rank=1)[0], None),
+    "tt_to_tucker with tol": Row(lambda o: convert.tt_to_tucker(o["x"], rank=2, tol=0.1)[0], None),
 }
 
 

@@ -12,71 +12,19 @@ from tests.oracles import (
     DTYPES,
     bond_tails,
     check_gradient,
+    combined,
     compilations,
     cores,
     dense,
     eps,
     error,
+    hard_trains,
     hilbert,
     norm,
     tt_svd,
 )
 
 SHAPES = [(4, 3, 5), (1, 5, 1, 3), (2,) * 7, (20, 2, 20), (6,)]
-
-
-def combined(*terms: tuple[float, list[np.ndarray]]) -> list[np.ndarray]:
-    """Cores of Σ c·x, block-diagonal, without the library."""
-    lists = [[*x[:-1], x[-1] * np.asarray(c, x[-1].dtype)] for c, x in terms]
-    out = []
-    for k, parts in enumerate(zip(*lists, strict=True)):
-        if len(lists[0]) == 1:
-            out.append(sum(parts))
-            continue
-        left = [p.shape[0] if k else 0 for p in parts]
-        right = [p.shape[2] if k < len(lists[0]) - 1 else 0 for p in parts]
-        core = np.zeros(
-            (sum(left) or 1, parts[0].shape[1], sum(right) or 1), np.result_type(*parts)
-        )
-        for j, p in enumerate(parts):
-            a, b = sum(left[:j]), sum(right[:j])
-            core[a : a + p.shape[0], :, b : b + p.shape[2]] = p
-        out.append(core)
-    return out
-
-
-def regauged(x: list[np.ndarray], scale: float, spread: float) -> list[np.ndarray]:
-    """The same tensor with cores scaled up and down in turn, and bonds by diagonal matrices."""
-    out = [c.astype(np.result_type(c, np.float64)) for c in x]
-    for k in range(len(out) - 1):
-        gauge = scale ** (-1) ** k * np.logspace(-spread, spread, out[k].shape[2])
-        out[k] = out[k] * gauge
-        out[k + 1] = out[k + 1] / gauge[:, None, None]
-    return [c.astype(x[0].dtype) for c in out]
-
-
-def trains(rng: np.random.Generator, shape, dtype) -> dict[str, tuple[list[np.ndarray], float]]:
-    """Trains that are hard to round, each with the size of the terms it is a sum of."""
-    a, b = cores(rng, shape, 3, dtype), cores(rng, shape, 2, dtype)
-    mixed = combined((1, a), (1e-3, b))
-    decaying = [
-        c * np.logspace(0, -7, c.shape[2]).astype(dtype) for c in cores(rng, shape, 6, dtype)
-    ]
-    size = norm(dense(tt.TT(a)))
-    return {
-        "random": (a, size),
-        "twice": (combined((1, a), (1, a)), 2 * size),
-        "nearly half": (combined((1, a), (-0.5, a), (1e-4, b)), size),
-        "difference 1e-3": (combined((1, a), (1e-3, b), (-1, a)), size),
-        "difference 1e-6": (combined((1, a), (1e-6, b), (-1, a)), size),
-        "gauge 1e8": (regauged(mixed, 1e8, 0), size),
-        "gauge 1e-8": (regauged(mixed, 1e-8, 0), size),
-        "diagonal gauge": (regauged(mixed, 1, 5), size),
-        "decaying": (decaying, 0.0),
-        "zero": ([0 * c for c in a], 0.0),
-        "zero inside": ([*a[:-1], 0 * a[-1]], 0.0),
-    }
-
 
 # The promise -------------------------------------------------------------------------------------
 
@@ -96,7 +44,7 @@ def check_promise(t: tt.TT, size: float, tol: float, out: tt.TT, where: tuple) -
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tol_is_kept_with_the_ranks_of_tt_svd(rng, shape, dtype):
     e = eps(dtype)
-    for name, (x, size) in trains(rng, shape, dtype).items():
+    for name, (x, size) in hard_trains(rng, shape, dtype).items():
         t = tt.TT(x)
         for tol in (10 * e, 1e3 * e, e**0.5, 1e-6, 1e-2):
             for method in linalg.METHODS if tol >= 10 * e else ():
@@ -113,7 +61,7 @@ def accelerator(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_tol_is_kept_on_an_accelerator(rng, accelerator, dtype):
     e = eps(dtype)
-    for name, (x, size) in trains(rng, (4, 3, 5), dtype).items():
+    for name, (x, size) in hard_trains(rng, (4, 3, 5), dtype).items():
         t = tt.TT(x)
         for tol in (10 * e, 1e3 * e, 1e-3, 0.1):
             if tol * norm(dense(t)) >= 10 * e * size:

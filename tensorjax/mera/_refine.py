@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._stiefel import line_search
 from tensorjax._train import TT
 from tensorjax._train import single as single_train
 from tensorjax.contract import einsum
@@ -16,9 +17,6 @@ from tensorjax.mera._cone import _network
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-# Sufficient decrease of a step, as a share of what the slope promises (Armijo).
-_ARMIJO = 1e-4
-_SHORTEST = 1e-12
 
 
 class Transformation(NamedTuple):
@@ -171,8 +169,12 @@ def conjugate_gradient() -> Transformation:
         d = _plus(jax.tree.map(jnp.negative, g), jnp.where(before > 0, beta, 0), moved)
         uphill = _dot(d, g) >= 0
         d = jax.tree.map(lambda a, b: jnp.where(uphill, -b, a), d, g)
-        step = _line_search(params, d, _dot(d, g), value, value_fn, state.step)
-        new = retract(params, _plus(jax.tree.map(jnp.zeros_like, d), step, d))
+
+        def moved_by(t: jax.Array) -> MERA:
+            return retract(params, _plus(jax.tree.map(jnp.zeros_like, d), t, d))
+
+        step = line_search(lambda t: value_fn(moved_by(t)), value, _dot(d, g), state.step)
+        new = moved_by(step)
         state = _Conjugate(d, g, 2 * linalg.where_positive(step, 0.5))
         return jax.tree.map(jnp.subtract, new, params), state
 
@@ -189,41 +191,6 @@ def _plus(x: MERA, factor: Any, y: MERA) -> MERA:
     return jax.tree.map(
         lambda a, b: a + jnp.asarray(factor, a.real.dtype).astype(a.dtype) * b, x, y
     )
-
-
-def _line_search(
-    params: MERA,
-    direction: MERA,
-    slope: jax.Array,
-    value: jax.Array,
-    value_fn: Callable[[MERA], jax.Array],
-    first: jax.Array,
-) -> jax.Array:
-    """A step that lowers the loss sufficiently, or 0 if there is none."""
-    zero = jax.tree.map(jnp.zeros_like, direction)
-
-    def loss(t: jax.Array) -> jax.Array:
-        return value_fn(retract(params, _plus(zero, t, direction)))
-
-    tried = loss(first)
-    # The parabola through the value, the slope and what was tried.
-    bend = tried - value - slope * first
-    vertex = jnp.where(
-        bend > 0, -slope * first**2 / linalg.where_positive(2 * bend, 1.0), 2 * first
-    )
-    at_vertex = loss(vertex)
-    better = at_vertex < tried
-    start = jnp.where(better, vertex, first), jnp.where(better, at_vertex, tried)
-
-    def fails(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
-        t, f = carry
-        return ~(f <= value + _ARMIJO * t * slope) & (t > _SHORTEST)
-
-    def halve(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return carry[0] / 2, loss(carry[0] / 2)
-
-    t, f = jax.lax.while_loop(fails, halve, start)
-    return jnp.where(f < value, t, 0)
 
 
 def refine(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import cut_ranks, zero_padded
 from tensorjax._train import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -26,12 +27,7 @@ def feasible_ranks(
 ) -> tuple[int, ...]:
     """``rank`` bond by bond, cut where neighbours, sizes or ``caps`` leave no use for as much."""
     ranks = _check.bond_ranks(rank, rank_bounds(sizes))
-    ranks = [1, *(ranks if caps is None else map(min, ranks, caps)), 1]
-    for k in range(1, len(sizes)):
-        ranks[k] = min(ranks[k], ranks[k - 1] * sizes[k - 1])
-    for k in reversed(range(1, len(sizes))):
-        ranks[k] = min(ranks[k], ranks[k + 1] * sizes[k])
-    return tuple(ranks[1:-1])
+    return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
 
 
 def _random_cores(
@@ -224,15 +220,8 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
         widths = [(0, 0)] * c.ndim
         widths[0] = (0, ranks[k] - c.shape[0])
         widths[-1] = (0, ranks[k + 1] - c.shape[-1])
-        cores.append(_zero_padded(c, widths))
+        cores.append(zero_padded(c, widths))
     return type(t)._unchecked(tuple(cores))
-
-
-def _zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
-    if _check.is_traced(x) or len(x.devices()) > 1:
-        return jnp.pad(x, widths)
-    # On the host, and back: every new shape would compile a program.
-    return jax.device_put(np.pad(np.asarray(x), widths), x.sharding)
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:

@@ -1,0 +1,76 @@
+"""TT → Tucker and TT → MERA, with ranks found at a given error.
+
+``python -m experiments run meracle`` prints the tables, the reference program's beside ours, and
+draws the figure. README.md in this folder says what is the paper's and what is not.
+
+Source: Batselier, Cichocki, Wong, "MERACLE: Constructive layer-wise conversion of a Tensor Train
+into a MERA", arXiv 1912.09775.
+"""
+
+from dataclasses import dataclass
+
+import jax
+
+from experiments import Run
+from experiments.meracle import control, figure, heat, image, planted
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options; the defaults take about a quarter of an hour on two CPU cores."""
+
+    seed: int = 0
+    """Seed of the planted MERAs, the random trains and the random starts."""
+    seeds: int = 10
+    """Planted MERAs for each case."""
+    cases: tuple[tuple[int, int], ...] = ((3, 2), (4, 2), (6, 3), (8, 4))
+    """Planted cases (n, r): 12 modes of size n, top legs of size r, two layers."""
+    large: int = 1
+    """Planted MERAs of the paper's own case, (10, 5); each takes minutes."""
+    planted_tol: float = 1e-6
+    """Relative error asked of the planted cases."""
+    tols: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4)
+    """Relative errors asked of the heat equation."""
+    size: int = 256
+    """Side of the image, a power of two."""
+    image_tol: float = 0.1
+    """Relative error asked of the image."""
+    trains: int = 3
+    """Random tensor trains for each case of the negative control."""
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        for name in ("seeds", "trains"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.size < 16 or self.size & (self.size - 1):
+            raise ValueError(f"size: expected a power of two from 16 on, got {self.size}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        """Every table with fewer rows, in less than two minutes."""
+        return cls(seeds=3, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures all of it in double precision, then draws the figure."""
+    with jax.enable_x64(True):
+        stored = heat.measure(run, config.tols)
+        picture = image.measure(run, config.size, config.image_tol)
+        found = planted.measure(
+            run,
+            cases=config.cases,
+            seeds=config.seeds,
+            large=config.large,
+            tol=config.planted_tol,
+            seed=config.seed,
+        )
+        control.measure(run, trains=config.trains, seed=config.seed)
+    run.figure("meracle", figure.overview(stored, picture, found), caption=CAPTION)
+
+
+CAPTION = (
+    "(a) Numbers stored against the true error, heat equation. (b) TT-ranks of a planted MERA's "
+    "train, before and after each layer. (c) Numbers found over numbers planted, a point per seed. "
+    "(d, e) An image and what the MERA keeps of it. (f) Its top tensor, as a matrix."
+)

@@ -1,0 +1,84 @@
+"""Cores (r, n, s) of trains as arrays, NumPy or JAX alike: unfoldings and products on one axis."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._factor import adjoint, is_host, matmul, normalized, triangle
+
+Cores = list[Any]
+
+
+def tall(core: Any) -> Any:
+    """(r n, s): the left unfolding."""
+    return core.reshape(-1, core.shape[-1])
+
+
+def wide(core: Any) -> Any:
+    """(r, n s): the right unfolding."""
+    return core.reshape(core.shape[0], -1)
+
+
+def absorb(matrix: Any, core: Any) -> Any:
+    """matrix @ core on the left bond."""
+    return matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
+
+
+def times_right(core: Any, matrix: Any) -> Any:
+    """core @ matrix on the right bond."""
+    return matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
+
+
+def times_mode(core: Any, matrix: Any) -> Any:
+    """matrix @ core on the mode."""
+    return matmul(matrix[None], core)
+
+
+def in_range(x: Any) -> Any:
+    """x over a power of two, so that its largest part is near 1; also for NumPy arrays."""
+    if not is_host(x):
+        return normalized(x)[0]
+    exponent = np.clip(np.frexp(np.abs(x).max())[1], -1000, 1000)
+    return x * 2.0 ** -int(exponent)
+
+
+def short(a: Any) -> Any:
+    """A matrix with the Gram matrix aᴴ a, of no more rows than columns: ``a`` or its triangle."""
+    return triangle(a) if a.shape[0] > a.shape[1] else a
+
+
+def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
+    """A JAX array with so many zeros before and after along each axis."""
+    if _check.is_traced(x) or len(x.devices()) > 1:
+        return jnp.pad(x, widths)
+    # On the host, and back: every new shape would compile a program.
+    return jax.device_put(np.pad(np.asarray(x), widths), x.sharding)
+
+
+def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """TT-ranks r_0 … r_d, cut where modes and neighbours leave no use for as much."""
+    out = list(ranks)
+    for k in range(1, len(sizes)):
+        out[k] = min(out[k], out[k - 1] * sizes[k - 1])
+    for k in reversed(range(1, len(sizes))):
+        out[k] = min(out[k], out[k + 1] * sizes[k])
+    return tuple(out)
+
+
+def triangles(cores: Cores) -> Cores:
+    """Exact right factors up to a scale, triangular, by a QR sweep that forms no Q.
+
+    The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
+    matrix of everything right of the bond.
+    """
+    factors: Cores = []
+    f = None
+    for core in reversed(cores[1:]):
+        f = wide(core if f is None else times_right(core, f))
+        f = in_range(adjoint(short(adjoint(f))))
+        factors.append(f)
+    return factors[::-1]

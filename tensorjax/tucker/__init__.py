@@ -1,0 +1,48 @@
+"""Tucker format: a small core, dense or a tensor train, and one factor per mode.
+
+Example:
+  >>> import jax.numpy as jnp
+  >>> from tensorjax import tucker
+  >>> i, j, k = jnp.meshgrid(*3 * [jnp.arange(8.0)], indexing="ij")
+  >>> t = tucker.from_dense(i + j * k, tol=1e-5)
+  >>> t
+  Tucker(shape=(8, 8, 8), ranks=(2, 2, 2), core=dense, dtype=float32)
+  >>> tucker.round(t + 2 * t, tol=1e-5).ranks
+  (2, 2, 2)
+  >>> bool(jnp.allclose(tucker.to_dense(t), i + j * k, atol=1e-3))
+  True
+"""
+
+import sys
+
+from tensorjax.tucker._algebra import (
+    add,
+    ones_like,
+    orthogonalize,
+    pad,
+    scale,
+    to_dense,
+)
+from tensorjax.tucker._decompose import from_dense
+from tensorjax.tucker._reduce import distance, evaluate, inner, norm
+from tensorjax.tucker._round import round
+from tensorjax.tucker._types import Tucker
+
+__all__ = [
+    "Tucker",
+    "add",
+    "distance",
+    "evaluate",
+    "from_dense",
+    "inner",
+    "norm",
+    "ones_like",
+    "orthogonalize",
+    "pad",
+    "round",
+    "scale",
+    "to_dense",
+]
+
+# The operators find these functions by the type, as those of trains do.
+Tucker.namespace = sys.modules[__name__]

@@ -1,0 +1,184 @@
+"""Arithmetic of Tucker tensors: exact, by operations on cores, dense or trains, and factors.
+
+Of two tensors, both cores are dense or both are trains; where one is of each kind, the train is
+multiplied out, as in SciPy, where a sparse matrix plus a dense array is dense.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check, linalg
+from tensorjax._cores import zero_padded
+from tensorjax._train import TT
+from tensorjax.contract import einsum
+from tensorjax.tucker._types import Tucker, one, orthonormalized, times
+
+
+def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
+    """Checks two tensors of one shape, and brings them to one dtype and one kind of core."""
+    one("x", x)
+    one("y", y)
+    if x.shape != y.shape:
+        raise ValueError(f"expected Tucker tensors of one shape, got {x.shape} and {y.shape}")
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)
+    if isinstance(x.core, TT) is not isinstance(y.core, TT):
+        x, y = _with_dense_core(x), _with_dense_core(y)
+    return x, y
+
+
+def _with_dense_core(t: Tucker) -> Tucker:
+    if not isinstance(t.core, TT):
+        return t
+    return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
+
+
+@jax.jit
+def to_dense(t: Tucker) -> jax.Array:
+    """The dense array of shape (n_1, …, n_d); the core may be dense or a tensor train.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(to_dense(Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((2, 1))])))
+      [[1. 1.]
+       [1. 1.]]
+    """
+    if isinstance(t.core, TT):
+        return t.core.namespace.to_dense(times(t.core, t.factors))
+    letters = [chr(ord("a") + k) for k in range(t.order)]
+    inputs = ["".join(letters), *(c.upper() + c for c in letters)]
+    expression = f"{','.join(inputs)}->{''.join(letters).upper()}"
+    return einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
+
+
+def add(x: Tucker, y: Tucker) -> Tucker:
+    """x + y entry by entry; multilinear ranks add, and so do the TT-ranks of train cores.
+
+    The factors stand side by side and are no longer orthonormal; `round` makes them so again and
+    lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) numbers.
+
+    Args:
+      x: Tucker.
+      y: Tucker of the same shape.
+
+    Raises:
+      TypeError: an argument is no Tucker.
+      ValueError: the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> add(t, t).ranks
+      (2, 2)
+    """
+    return _add(*aligned(x, y))
+
+
+@jax.jit
+def _add(x: Tucker, y: Tucker) -> Tucker:
+    factors = tuple(jnp.concatenate(p, axis=-1) for p in zip(x.factors, y.factors, strict=True))
+    after = _padded(x.core, [(0, s) for s in y.ranks])
+    before = _padded(y.core, [(s, 0) for s in x.ranks])
+    core = after.namespace.add(after, before) if isinstance(after, TT) else after + before
+    return Tucker._unchecked(core, factors)
+
+
+def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
+    """The core with that many zeros before and after each of its modes."""
+    if isinstance(core, TT):
+        pairs = zip(core.cores, widths, strict=True)
+        return TT._unchecked(tuple(zero_padded(c, [(0, 0), w, (0, 0)]) for c, w in pairs))
+    return zero_padded(core, list(widths))
+
+
+def scale(t: Tucker, factor: Any) -> Tucker:
+    """factor · t, for a scalar (traced or not); the core carries it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])
+      >>> print(to_dense(scale(t, 3.0)))
+      [3. 3.]
+    """
+    if jnp.ndim(factor) != 0:
+        raise ValueError(f"factor: expected a scalar, got shape {jnp.shape(factor)}")
+    train = isinstance(t.core, TT)
+    core = t.core.namespace.scale(t.core, factor) if train else t.core * factor
+    return Tucker._unchecked(core, tuple(u.astype(core.dtype) for u in t.factors))
+
+
+def ones_like(t: Tucker) -> Tucker:
+    """The tensor of ones, multilinear ranks one, of the shape, dtype and kind of core of ``t``."""
+    ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
+    core = ones((1,) * t.order, t.dtype)
+    return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))
+
+
+def pad(
+    t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
+) -> Tucker:
+    """Zero-pads to the given multilinear ranks; the tensor stays the same.
+
+    Args:
+      t: Tucker.
+      rank: one int for all modes, or one per mode; not below the present ranks.
+      core_rank: for a train core, its TT-ranks likewise; None keeps them.
+
+    Raises:
+      ValueError: a rank is below the present one, or ``core_rank`` is given for a dense core.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> pad(t, 2).ranks
+      (2, 2)
+    """
+    one("t", t)
+    check_core_rank(t, core_rank)
+    ranks = _check.bond_ranks(rank, [2**62] * t.order, place="mode")
+    if any(r < s for r, s in zip(ranks, t.ranks, strict=True)):
+        raise ValueError(
+            f"rank: expected at least the present ranks {t.ranks}, got {ranks}; "
+            "use tucker.round to lower ranks"
+        )
+    widths = [(0, r - s) for r, s in zip(ranks, t.ranks, strict=True)]
+    core = _padded(t.core, widths)
+    if core_rank is not None:
+        core = core.namespace.pad(core, core_rank)
+    pairs = zip(t.factors, widths, strict=True)
+    return Tucker._unchecked(core, tuple(zero_padded(u, [(0, 0), w]) for u, w in pairs))
+
+
+def check_core_rank(t: Tucker, core_rank: Any) -> None:
+    """Checks that TT-ranks are asked of a train core only."""
+    if core_rank is not None and not isinstance(t.core, TT):
+        raise ValueError(
+            f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
+            "TT-ranks are those of a core that is a TT"
+        )
+
+
+def orthogonalize(t: Tucker) -> Tucker:
+    """The same tensor with orthonormal factors; the core carries the norm.
+
+    Returns:
+      Tucker whose multilinear ranks are those of ``t``, or n_k where they were larger.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = orthogonalize(Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))]))
+      >>> print(f"{abs(t.core[0, 0]):.4f}")
+      6.0000
+    """
+    one("t", t)
+    return _orthogonalize(t)
+
+
+@jax.jit
+def _orthogonalize(t: Tucker) -> Tucker:
+    dtype = t.dtype
+    core, factors = orthonormalized(t.astype(linalg.factor_dtype(dtype)))
+    return Tucker._unchecked(core, tuple(factors)).astype(dtype)

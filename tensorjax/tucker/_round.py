@@ -1,0 +1,164 @@
+"""Rounding of Tucker tensors: lower multilinear ranks, and TT-ranks where the core is a train."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tensorjax import _check, _modes, linalg
+from tensorjax._cores import cut_ranks, short
+from tensorjax._train import TT
+from tensorjax.tucker._algebra import check_core_rank, pad
+from tensorjax.tucker._decompose import feasible_ranks, st_hosvd
+from tensorjax.tucker._reduce import distance, norm
+from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
+
+
+def round(
+    t: Tucker,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    core_rank: int | Sequence[int] | None = None,
+) -> Tucker:
+    """The Tucker tensor of lower ranks nearest to ``t``, up to the usual √d (√(2d−1) for trains).
+
+    The factors are orthogonalised, so that all errors are those of the core: its modes are
+    truncated one after the other, then, if it is a train, its bonds.
+
+    Args:
+      t: Tucker; its factors need not be orthonormal.
+      tol: ‖t − result‖ ≤ tol·‖t‖, guaranteed, for tol ≥ 10 eps. Alone it finds all ranks, on the
+        host, outside jit. With ``rank`` or ``core_rank``, shapes are those of the ranks and what
+        ``tol`` discards is zero.
+      rank: one multilinear rank for all modes (cut where a mode cannot need as much) or one per
+        mode; None leaves them. Static: jit, vmap and grad work.
+      core_rank: the same for the TT-ranks of a train core, all bonds or one per interior bond.
+
+    Returns:
+      Tucker of the shape, dtype and kind of core of ``t``, with orthonormal factors.
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation.
+      ValueError: nothing asked, tol < 10 eps, impossible ranks, ``core_rank`` for a dense core, NaN
+        or Inf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> round(t + t, tol=1e-5).ranks
+      (1, 1)
+
+    Source: Vannieuwenhoven, Vandebril, Meerbergen (2012), algorithm 1, on the core; for a train
+    core, K. Batselier, A. Cichocki, N. Wong, "MERACLE: constructive layer-wise conversion of a
+    tensor train into a MERA" (2019), and `tensorjax.tt.round`. What the modes leave of the
+    tolerance passes on to the bonds.
+    """
+    one("t", t)
+    check_core_rank(t, core_rank)
+    _check.tol_or_rank(tol, core_rank if rank is None else rank, t)
+    tol = None if tol is None else _check.tolerance(tol, t.dtype)
+    ranks, bonds = _feasible(t, rank, core_rank)
+    _check.finite("t", t)
+    if tol is not None and not _check.is_traced(t, tol):
+        out = _dynamic(t, tol)
+        if rank is None and core_rank is None:
+            return out
+        if _fits(out, ranks, bonds):
+            return pad(out, ranks, bonds)
+    return _static(t, tol, ranks, bonds)
+
+
+def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
+    """Multilinear ranks, and TT-ranks of a train core (None if dense), that the shapes allow."""
+    sizes = [min(n, s) for n, s in zip(t.shape, t.ranks, strict=True)]
+    wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
+    if not isinstance(t.core, TT):
+        return feasible_ranks(wanted, sizes), None
+    ranks, bonds = _modes.feasible_ranks(wanted, sizes, t.core.ranks)
+    if core_rank is not None:
+        bonds = _check.bond_ranks(core_rank, bonds, name="core_rank")
+    return ranks, cut_ranks((1, *bonds, 1), ranks)[1:-1]
+
+
+def _fits(t: Tucker, ranks: Sequence[int], bonds: Sequence[int] | None) -> bool:
+    found = t.ranks if bonds is None else (*t.ranks, *t.core.ranks[1:-1])
+    return all(r <= cap for r, cap in zip(found, (*ranks, *(bonds or ())), strict=True))
+
+
+def _dynamic(t: Tucker, tol: float) -> Tucker:
+    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+    eps = linalg.epsilon(t.dtype)
+    # Part of the tolerance pays for rounding the arrays to a narrower dtype.
+    budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
+    core, basis = orthonormalized(on_host(t))
+    for share in (budget, budget / 100):
+        if isinstance(t.core, TT):
+            small, factors = _reduced_train(core, share, t.dtype)
+        else:
+            method = linalg.choose("auto", share / t.order, core.dtype)
+            small, factors = st_hosvd(core, None, share / t.order, method, None)
+        factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
+        out = jax.device_put(Tucker._unchecked(small, factors).astype(t.dtype))
+        # Where roundoff competes with what may be discarded, the result is measured, and a
+        # second attempt leaves all of the tolerance to roundoff.
+        if tol >= linalg.VERIFY_BELOW * eps or float(distance(t, out)) <= tol * float(norm(t)):
+            return out
+    return t  # exact: roundoff alone is larger than what may be discarded
+
+
+def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
+    cut = _modes.truncate(list(core.cores), share=_part_of_modes(share, core.order))
+    left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
+    small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
+    return small.namespace.round(small, tol=left**0.5), cut.factors
+
+
+def _part_of_modes(share: Any, order: int) -> Any:
+    """What d modes may discard when the d − 1 bonds after them may discard as much each."""
+    return None if share is None else share * order / (2 * order - 1)
+
+
+@jax.jit(static_argnums=(2, 3))
+def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None) -> Tucker:
+    dtype, share = t.dtype, None if tol is None else tol**2
+    t = t.astype(linalg.factor_dtype(dtype))
+    if isinstance(t.core, TT):
+        core, factors = _static_train(t, share, ranks, bonds)
+    else:
+        part = None if share is None else share / t.order
+        core, exponent = linalg.normalized(t.core)
+        scaled = [linalg.normalized(u) for u in t.factors]
+        core, factors = _static_dense(core, [u for u, _ in scaled], ranks, part)
+        core = linalg.scaled(core, exponent + sum(e for _, e in scaled))
+    return Tucker._unchecked(core, tuple(factors)).astype(dtype)
+
+
+def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any]]:
+    part = _part_of_modes(share, t.order)
+    cut = _modes.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
+    core = TT._unchecked(tuple(cut.cores))
+    if share is not None:
+        core = core.namespace.round(core, tol=(share - sum(cut.tails)) ** 0.5, rank=bonds)
+    elif core.ranks[1:-1] != bonds:
+        core = core.namespace.round(core, rank=bonds)
+    return core, cut.factors
+
+
+def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
+    """Truncates mode after mode, with the factors still to come summed up in their triangles.
+
+    Not in bases of the factors: at factors of lower rank, as after `add`, those have no derivative.
+    """
+    to_core, factors, tail = [short(u) for u in given], [], None
+    for k, u in enumerate(given):
+        seen = unfold(times(core, [*to_core[:k], None, *to_core[k + 1 :]]), k)
+        matrix = linalg.matmul(u, linalg.adjoint(short(linalg.adjoint(seen))))
+        basis, energies, discarded = linalg.left_basis(
+            matrix, rank=ranks[k], tail=tail, share=None if tail is not None else share
+        )
+        if share is not None and tail is None:
+            tail = share * (energies.sum() + discarded)
+        factors.append(basis)
+        to_core[k] = linalg.matmul(linalg.adjoint(basis), u)
+    return times(core, to_core), factors

@@ -1,0 +1,205 @@
+"""The Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores import times_mode
+from tensorjax._train import TT, is_scalar, single
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class Tucker:
+    """A tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
+
+    Attributes:
+      core: (s_1, …, s_d), or a `tensorjax.tt.TT` of that shape.
+      factors: d arrays U_k of shape (n_k, s_k).
+
+    Raises:
+      ValueError: the factors do not fit the core. TypeError: integer dtypes.
+
+    Operators are NumPy's: ``+`` and ``-`` are entry-wise between Tucker tensors or with a scalar,
+    ``*`` and ``/`` are by a scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 2)), [jnp.ones((3, 1)), jnp.ones((4, 2))])
+      >>> t - 2 * t
+      Tucker(shape=(3, 4), ranks=(2, 4), core=dense, dtype=float32)
+
+    Source: L. De Lathauwer, B. De Moor, J. Vandewalle, "A multilinear singular value
+    decomposition", SIAM J. Matrix Anal. Appl. 21 (2000).
+    """
+
+    core: Any
+    factors: tuple[jax.Array, ...]
+    namespace: ClassVar[Any]  # the module tensorjax.tucker
+    # NumPy must hand `array * t` over to the Tucker tensor instead of looping over the array.
+    __array_ufunc__ = None
+
+    def __init__(self, core: Any, factors: Iterable[Any]):
+        checked = tuple(
+            jnp.asarray(_check.inexact(f"factors[{k}]", u)) for k, u in enumerate(factors)
+        )
+        if isinstance(core, jax.Array | np.ndarray):
+            core = jnp.asarray(_check.inexact("core", core))
+        elif isinstance(core, TT):
+            single("core", core, TT)
+        else:
+            raise TypeError(f"core: expected an array or a TT, got {type(core).__name__}")
+        for k, u in enumerate(checked):
+            if u.ndim != 2 or k >= len(core.shape) or u.shape[1] != core.shape[k]:
+                expected = core.shape[k] if k < len(core.shape) else "no such mode"
+                raise ValueError(
+                    f"factors[{k}]: expected shape (n, {expected}) to fit the core {core.shape}, "
+                    f"got {u.shape}"
+                )
+        if len(checked) != len(core.shape):
+            raise ValueError(
+                f"factors: expected one per mode of the core {core.shape}, got {len(checked)}"
+            )
+        object.__setattr__(self, "core", core)
+        object.__setattr__(self, "factors", checked)
+
+    @classmethod
+    def _unchecked(cls, core: Any, factors: Any) -> "Tucker":
+        self = object.__new__(cls)
+        object.__setattr__(self, "core", core)
+        object.__setattr__(self, "factors", factors)
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Mode sizes (n_1, …, n_d)."""
+        return tuple(u.shape[-2] for u in self.factors)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Multilinear ranks (s_1, …, s_d)."""
+        return tuple(u.shape[-1] for u in self.factors)
+
+    @property
+    def order(self) -> int:
+        """Number of modes d."""
+        return len(self.factors)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that arithmetic between core and factors gives."""
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
+        return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+
+    @property
+    def size(self) -> int:
+        """Count of stored numbers, core and factors (of one tensor, batch axes left out)."""
+        core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
+        return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
+
+    def astype(self, dtype: Any) -> "Tucker":
+        """Returns the tensor with core and factors cast to ``dtype``."""
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
+
+    def __neg__(self) -> "Tucker":
+        return self.namespace.scale(self, -1)
+
+    def __add__(self, other: Any) -> Any:
+        if is_scalar(other):  # the constant tensor, as in NumPy
+            other = self.namespace.scale(self.namespace.ones_like(self), other)
+        return self.namespace.add(self, other) if isinstance(other, Tucker) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return self.__add__(other)
+
+    def __sub__(self, other: Any) -> Any:
+        accepted = isinstance(other, Tucker) or is_scalar(other)
+        return self.__add__(-other) if accepted else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self).__add__(other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.namespace.scale(self, other) if is_scalar(other) else NotImplemented
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.__mul__(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.namespace.scale(self, 1 / other) if is_scalar(other) else NotImplemented
+
+    def __repr__(self) -> str:
+        if not all(hasattr(u, "shape") for u in self.factors):  # inside JAX's tree machinery
+            return f"Tucker({self.core!r}, {self.factors!r})"
+        kind = "dense" if hasattr(self.core, "ndim") else repr(self.core)
+        return (
+            f"Tucker(shape={self.shape}, ranks={self.ranks}, core={kind}, "
+            f"dtype={jnp.dtype(self.dtype).name})"
+        )
+
+
+jax.tree_util.register_pytree_with_keys(
+    Tucker,
+    lambda t: (
+        (
+            (jax.tree_util.GetAttrKey("core"), t.core),
+            (jax.tree_util.GetAttrKey("factors"), t.factors),
+        ),
+        None,
+    ),
+    lambda _, children: Tucker._unchecked(*children),
+    lambda t: ((t.core, t.factors), None),
+)
+
+
+def one(name: str, t: Any) -> None:
+    """Checks that ``t`` is one Tucker tensor, not a batch of them."""
+    if not isinstance(t, Tucker):
+        raise TypeError(
+            f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
+        )
+    if t.factors[0].ndim != 2:
+        raise ValueError(
+            f"{name}: expected one Tucker, got a batch of them {t.factors[0].shape[:-2]}; "
+            "map the function over it with jax.vmap"
+        )
+
+
+# Cores, dense or trains, NumPy or JAX -------------------------------------------------------------
+
+
+def unfold(x: Any, k: int) -> Any:
+    """(n_k, ∏ of the rest): the unfolding of an array along mode k."""
+    xp = np if linalg.is_host(x) else jnp
+    return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
+
+
+def times(core: Any, matrices: Sequence[Any]) -> Any:
+    """core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode as it is."""
+    if isinstance(core, TT):
+        pairs = zip(core.cores, matrices, strict=True)
+        return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))
+    xp = np if linalg.is_host(core) else jnp
+    for k, m in enumerate(matrices):
+        if m is None:
+            continue
+        image = linalg.matmul(m, unfold(core, k))
+        core = xp.moveaxis(image.reshape(-1, *core.shape[:k], *core.shape[k + 1 :]), 0, k)
+    return core
+
+
+def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
+    """Core and orthonormal factors of the same tensor; NumPy or JAX."""
+    pairs = [linalg.qr(u) for u in t.factors]
+    return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
+
+
+def on_host(t: Tucker) -> Tucker:
+    """The tensor as NumPy arrays in double precision."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)

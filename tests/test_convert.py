@@ -1,0 +1,286 @@
+"""Conversions: the promise on the error, its exact account, static shapes, traps, bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import convert, tt, tucker
+from tests.oracles import (
+    DTYPES,
+    check_gradient,
+    combined,
+    compilations,
+    cores,
+    dense,
+    eps,
+    error,
+    hard_trains,
+    hilbert,
+    mode_tails,
+    multiplied,
+    norm,
+    tucker_dense,
+)
+
+SHAPES = [(4, 3, 5), (1, 5, 1, 3), (20, 2, 20), (6,)]
+
+
+def planted(rng, shape, ranks, bond, dtype=np.float64) -> tt.TT:
+    """A train of small multilinear ranks, whose modes do not show them."""
+    factors = [np.linalg.qr(rng.standard_normal((n, s)))[0]
+               for n, s in zip(shape, ranks, strict=True)]  # fmt: skip
+    small = cores(rng, ranks, bond, np.float64)
+    return tt.TT([(u @ c).astype(dtype) for u, c in zip(factors, small, strict=True)])
+
+
+def check_orthonormal(t: tucker.Tucker) -> None:
+    for u in t.factors:
+        u = np.asarray(u, np.complex128)
+        assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(t.dtype)
+
+
+# TT → Tucker: the promise ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tol_is_kept_with_few_ranks(rng, shape, dtype):
+    e = eps(dtype)
+    for name, (x, size) in hard_trains(rng, shape, dtype).items():
+        t, full = tt.TT(x), dense(tt.TT(x))
+        for tol in (10 * e, 1e3 * e, e**0.5, 1e-6, 1e-2):
+            if tol < 10 * e:
+                continue
+            out, info = convert.tt_to_tucker(t, tol=tol)
+            where = name, tol / e, out.ranks
+            # The dense arrays compared here carry a roundoff of their own, in double precision.
+            roundoff = 4 * eps(np.float64) * size
+            assert error(tucker_dense(out), full) <= tol * norm(full) + roundoff, where
+            assert (out.shape, out.dtype, info.ranks) == (t.shape, t.dtype, out.ranks)
+            assert float(info.error) <= tol, where
+            assert all(a <= b for a, b in zip(out.core.ranks, t.ranks, strict=True))
+            check_orthonormal(out)
+            if tol * norm(full) > 100 * e * size:  # above the roundoff in the data
+                cut = tol * norm(full) / len(shape) ** 0.5
+                bound = [max((mode_tails(full, k) > cut).sum(), 1) for k in range(len(shape))]
+                assert all(a <= b for a, b in zip(out.ranks, bound, strict=True)), (where, bound)
+
+
+@pytest.mark.parametrize("tol", [0.3, 1e-3, 1e-9])
+def test_the_squared_error_is_the_sum_of_the_tails(tol):
+    x = hilbert((5, 4, 6), np.complex128)
+    t = tt.from_dense(x, tol=1e-14)
+    for options in ({"tol": tol}, {"rank": 2} if tol > 0.1 else {"rank": 9, "tol": tol}):
+        out, info = convert.tt_to_tucker(t, **options)
+        exact = error(tucker_dense(out), dense(t)) / norm(x)
+        assert float(info.error) == pytest.approx(exact, rel=1e-3, abs=1e-13)
+        assert float(info.error) ** 2 == pytest.approx(float(info.tails.sum()))
+
+
+def test_what_a_mode_leaves_of_the_tolerance_passes_on():
+    """Three modes of multilinear rank one leave all of it to the fourth."""
+    s = 0.5 ** np.arange(8)
+    pair = np.diag(s)[None, :, :], np.eye(8)[:, :, None]
+    one = np.ones((1, 3, 1))
+    t = tt.TT([one, one, *pair])
+    out, info = convert.tt_to_tucker(t, tol=0.1)
+    tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]) / norm(s)
+    assert out.ranks == (1, 1, (tails > 0.1 / 2**0.5).sum(), (tails > 0.1 / 2**0.5).sum())
+    assert float(info.error) <= 0.1
+
+
+def test_a_long_train_is_converted_without_a_dense_core(rng):
+    shape, ranks = (9,) * 30, tuple(1 + k % 4 for k in range(30))
+    exact = planted(rng, shape, ranks, 6)
+    noise = tt.TT(cores(rng, shape, 2, np.float64))
+    t = exact + noise * (1e-5 * tt.norm(exact) / tt.norm(noise))
+    for tol in (1e-3, 2e-5):
+        out, info = convert.tt_to_tucker(t, tol=tol)
+        expanded = tt.TT([np.einsum("ni,aib->anb", u, c) for u, c
+                          in zip(out.factors, out.core.cores, strict=True)])  # fmt: skip
+        distance = float(tt.distance(expanded, t)) / float(tt.norm(t))
+        assert distance <= tol
+        assert distance == pytest.approx(float(info.error), rel=1e-3)
+        if tol == 1e-3:
+            assert all(s <= r for s, r in zip(out.ranks, ranks, strict=True))
+            assert info.size < info.size_before / 2
+            assert "pays" in str(info)
+            assert "not" not in str(info)
+
+
+def test_a_larger_train_is_not_said_to_pay(rng):
+    t = tt.TT(cores(rng, (4, 4), 4, np.float64))
+    out, info = convert.tt_to_tucker(t, tol=1e-10)
+    assert (info.size_before, info.size) == (t.size, out.size)
+    assert info.size == 2 * 16 + out.core.size
+    assert (info.ranks_before, info.core_ranks) == (t.ranks, out.core.ranks)
+    assert "does not pay" in str(info)
+
+
+def test_bonds_shrink_to_what_the_modes_allow(rng):
+    t = planted(rng, (6,) * 5, (2, 1, 3, 1, 2), 6)
+    by_tol, _ = convert.tt_to_tucker(t, tol=1e-10)
+    by_rank, _ = convert.tt_to_tucker(t, rank=(2, 1, 3, 1, 2))
+    for out in (by_tol, by_rank):
+        assert out.core.ranks == (1, 2, 2, 2, 2, 1)
+        assert error(tucker_dense(out), dense(t)) <= 1e-10 * norm(dense(t))
+
+
+def test_tol_alone_compiles_nothing(rng):
+    trains = [tt.TT(cores(rng, (6, 5, 6), [1 + k % 6, 1 + k % 5], np.float64)) for k in range(20)]
+    with compilations() as programs:
+        for k, t in enumerate(trains):
+            convert.tt_to_tucker(t, tol=10.0 ** -(1 + k % 13))
+    assert programs == []
+
+
+# TT → Tucker: static shapes ----------------------------------------------------------------------
+
+
+def test_by_rank_the_error_is_quasi_optimal():
+    x = hilbert((5, 4, 6), np.complex64)
+    t = tt.from_dense(x, tol=2e-6)
+    for rank in (2, [3, 1, 2]):
+        out, _ = convert.tt_to_tucker(t, rank=rank)
+        best = [np.append(mode_tails(x, k), 0)[r] for k, r in enumerate(out.ranks)]
+        assert error(tucker_dense(out), x) <= np.linalg.norm(best) + 1e-5 * norm(x)
+        check_orthonormal(out)
+
+
+def test_rank_with_tol_has_the_shapes_of_rank_and_zeroes_the_rest():
+    t = tt.from_dense(hilbert((5, 4, 6)), tol=1e-14)
+    free, _ = convert.tt_to_tucker(t, tol=1e-3)
+    compiled = jax.jit(convert.tt_to_tucker, static_argnames="rank")
+    shapes = []
+    for f in (convert.tt_to_tucker, compiled):
+        out, info = f(t, tol=1e-3, rank=(5, 4, 4))
+        shapes.append(jax.tree.map(jnp.shape, out))
+        assert error(tucker_dense(out), dense(t)) <= 1e-3 * norm(dense(t))
+        kept = [int((np.abs(u).max(0) > 0).sum()) for u in out.factors]
+        assert all(a <= b + 1 for a, b in zip(kept, free.ranks, strict=True)), kept
+        assert str(info)
+    assert jax.tree.leaves(shapes[0]) == jax.tree.leaves(shapes[1])
+    # What the tolerance asks does not fit these ranks: they are what counts.
+    out, _ = convert.tt_to_tucker(t, tol=1e-10, rank=2)
+    assert out.ranks == (2, 2, 2)
+
+
+def test_eager_and_compiled_shapes_agree_where_ranks_bound_each_other(rng):
+    for shape, bond, rank in (
+        ((7, 1, 2), 3, 9),
+        ((2, 9, 2), 2, 9),
+        ((3, 3, 3, 3), 8, (1, 3, 1, 2)),
+    ):
+        t = tt.TT(cores(rng, shape, bond, np.float64))
+        traced = jax.eval_shape(lambda t, r=rank: convert.tt_to_tucker(t, rank=r)[0], t)
+        padded, _ = convert.tt_to_tucker(t * 0.0, rank=rank, tol=0.1)
+        assert (padded.ranks, padded.core.ranks) == (traced.ranks, traced.core.ranks)
+
+
+def test_vmap_converts_a_batch(rng):
+    batch = [tt.TT(cores(rng, (4, 3, 4), 3, np.float64)) for _ in range(3)]
+    stacked = jax.tree.map(lambda *c: jnp.stack(c), *batch)
+    out, info = jax.vmap(lambda t: convert.tt_to_tucker(t, rank=2))(stacked)
+    assert (out.shape, out.ranks, info.error.shape) == ((4, 3, 4), (2, 2, 2), (3,))
+    assert str(info)
+    for k, t in enumerate(batch):
+        picked = jax.tree.map(lambda leaf, k=k: leaf[k], out)
+        exact = error(tucker_dense(picked), dense(t)) / norm(dense(t))
+        assert float(info.error[k]) == pytest.approx(exact, rel=1e-9)
+
+
+def test_gradients_on_padded_and_duplicated_trains(rng):
+    """At rank-deficient trains the derivative exists where the rank kept is the rank there is."""
+
+    def loss(t):
+        return jnp.sum(jnp.sin(tucker.to_dense(convert.tt_to_tucker(t, rank=2)[0])))
+
+    gradient = jax.jit(jax.grad(loss))
+    t = planted(rng, (4, 3, 4), (2, 2, 2), 2)
+    for x in (tt.pad(t, 4), t + t):
+        check_gradient(jax.jit(loss), x, rng, gradient(x))
+    assert all(np.isfinite(c).all() for c in gradient(0 * t + 0 * t).cores)
+
+
+# TT → Tucker: traps ------------------------------------------------------------------------------
+
+
+def test_the_difference_of_near_equals_is_converted_relative_to_itself(rng):
+    """‖a − b‖ = 1e-6 ‖a‖: Gram matrices of a and b see nothing of it, and must not be believed."""
+    shape = (6,) * 6
+    a, b = cores(rng, shape, 4, np.float64), planted(rng, shape, (2,) * 6, 2)
+    t = tt.TT(combined((1, a), (1e-6, [np.asarray(c) for c in b.cores]), (-1, a)))
+    out, info = convert.tt_to_tucker(t, tol=1e-4)
+    assert out.ranks == (2,) * 6
+    assert error(tucker_dense(out), dense(t)) <= 1e-4 * norm(dense(t))
+    assert float(info.error) <= 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_small_and_large_float32_trains_are_converted(rng, size):
+    x = cores(rng, (4, 3, 5), 2, np.float32)
+    t = tt.TT([*x[:-1], x[-1] * np.float32(size)])
+    x = dense(t) / size
+    for f in (
+        lambda t: convert.tt_to_tucker(t, tol=1e-4),
+        jax.jit(lambda t: convert.tt_to_tucker(t, rank=4, tol=1e-4)),
+    ):
+        out, info = f(t)
+        assert error(tucker_dense(out) / size, x) <= 1e-4 * norm(x)
+        assert float(info.error) <= 1e-4
+
+
+@pytest.mark.parametrize("d", [40, 400])
+def test_long_trains_stay_in_range(d):
+    """10^400 ones: neither the square of the norm, 1e400, nor that of a float32 is in range."""
+    t = tt.ones((10,) * d, np.float32 if d == 40 else np.float64)
+    out, _ = convert.tt_to_tucker(t * 2.0, tol=1e-3)
+    assert out.ranks == (1,) * d
+    pairs = zip(out.core.cores, out.factors, strict=True)
+    entry = multiplied([np.asarray(c) * np.asarray(u)[0, 0] for c, u in pairs])
+    assert float(entry[0, 0]) == pytest.approx(2, rel=1e-3)
+
+
+def test_a_long_train_stays_in_range_under_jit():
+    t = tt.ones((1000,) * 8, np.float32) * 1e25
+    out, info = jax.jit(lambda t: convert.tt_to_tucker(t, rank=1))(t)
+    assert float(tucker.evaluate(out, [0] * 8)) == pytest.approx(1e25, rel=1e-3)
+    assert float(info.error) <= 1e-3
+
+
+def test_bfloat16_by_rank_and_by_tol():
+    t = tt.from_dense(hilbert((5, 4, 6)), rank=3).astype(jnp.bfloat16)
+    for options in ({"tol": 0.1}, {"rank": 2}):
+        out, info = convert.tt_to_tucker(t, **options)
+        assert out.dtype == jnp.bfloat16
+        assert info.error.dtype == np.float32
+        assert error(tucker_dense(out), dense(t)) <= 0.1 * norm(dense(t))
+
+
+T = tt.ones((2, 3, 4), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, "tol=.*rank=.*neither", lambda: convert.tt_to_tucker(T)),
+        (ValueError, "tol: .*got 0", lambda: convert.tt_to_tucker(T, tol=0)),
+        (ValueError, "tol: .*10 eps", lambda: convert.tt_to_tucker(T, tol=1e-16)),
+        (ValueError, "rank: .*got 0", lambda: convert.tt_to_tucker(T, rank=0)),
+        (ValueError, r"rank: .*3 of them \(one per mode\), got 2",
+         lambda: convert.tt_to_tucker(T, rank=[1, 2])),
+        (ValueError, "t: .*NaN", lambda: convert.tt_to_tucker(T * np.nan, tol=0.1)),
+        (ValueError, "t: .*NaN", lambda: convert.tt_to_tucker(T * np.nan, rank=1)),
+        (ValueError, "t: .*Inf", lambda: convert.tt_to_tucker(T * np.inf, tol=0.1)),
+        (TypeError, "t: .*ndarray", lambda: convert.tt_to_tucker(np.ones((2, 3)), rank=1)),
+        (TypeError, "t: .*TTMatrix", lambda: convert.tt_to_tucker(tt.identity((2,)), rank=1)),
+        (ValueError, "t: .*batch.*vmap", lambda: convert.tt_to_tucker(
+            jax.tree.map(lambda c: jnp.stack([c, c]), T), rank=1)),
+        (TypeError, "rank=", lambda: jax.jit(lambda t: convert.tt_to_tucker(t, tol=0.1))(T)),
+        (TypeError, "rank=", lambda: jax.jit(lambda e: convert.tt_to_tucker(T, tol=e))(0.1)),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()
