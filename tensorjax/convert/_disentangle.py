@@ -22,6 +22,7 @@ that bound ends a search with a proof.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,8 +35,9 @@ from tensorjax import linalg
 from tensorjax._stiefel import cayley, line_search, skew
 from tensorjax.convert._closed_form import candidates
 
-# A disentangler costs n₁² n₂² numbers: one that lowers the rank less than this is not looked for.
-_WORTH = 0.75
+# A disentangler costs n₁² n₂² numbers: one that lowers the rank less than this is not looked for,
+# nor one that costs more than the whole train.
+_WORTH = 0.5
 # A start that Gauss–Newton steps did not improve by this share in so many steps is given up.
 _STALLED, _CHECKED_EVERY = 0.05, 8
 # Ranks that are tried, in multiples of the bound: a planted one usually is among them.
@@ -56,6 +58,7 @@ class Options(NamedTuple):
     progress: Callable[[str], None] | None = None
     layer: int = 0
     cut: int = 0
+    most: float = math.inf  # numbers in the train
 
 
 class Found(NamedTuple):
@@ -84,7 +87,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
         q = np.linalg.qr(x.transpose(1, 2, 3, 0).reshape(m, -1), mode="complete")[0]
         return Found(linalg.adjoint(q), how="QR")
     bound = _lower_bound(x, tail)
-    if bound >= plain:
+    if bound > _WORTH * plain or m**2 > options.most:
         return Found(None, bound)
     key = jax.random.key(0) if options.key is None else options.key
     key = jax.random.fold_in(jax.random.fold_in(key, options.layer), options.cut)
@@ -137,9 +140,9 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _padded(x: np.ndarray) -> jax.Array:
-    """Zeros on the outer legs, up to a power of two: few programs are compiled for many pairs."""
+    """Zeros on the outer legs, up to a power of four: few programs are compiled for many pairs."""
     r, *_, s = x.shape
-    more = [max(16, 1 << (size - 1).bit_length()) - size for size in (r, s)]
+    more = [max(16, 4 ** math.ceil(math.log(size, 4) - 1e-9)) - size for size in (r, s)]
     return jnp.asarray(np.pad(x, ((0, more[0]), (0, 0), (0, 0), (0, more[1]))))
 
 
@@ -172,7 +175,8 @@ class _Search:
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
         """A unitary that leaves no more than the tail beyond rank k, if one is found."""
         full = _padded(self.x)
-        u, f = self.lowered(full, candidates(full, k, self.key), k, self.key, _POLISH)
+        closed = candidates(full, k, self.key)
+        u, f = self.lowered(full, closed, k, self.key, _POLISH)
         if f <= self.tail:
             return np.asarray(u)
         m = self.x.shape[1] * self.x.shape[2]
@@ -184,7 +188,8 @@ class _Search:
             starts = jnp.concatenate([u[None], self.warmed(small, starts), starts])
             v, f = self.lowered(small, starts, k, key, self.options.iterations)
             if f <= self.tail and not whole:
-                v, f = self.lowered(full, v[None], k, key, self.options.iterations)
+                again = jnp.broadcast_to(v, closed.shape)  # as many as before: the same program
+                v, f = self.lowered(full, again, k, key, self.options.iterations)
             if f <= self.tail:
                 return np.asarray(v)
         return None
@@ -201,7 +206,7 @@ class _Search:
         """The best of all starts after Procrustes and Gauss–Newton steps; its energy beyond k."""
         limit = min(x.shape[0] * x.shape[1], x.shape[2] * x.shape[3])
         # A power of two: few programs are compiled for many ranks.
-        width = min(limit, max(8, 1 << k.bit_length()))
+        width = min(limit, max(16, 1 << k.bit_length()))
         us, tails, count = _iterate(x, starts, k, self.tail, key, width, iterations)
         self.count += int(count)
         best = int(np.argmin(np.asarray(tails)))

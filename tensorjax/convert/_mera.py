@@ -246,6 +246,7 @@ def _layer(cores: Cores, wiring: Wiring, purse: _Budget, options: Options) -> _B
     """One layer of a right-orthogonal train, and the right-orthogonal train above it."""
     start = time.perf_counter()
     before = _ranks(cores)
+    options = options._replace(most=sum(c.size for c in cores))
     sites, us, cuts = _disentangled(cores, wiring, purse, options)
     ws, coarse, tails = _blocked(sites, wiring, purse)
     kept = [k for k, u in enumerate(us) if u is not None]
@@ -388,11 +389,12 @@ def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], C
 def _right_orthogonal(cores: Cores) -> Cores:
     out: Cores = []
     carry = None
-    for core in reversed(cores):
+    for core in reversed(cores[1:]):
         core = core if carry is None else times_right(core, carry)
-        q, carry = linalg.qr(linalg.adjoint(wide(core)))
+        q, r = linalg.qr(linalg.adjoint(wide(core)))
         out.append(linalg.adjoint(q).reshape(-1, *core.shape[1:]))
-    out[-1] = absorb(linalg.adjoint(carry), out[-1])
+        carry = linalg.adjoint(r)
+    out.append(cores[0] if carry is None else times_right(cores[0], carry))
     return out[::-1]
 
 
