@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import convert, tt, tucker
+from tensorjax import convert, mera, tt, tucker
 from tests.oracles import (
     DTYPES,
     check_gradient,
@@ -282,5 +282,140 @@ T = tt.ones((2, 3, 4), np.float64)
     ],
 )  # fmt: skip
 def test_bad_input_is_named(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+# TT → MERA ---------------------------------------------------------------------------------------
+
+
+def measured(m, t):
+    """‖t − m‖ / ‖t‖ of dense arrays."""
+    return error(mera.to_dense(m), dense(t)) / norm(dense(t))
+
+
+def hidden_mera(key, n, modes, rank, dtype=np.float64, **options):
+    m = mera.random(jax.random.key(key), (n,) * modes, rank, dtype=dtype, **options)
+    return m, tt.round(mera.to_tt(m), tol=100 * eps(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_a_planted_mera_is_found_again(dtype):
+    hidden, t = hidden_mera(0, 4, 6, 2, dtype, layers=1)
+    m, info = convert.tt_to_mera(3 * t, tol=1e-8)
+    assert m.size <= hidden.size < t.size
+    assert info.error <= 1e-8
+    assert measured(m, 3 * t) <= 1e-8
+    assert mera.MERA(m.layers, m.top).dtype == dtype  # orthonormal, and of the train's dtype
+    assert info.layers[0].tops == (2, 2, 2)
+    assert all(c.rank == c.bound < c.plain for c in info.layers[0].cuts)
+    assert info.layers[0].ranks_before == t.ranks
+    assert info.pays
+    assert "the MERA pays" in str(info)
+    assert not info.fell_back
+    assert (info.size, info.size_tt) == (m.size, tt.round(t, tol=1e-8).size)
+
+
+@pytest.mark.parametrize("disentangle", ["procrustes", "entropy", "identity", "qr"])
+@pytest.mark.parametrize(("n", "modes", "arity"), [(3, 5, 2), (2, 7, 3), (2, 6, (3, 2))], ids=str)
+def test_the_error_is_within_the_tolerance(n, modes, arity, disentangle):
+    t = tt.random(jax.random.key(1), (n,) * modes, 4, np.float64)
+    plain, _ = convert.tt_to_mera(t, tol=0.2, arity=arity, disentangle="identity")
+    for tol in (0.2, 1e-12):
+        m, info = convert.tt_to_mera(
+            t, tol=tol, arity=arity, disentangle=disentangle, restarts=1, iterations=8
+        )
+        assert measured(m, t) <= tol
+        assert info.error == pytest.approx(measured(m, t), rel=1e-6, abs=1e-13)
+        assert m.shape == t.shape
+        if tol == 0.2:
+            assert m.size <= plain.size  # never worse than no disentangler
+    wiring = m.layers[0].wiring.arities
+    assert wiring == mera.wirings(modes, arity)[0].arities
+
+
+def test_random_trains_gain_nothing_and_that_is_said():
+    t = tt.random(jax.random.key(0), (3,) * 6, 3, np.float64)
+    m, info = convert.tt_to_mera(t, tol=1e-6, restarts=2)
+    assert not info.pays
+    assert "the MERA does not pay" in str(info)
+    assert all(len(layer.disentanglers) == 0 for layer in m.layers)
+    assert all(c.how == "identity" for layer in info.layers for c in layer.cuts)
+
+
+def test_noise_up_to_the_tolerance_hides_nothing():
+    hidden, t = hidden_mera(2, 4, 6, 2, layers=1)
+    noise = tt.random(jax.random.key(5), t.shape, 3, np.float64)
+    noisy = t + noise * float(1e-5 * tt.norm(t) / tt.norm(noise))
+    m, info = convert.tt_to_mera(noisy, tol=1e-4)
+    assert m.size <= 1.1 * hidden.size
+    assert measured(m, noisy) <= 1e-4
+    assert any(c.iterations > 0 for c in info.layers[0].cuts)
+
+
+def test_the_plain_conversion_inflates_and_falls_back():
+    _, t = hidden_mera(0, 4, 6, 2, layers=1)
+    bare, kept = convert.tt_to_mera(t, tol=1e-6, disentangle="qr", fallback=False)
+    safe, fallen = convert.tt_to_mera(t, tol=1e-6, disentangle="qr")
+    assert [c.how for c in kept.layers[0].cuts] == ["QR"] * 2
+    assert not kept.fell_back
+    assert safe.size <= bare.size
+    assert fallen.fell_back == (safe.size < bare.size)
+    assert max(measured(bare, t), measured(safe, t)) <= 1e-6
+
+
+@pytest.mark.parametrize("gauge", ["left", "right"])
+def test_any_gauge_keeps_the_tolerance(gauge):
+    _, t = hidden_mera(3, 3, 6, 2, layers=1)
+    said = []
+    m, _ = convert.tt_to_mera(t, tol=1e-5, gauge=gauge, restarts=2, progress=said.append)
+    assert measured(m, t) <= 1e-5
+    assert len(said) >= 2
+    assert said[0].startswith("layer 0, cut 0: ")
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_float32_trains_of_any_size_become_meras(size):
+    _, t = hidden_mera(0, 3, 6, 2, np.float32, layers=1)
+    m, info = convert.tt_to_mera(t * np.float32(size), tol=1e-4)
+    assert m.dtype == np.float32
+    assert info.error <= 1e-4
+    assert float(mera.norm(m)) == pytest.approx(float(tt.norm(t)) * size, rel=1e-3)
+
+
+def test_the_zero_train_becomes_the_zero_mera():
+    m, info = convert.tt_to_mera(tt.zeros((2,) * 6, np.float64), tol=1e-6)
+    assert float(mera.norm(m)) == 0
+    assert info.error == 0
+
+
+T = tt.ones((2,) * 6, np.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, "tol: .*10 eps", lambda: convert.tt_to_mera(T, tol=1e-16)),
+        (ValueError, "tol: .*positive", lambda: convert.tt_to_mera(T, tol=0)),
+        (ValueError, r"arity: .*blocks of 7 for the 6 sites",
+         lambda: convert.tt_to_mera(T, tol=0.1, arity=7)),
+        (ValueError, r"arity: .*layer 1 \(6 at the bottom\)",
+         lambda: convert.tt_to_mera(T, tol=0.1, arity=(3, 4))),
+        (ValueError, "arity: .*blocks of 2 for the 1 sites",
+         lambda: convert.tt_to_mera(tt.ones((4,)), tol=0.1)),
+        (ValueError, "disentangle: .*'best'",
+         lambda: convert.tt_to_mera(T, tol=0.1, disentangle="best")),  # type: ignore
+        (ValueError, "gauge: .*'top'",
+         lambda: convert.tt_to_mera(T, tol=0.1, gauge="top")),  # type: ignore
+        (ValueError, "restarts: ", lambda: convert.tt_to_mera(T, tol=0.1, restarts=-1)),
+        (ValueError, "t: .*NaN", lambda: convert.tt_to_mera(np.nan * T, tol=0.1)),
+        (TypeError, "t: expected a TT", lambda: convert.tt_to_mera(np.ones(4), tol=0.1)),  # type: ignore
+        (TypeError, "tol= alone", lambda: jax.jit(lambda t: convert.tt_to_mera(t, tol=0.1)[0])(T)),
+        (ValueError, "layers: got 1, whose dense top.*more layers",
+         lambda: convert.tt_to_mera(tt.random(jax.random.key(0), (2,) * 60, 2), tol=0.1, layers=1,
+                                    disentangle="identity")),
+    ],
+)  # fmt: skip
+def test_bad_input_of_tt_to_mera_is_named(kind, message, call):
     with pytest.raises(kind, match=message):
         call()

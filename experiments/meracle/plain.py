@@ -15,14 +15,14 @@ def layer(cores: Sequence[np.ndarray], ranks: Sequence[int], tol: float) -> list
     """Disentangles the pairs (1, 2), (3, 4), … of a train.
 
     Args:
-      cores: (r, n, s).
+      cores: (r, n, s), right-orthogonal.
       ranks: the rank that each pair is to reach.
       tol: relative error allowed in all.
 
     Returns:
       The rank of each pair at the tolerance, after at most `ITERATIONS` iterations.
     """
-    cores = _right_orthogonal(list(cores))
+    cores = list(cores)
     tail = tol**2 * float(np.linalg.norm(cores[0])) ** 2 / (2 * len(ranks) + 1)
     reached = []
     for i in range(len(cores) - 1):
@@ -35,7 +35,9 @@ def layer(cores: Sequence[np.ndarray], ranks: Sequence[int], tol: float) -> list
     return reached
 
 
-def _right_orthogonal(cores: list[np.ndarray]) -> list[np.ndarray]:
+def right_orthogonal(cores: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same train, right-orthogonal but for its first core."""
+    cores = list(cores)
     for i in reversed(range(1, len(cores))):
         q, r = np.linalg.qr(cores[i].reshape(cores[i].shape[0], -1).T)
         cores[i] = q.T.reshape(-1, *cores[i].shape[1:])
