@@ -10,7 +10,7 @@ pytest.importorskip("sklearn", reason="the experiments have an extra of their ow
 pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 
 from experiments.__main__ import main
-from experiments.meracle import heat, image, plain, planted
+from experiments.meracle import chain, control, heat, image, plain, planted
 from experiments.meracle.main import Config
 from tensorjax import convert, mera
 
@@ -50,12 +50,14 @@ def test_the_plain_baseline_finds_what_one_disentangler_hides(rng: np.random.Gen
     assert mera.to_tt(hidden).shape == train.shape
 
 
-def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path) -> None:
+def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(chain, "ORDER", 5)
+    monkeypatch.setattr(control, "CASES", ((2, 3, 6),))
     options = ["--seeds", "1", "--cases", "3", "2", "--tols", "0.1", "--size", "16"]
     assert main(["run", "meracle", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "meracle" / "runs.jsonl").read_text())
     tables = {table["file"] for table in line["tables"]}
-    assert tables == {"heat.csv", "image.csv", "planted.csv", "speed.csv", "control.csv"}
+    assert tables == {f"{n}.csv" for n in ("heat", "chain", "image", "planted", "speed", "control")}
     assert line["metrics"]["planted_errors_within_tol"] is True
     assert line["metrics"]["heat_errors_within_tol"] is True
     assert line["metrics"]["control_gains_reported"] == 0

@@ -51,12 +51,14 @@ def measure(run: Run, tols: Sequence[float]) -> list[dict[str, Any]]:
 
 def _rows(dense: np.ndarray, tol: float) -> list[dict[str, Any]]:
     size = float(np.linalg.norm(dense))
-    # Half of the tolerance is for the train, half for what is made of it.
-    train = tt.from_dense(dense, tol=tol / 2)
-    small, _ = convert.tt_to_tucker(train, tol=tol / 2)
-    primes = tt.from_dense(dense.reshape(PRIMES), tol=tol / 2)
-    primes_tucker, _ = convert.tt_to_tucker(primes, tol=tol / 2)
-    found, info = convert.tt_to_mera(primes, tol=tol / 2)
+    train, primes = (tt.from_dense(x, tol=tol) for x in (dense, dense.reshape(PRIMES)))
+    # A tenth of the tolerance is for the train to start from, the rest for what is made of it.
+    fine, fine_primes = (tt.from_dense(x, tol=0.1 * tol) for x in (dense, dense.reshape(PRIMES)))
+    small, primes_tucker = (
+        tucker.round(convert.tt_to_tucker(x, tol=0.1 * tol)[0], tol=0.8 * tol)
+        for x in (fine, fine_primes)
+    )
+    found, info = convert.tt_to_mera(fine_primes, tol=0.9 * tol)
     contenders = {
         "TT": (train, tt.to_dense(train)),
         "Tucker, core a TT": (small, tucker.to_dense(small)),

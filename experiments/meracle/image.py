@@ -48,18 +48,18 @@ def by_pixel(sites: np.ndarray) -> np.ndarray:
 def measure(run: Run, size: int, tol: float) -> Picture:
     """Numbers stored for a photograph, as a table of the run."""
     original = grey(size)
-    train = tt.from_dense(by_scale(original), tol=tol / 2)
+    train = tt.from_dense(by_scale(original), tol=0.1 * tol)
     rows: list[dict[str, Any]] = []
     kept: dict[str, Any] = {}
     for method in ("identity", "procrustes"):
-        found, info = convert.tt_to_mera(train, tol=tol / 2, layers=1, disentangle=method)
+        found, info = convert.tt_to_mera(train, tol=0.9 * tol, layers=1, disentangle=method)
         kept[method] = found
         pixels = by_pixel(np.asarray(mera.to_dense(found)))
         rows.append(
             {
                 "disentangle": method,
                 "pixels": original.size,
-                "TT": train.size,
+                "TT": tt.round(train, tol=0.9 * tol).size,
                 "MERA": found.size,
                 "top": "×".join(map(str, found.top.shape)),
                 "error": float(np.linalg.norm(pixels - original) / np.linalg.norm(original)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jax
 
 from experiments import Run
-from experiments.meracle import control, figure, heat, image, planted
+from experiments.meracle import chain, control, figure, heat, image, planted
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def run(config: Config, run: Run) -> None:
     """Measures all of it in double precision, then draws the figure."""
     with jax.enable_x64(True):
         stored = heat.measure(run, config.tols)
+        chain.measure(run, config.seed)
         picture = image.measure(run, config.size, config.image_tol)
         found = planted.measure(
             run,

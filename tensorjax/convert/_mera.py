@@ -99,7 +99,7 @@ def tt_to_mera(
     Example:
       >>> import jax
       >>> from tensorjax import convert, mera
-      >>> planted = mera.random(jax.random.key(0), (4,) * 8, 2)
+      >>> planted = mera.random(jax.random.key(0), (4,) * 6, 2, layers=1)
       >>> m, info = convert.tt_to_mera(mera.to_tt(planted), tol=1e-3)
       >>> m.size <= planted.size, info.error <= 1e-3
       (True, True)

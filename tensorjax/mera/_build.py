@@ -220,7 +220,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
       >>> import jax
       >>> from tensorjax import mera
       >>> mera.to_tt(mera.random(jax.random.key(0), (2,) * 6, 2)).ranks
-      (1, 2, 4, 8, 4, 2, 1)
+      (1, 2, 4, 4, 4, 2, 1)
     """
     single("m", m)
     if tol is None and rank is None:
