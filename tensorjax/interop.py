@@ -121,9 +121,14 @@ def from_numpy(data: Any) -> Format:
       TT(shape=(2, 4), ranks=(1, 3, 1), dtype=float32)
     """
     if isinstance(data, dict) and set(data) == {"layers", "top"}:
+        for k, x in enumerate(data["layers"]):
+            if not {"disentanglers", "isometries"} <= set(x):
+                raise ValueError(
+                    f"data['layers'][{k}]: expected 'disentanglers' and 'isometries', got {set(x)}"
+                )
         layers = [Layer(x["disentanglers"], x["isometries"], x.get("cuts")) for x in data["layers"]]
         return MERA(layers, data["top"])
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], list | tuple):
+    if isinstance(data, list | tuple) and len(data) == 2 and isinstance(data[1], list | tuple):
         core, factors = data
         return Tucker(TT(core) if isinstance(core, list | tuple) else core, factors)
     if isinstance(data, list | tuple) and data and {np.ndim(c) for c in data} <= {3, 4}:
@@ -256,7 +261,7 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
     if not nodes:
         raise ValueError("nodes: expected at least one, got none")
     named = {node.name: jnp.asarray(node.tensor) for node in nodes}
-    if "top" in named and any(name.startswith("isometry[") for name in named):
+    if "top" in named and (len(named) == 1 or "isometry[0][0]" in named):
         return _mera_of(named)
     if any(name.startswith("factor[") for name in named):
         factors = [named[f"factor[{k}]"] for k in range(len(named)) if f"factor[{k}]" in named]

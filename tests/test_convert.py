@@ -1,5 +1,7 @@
 """Conversions: the promise on the error, its exact account, static shapes, traps, bad input."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -383,34 +385,46 @@ def test_float32_trains_of_any_size_become_meras(size):
     assert float(mera.norm(m)) == pytest.approx(float(tt.norm(t)) * size, rel=1e-3)
 
 
+def test_a_fallback_that_cannot_be_built_leaves_what_was_found(monkeypatch):
+    hidden, t = hidden_mera(0, 4, 6, 2, layers=1)
+    module = sys.modules["tensorjax.convert._mera"]
+    monkeypatch.setattr(module, "_LARGEST_TOP", 20)
+    m, info = convert.tt_to_mera(t, tol=1e-6, layers=1)
+    assert m.size == hidden.size
+    assert not info.fell_back
+
+
 def test_the_zero_train_becomes_the_zero_mera():
     m, info = convert.tt_to_mera(tt.zeros((2,) * 6, np.float64), tol=1e-6)
     assert float(mera.norm(m)) == 0
     assert info.error == 0
 
 
-T = tt.ones((2,) * 6, np.float64)
+ONES = tt.ones((2,) * 6, np.float64)
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "call"),
     [
-        (ValueError, "tol: .*10 eps", lambda: convert.tt_to_mera(T, tol=1e-16)),
-        (ValueError, "tol: .*positive", lambda: convert.tt_to_mera(T, tol=0)),
+        (ValueError, "tol: .*10 eps", lambda: convert.tt_to_mera(ONES, tol=1e-16)),
+        (ValueError, "tol: .*positive", lambda: convert.tt_to_mera(ONES, tol=0)),
         (ValueError, r"arity: .*blocks of 7 for the 6 sites",
-         lambda: convert.tt_to_mera(T, tol=0.1, arity=7)),
+         lambda: convert.tt_to_mera(ONES, tol=0.1, arity=7)),
         (ValueError, r"arity: .*layer 1 \(6 at the bottom\)",
-         lambda: convert.tt_to_mera(T, tol=0.1, arity=(3, 4))),
+         lambda: convert.tt_to_mera(ONES, tol=0.1, arity=(3, 4))),
         (ValueError, "arity: .*blocks of 2 for the 1 sites",
          lambda: convert.tt_to_mera(tt.ones((4,)), tol=0.1)),
         (ValueError, "disentangle: .*'best'",
-         lambda: convert.tt_to_mera(T, tol=0.1, disentangle="best")),  # type: ignore
+         lambda: convert.tt_to_mera(ONES, tol=0.1, disentangle="best")),  # type: ignore
         (ValueError, "gauge: .*'top'",
-         lambda: convert.tt_to_mera(T, tol=0.1, gauge="top")),  # type: ignore
-        (ValueError, "restarts: ", lambda: convert.tt_to_mera(T, tol=0.1, restarts=-1)),
-        (ValueError, "t: .*NaN", lambda: convert.tt_to_mera(np.nan * T, tol=0.1)),
+         lambda: convert.tt_to_mera(ONES, tol=0.1, gauge="top")),  # type: ignore
+        (ValueError, "t: expected a norm that float32 can hold, got 8e.38",
+         lambda: convert.tt_to_mera(tt.ones((2,) * 6, np.float32) * np.float32(1e38), tol=0.1)),
+        (ValueError, "restarts: ", lambda: convert.tt_to_mera(ONES, tol=0.1, restarts=-1)),
+        (ValueError, "t: .*NaN", lambda: convert.tt_to_mera(np.nan * ONES, tol=0.1)),
         (TypeError, "t: expected a TT", lambda: convert.tt_to_mera(np.ones(4), tol=0.1)),  # type: ignore
-        (TypeError, "tol= alone", lambda: jax.jit(lambda t: convert.tt_to_mera(t, tol=0.1)[0])(T)),
+        (TypeError, "tol= alone",
+         lambda: jax.jit(lambda t: convert.tt_to_mera(t, tol=0.1)[0])(ONES)),
         (ValueError, "layers: got 1, whose dense top.*more layers",
          lambda: convert.tt_to_mera(tt.random(jax.random.key(0), (2,) * 60, 2), tol=0.1, layers=1,
                                     disentangle="identity")),

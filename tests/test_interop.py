@@ -81,6 +81,18 @@ def test_every_contractor_serves(rng, contractor):
     assert error(out, dense(x)) <= 1e-13 * np.linalg.norm(dense(x))
 
 
+def test_a_mera_without_layers_and_lists_of_lists_come_back(rng):
+    bare = mera.MERA([], normal(rng, (2, 3)))
+    back = interop.from_tensornetwork(interop.to_tensornetwork(bare)[0])
+    assert isinstance(back, mera.MERA)
+    assert error(back.top, bare.top) == 0
+    x = build("Tucker of a TT", rng)
+    core, factors = interop.to_numpy(x)
+    assert jax.tree.structure(interop.from_numpy([core, factors])) == jax.tree.structure(x)
+    with pytest.raises(ValueError, match=r"'layers'.*'disentanglers' and 'isometries'"):
+        interop.from_numpy({"layers": [{"isometries": []}], "top": np.ones(2)})
+
+
 def test_a_chain_of_foreign_nodes_becomes_a_train(rng):
     a, b, c = (tn.Node(normal(rng, s)) for s in ((3, 2), (4, 3, 5), (6, 5)))
     a[0] ^ b[1]

@@ -184,6 +184,49 @@ def test_refinement_takes_optax_optimisers_and_never_makes_worse():
     assert not info.converged
 
 
+def test_refinement_takes_bare_transformations_and_complex_targets():
+    start = build(0, 4, {}, np.float64, rank=2)
+    target = mera.to_tt(build(1, 4, {}, np.complex128, rank=2))
+    with jax.numpy_dtype_promotion("standard"):  # real and complex are mixed on purpose
+        m, info = mera.refine(start, target, steps=3, optimizer=optax.scale(-0.05))
+    assert mera.MERA(m.layers, m.top).dtype == np.complex128
+    found = float(tt.distance(mera.to_tt(m), target) / tt.norm(target))
+    assert found == pytest.approx(min(info.errors), rel=1e-6)
+    chained = optax.chain(mera.conjugate_gradient())
+
+    def loss(m):
+        return 1 - jnp.abs(mera.inner(start, m)) ** 2
+
+    other = build(2, 4, {}, np.float64, rank=2)
+    value, gradient = jax.value_and_grad(loss)(other)
+    options = {"value": value, "value_fn": loss}
+    updates, _ = chained.update(gradient, chained.init(other), other, **options)
+    assert float(loss(optax.apply_updates(other, updates))) < float(value)
+
+
+def test_numpy_integers_are_integers():
+    two = np.int64(2)
+    assert mera.wirings(16, two) == mera.wirings(16, 2)
+    m = mera.random(jax.random.key(0), (2,) * 4, two, arity=two)
+    assert mera.expectation(m, jnp.eye(2), np.int64(1)) == pytest.approx(1)
+    assert max(mera.to_tt(m, rank=two).ranks) == 2
+
+
+def test_a_complex_operator_on_a_real_mera():
+    m = build(0, 4, {}, np.float32, rank=2)
+    y = np.array([[0, -1j], [1j, 0]], np.complex64)
+    with jax.numpy_dtype_promotion("standard"):
+        value = mera.expectation(m, y, 0)
+    assert value.dtype == np.complex64
+    assert abs(complex(value)) <= 1e-6  # the y component of a real state
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_samples_do_not_depend_on_the_norm(size):
+    t = tt.ones((2, 2), np.float32) * np.float32(size)
+    assert 0.3 < np.asarray(tt.sample(jax.random.key(0), t, 300)).mean() < 0.7
+
+
 def test_the_transformation_chains_with_optax_and_stays_on_the_manifold():
     m = build(0, 4, {}, np.complex128, rank=2)
     chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
@@ -283,6 +326,10 @@ EYE = np.eye(2, dtype=np.float32)
         (TypeError, "top: .*int", lambda: mera.MERA([], np.ones((2, 2), int))),
         (ValueError, r"target: expected shape \(2, 2, 2, 2, 2, 2\)",
          lambda: mera.refine(M, tt.ones((2,) * 5))),
+        (ValueError, "target: .*can hold, got inf",
+         lambda: mera.refine(M, tt.ones((2,) * 6, np.float32) * np.float32(3e38))),
+        (ValueError, "tol: expected at least 3.6e-06, 10 eps for each of 3 roundings",
+         lambda: mera.to_tt(M, tol=2e-6)),
         (ValueError, "target: .*not zero", lambda: mera.refine(M, tt.zeros((2,) * 6))),
         (ValueError, "target: .*NaN", lambda: mera.refine(M, np.nan * tt.ones((2,) * 6))),
         (TypeError, "target: expected a TT", lambda: mera.refine(M, EYE)),  # type: ignore

@@ -572,6 +572,7 @@ def test_every_grouping_gives_the_same(
     np.testing.assert_allclose(_apply.project(p, jnp.asarray(x)), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["khatri_rao", "tt_rows"])
 @pytest.mark.parametrize("cut", [0, 1, 2])
 def test_every_cut_of_the_rows_gives_the_same(
@@ -655,6 +656,7 @@ def check_moments(p: Any, x: np.ndarray, mean: np.ndarray, var: np.ndarray) -> N
         np.testing.assert_allclose(sketch.variance(p, train), value, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, "complex") for name in SIGN_CASES), *((name, "real") for name in [*SIGN_CASES][::4])],
@@ -667,6 +669,7 @@ def test_moments_are_exact_for_signs(name: str, kind: str, rng: np.random.Genera
     check_moments(p, x, *enumerated(p, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THREE_POINT_CASES)
 @pytest.mark.parametrize(("law", "s"), [("gaussian", 3.0), ("sparse", 5.0)])
 def test_moments_are_exact_for_three_point_entries(

@@ -337,6 +337,16 @@ def test_pad_keeps_the_tensor(rng):
 
 # Bad input ---------------------------------------------------------------------------------------
 
+
+def test_a_rank_that_costs_more_than_the_tolerance_keeps_what_it_can(rng):
+    core = tt.TT(cores(rng, (3, 3, 3), 3, np.float64))
+    t = tucker.Tucker(core, [normal(rng, (4, 3)) for _ in range(3)])
+    for rank in (1, 2):
+        free = error(tucker_dense(tucker.round(t, rank=rank)), tucker_dense(t))
+        both = error(tucker_dense(tucker.round(t, rank=rank, tol=1e-4)), tucker_dense(t))
+        assert both <= 1.05 * free
+
+
 X = np.ones((2, 3, 4))
 T = tucker.Tucker(X, [np.ones((n, n)) for n in X.shape])
 LONG = tucker.Tucker(tt.ones((2, 3, 4), np.float64), T.factors)

@@ -150,7 +150,8 @@ class _Search:
     """The least rank that a disentangler of one pair reaches."""
 
     def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, key: Any, options: Options):
-        self.x, self.seen, self.tail, self.key, self.options = x, seen, tail, key, options
+        self.x, self.tail, self.key, self.options = x, tail, key, options
+        self.seen = seen / np.linalg.norm(seen)
         self.count = 0
 
     def run(self, bound: int, plain: int) -> Found:
@@ -238,18 +239,14 @@ class _State(NamedTuple):
     active: jax.Array
 
 
-def _across(y: jax.Array, n: int) -> jax.Array:
+def _unfolded(y: jax.Array, n: int) -> jax.Array:
     r, m, s = y.shape
     return y.reshape(r * n, m // n * s)
 
 
-def _on_middle(u: jax.Array, x: jax.Array) -> jax.Array:
-    return linalg.matmul(u, x)
-
-
 def _truncated(y: jax.Array, q: jax.Array, k: Any, n: int) -> tuple[Any, Any, Any]:
     """One step of subspace iteration: left basis, right basis cut at k, energy beyond k."""
-    matrix = _across(y, n)
+    matrix = _unfolded(y, n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
     a, _, bh = linalg.svd(t)
@@ -257,7 +254,9 @@ def _truncated(y: jax.Array, q: jax.Array, k: Any, n: int) -> tuple[Any, Any, An
     v = jnp.where(_kept(q, k), linalg.matmul(v, a), 0)
     lead = jnp.where(_kept(q, k), q, 0)
     rest = matrix - linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), matrix))
-    return q, v, linalg.energy(rest)
+    tail = linalg.energy(rest)
+    # A start that broke down must not hide the others.
+    return q, v, jnp.where(jnp.isnan(tail), jnp.inf, tail)
 
 
 def _kept(q: jax.Array, k: Any) -> jax.Array:
@@ -279,8 +278,8 @@ def _iterate(
     sketch = jax.random.normal(key, (second * s, width), x.dtype)
 
     def first(u: jax.Array) -> _State:
-        y = _on_middle(u, x)
-        q = linalg.qr(linalg.matmul(_across(y, n), sketch))[0]
+        y = linalg.matmul(u, x)
+        q = linalg.qr(linalg.matmul(_unfolded(y, n), sketch))[0]
         q, _, _ = _truncated(y, q, k, n)
         q, v, tail = _truncated(y, q, k, n)
         damping = 0.1 * scale / (n * second)
@@ -319,10 +318,10 @@ def _procrustes(state: _State, k: Any, n: int) -> _State:
     """The unitary that takes the pair nearest to its best approximation of rank k."""
     y = state.y
     lead = jnp.where(_kept(state.q, k), state.q, 0)
-    matrix = _across(y, n)
+    matrix = _unfolded(y, n)
     b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), matrix)).reshape(y.shape)
     w, _ = linalg.polar(jnp.einsum("amb,apb->mp", b, y.conj(), precision=lax.Precision.HIGHEST))
-    y = _on_middle(w, y)
+    y = linalg.matmul(w, y)
     q, v, tail = _truncated(y, state.q, k, n)
     new = state._replace(u=linalg.matmul(w, state.u), y=y, q=q, v=v, tail=tail)
     return _chosen(state.active & (tail < state.tail), new, state)
@@ -337,7 +336,7 @@ def _gauss_newton(state: _State, k: Any, n: int, scale: jax.Array) -> _State:
         return t - linalg.matmul(linalg.matmul(t, state.v), linalg.adjoint(state.v))
 
     def change(z: jax.Array) -> jax.Array:
-        return outside(_across(_on_middle(z, y), n))
+        return outside(_unfolded(linalg.matmul(z, y), n))
 
     def adjoint_change(t: jax.Array) -> jax.Array:
         product = jnp.einsum(
@@ -345,7 +344,7 @@ def _gauss_newton(state: _State, k: Any, n: int, scale: jax.Array) -> _State:
         )
         return skew(product)
 
-    right = -adjoint_change(outside(_across(y, n)))
+    right = -adjoint_change(outside(_unfolded(y, n)))
     size = linalg.energy(right)
     # The nearer the goal, the more exactly the linear problem is solved.
     enough = size * jnp.minimum(0.01, state.tail / scale)
@@ -365,7 +364,7 @@ def _gauss_newton(state: _State, k: Any, n: int, scale: jax.Array) -> _State:
     start = jnp.zeros_like(right), right, right, size, jnp.zeros((), jnp.int32)
     z = lax.while_loop(going, conjugate_gradient, start)[0]
     w = cayley(z)
-    moved = _on_middle(w, y)
+    moved = linalg.matmul(w, y)
     q, v, tail = _truncated(moved, state.q, k, n)
     new = state._replace(
         u=linalg.matmul(w, state.u), y=moved, q=q, v=v, tail=tail, damping=0.3 * damping
@@ -391,7 +390,7 @@ def _least_entropy(
     x = x / jnp.sqrt(linalg.energy(x.reshape(r, -1))).astype(x.dtype)
 
     def entropy(z: jax.Array, y: jax.Array) -> jax.Array:
-        matrix = _across(_on_middle(cayley(z), y), n)
+        matrix = _unfolded(linalg.matmul(cayley(z), y), n)
         matrix = matrix if matrix.shape[0] <= matrix.shape[1] else linalg.adjoint(matrix)
         return -jnp.log(linalg.energy(linalg.matmul(matrix, linalg.adjoint(matrix))))
 
@@ -400,7 +399,7 @@ def _least_entropy(
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             u, direction, past, length = carry
-            y = _on_middle(u, x)
+            y = linalg.matmul(u, x)
             value, gradient = jax.value_and_grad(entropy)(zero, y)
             g = skew(gradient.conj())
             before = linalg.energy(past)
@@ -416,7 +415,7 @@ def _least_entropy(
 
         first = u, zero, zero, jnp.ones((), x.real.dtype)
         (u, *_), _ = lax.scan(step, first, None, length=iterations)
-        return u, entropy(zero, _on_middle(u, x))
+        return u, entropy(zero, linalg.matmul(u, x))
 
     us, entropies = jax.vmap(one)(starts)
     return us, entropies, jnp.asarray(iterations)

@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg, mera, tt
@@ -19,9 +20,9 @@ from tensorjax.mera import MERA, Layer, Wiring
 from tensorjax.tt import TT
 
 Method = Literal["procrustes", "entropy", "identity", "qr"]
-METHODS = ("procrustes", "entropy", "identity", "qr")
+METHODS = get_args(Method)
 Gauge = Literal["center", "left", "right"]
-GAUGES = ("center", "left", "right")
+GAUGES = get_args(Gauge)
 # Entries of the largest dense top tensor that is formed.
 _LARGEST_TOP = 2**27
 # Times that the budget is cut when the measured error exceeds the tolerance.
@@ -122,7 +123,7 @@ def tt_to_mera(
     start = time.perf_counter()
     source = _Source(t, tol)
     # Layers that were asked for are built even if they do not lower the count of numbers.
-    fixed = layers is not None or not isinstance(arity, int)
+    fixed = layers is not None or isinstance(arity, Sequence)
     found = _converted(source, wirings, options, fixed)
     assert found is not None
     fell_back = False
@@ -157,6 +158,14 @@ class _Source:
         norm = float(np.linalg.norm(self.cores[0])) or 1.0
         self.scale *= norm
         self.cores[0] = self.cores[0] / norm
+        # The top tensor will hold the norm.
+        limits = jnp.finfo(t.dtype)
+        fits = float(limits.smallest_normal) <= self.scale <= float(limits.max)
+        if not fits and any(c.any() for c in self.cores[:1]):
+            raise ValueError(
+                f"t: expected a norm that {jnp.dtype(t.dtype).name} can hold, got {self.scale:.2g};"
+                " scale the train first"
+            )
         # Part of the tolerance pays for rounding the tensors to a narrower dtype.
         rounding = 3 * t.order * (linalg.epsilon(t.dtype) / 2) ** 2
         self.budget = max(tol**2 - rounding, tol**2 / 4)
@@ -195,6 +204,8 @@ def _converted(
         if found is None or found.error <= source.tol:
             return found
         budget *= 0.8 * min(1.0, source.tol / found.error) ** 2
+    if limit is not None:
+        return None
     raise ValueError(
         f"tol: expected more than the roundoff of this conversion, {found.error:.2g}, got "
         f"{source.tol:.2g}; ask for less accuracy, or use a wider dtype"
@@ -223,15 +234,16 @@ def _built(
         if limit is not None and stored >= limit:
             return None
     entries = math.prod(c.shape[1] for c in cores)
+    if limit is not None and stored + entries >= limit:
+        return None
     if entries > _LARGEST_TOP:
         raise ValueError(
             f"layers: got {len(layers)}, whose dense top tensor would have {entries:,} entries; "
             "ask for more layers"
         )
-    if limit is not None and stored + entries >= limit:
-        return None
     m = MERA._unchecked(tuple(layers), _dense(cores) * source.scale)
-    m = jax.tree.map(lambda x: jax.device_put(x.astype(source.dtype)), m)
+    with np.errstate(over="ignore"):
+        m = jax.tree.map(lambda x: jax.device_put(x.astype(source.dtype)), m)
     return _Found(m, infos, purse.spent, source.error(m))
 
 
@@ -281,18 +293,15 @@ def _disentangled(
     out: Cores = []
     us: list[Any] = [None] * len(pairs)
     cuts: list[CutInfo] = []
-    core, taken = cores[0], -1
+    core = cores[0]
     for i, following in enumerate(cores[1:]):
         if i not in pairs:
             q, r = linalg.qr(tall(core))
             out.append(q.reshape(*core.shape[:2], -1))
             core = absorb(r, following)
             continue
-        # A block of one site has a disentangler at its left already, and none at its right.
-        search = options if taken != i else options._replace(method="identity")
         pair = _Pair(core, cores[i], following)
-        left, core, us[pairs[i]], info = _cut(pair, purse, search._replace(cut=pairs[i]))
-        taken = i + 1 if us[pairs[i]] is not None else taken
+        left, core, us[pairs[i]], info = _cut(pair, purse, options._replace(cut=pairs[i]))
         out.append(left)
         cuts.append(info)
     return [*out, core], us, cuts

@@ -1,6 +1,7 @@
 """MERAs out of nothing, and their contraction to dense arrays and tensor trains."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ def wirings(
     """
     if boundary not in ("open", "periodic"):
         raise ValueError(f"boundary: expected 'open' or 'periodic', got {boundary!r}")
-    several = not isinstance(arity, int)
+    several = isinstance(arity, Sequence)
     given = list(arity) if isinstance(arity, Sequence) else [arity]
     for k in given:
         _check.integer("arity", k, low=2)
@@ -111,7 +112,7 @@ def random(
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
     plan = wirings(len(sizes), arity, boundary=boundary, layers=layers)
-    ranks = [rank] * len(plan) if isinstance(rank, int) else list(rank)
+    ranks = [rank] * len(plan) if isinstance(rank, numbers.Integral) else list(rank)  # type: ignore[arg-type]
     if len(ranks) != len(plan):
         raise ValueError(f"rank: expected one int or {len(plan)}, one per layer, got {len(ranks)}")
     built = []
@@ -205,7 +206,8 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
 
     Args:
       m: MERA. One of NumPy arrays is contracted by NumPy, and gives cores of NumPy.
-      tol: relative error allowed; outside jit. None is exact.
+      tol: relative error allowed, at least 10 eps for each layer and the top; outside jit. None is
+        exact.
       rank: TT-ranks to round to, after every layer; static. None keeps all that the shapes allow.
 
     Returns:
@@ -227,7 +229,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
         leaves = jax.tree.leaves(m)
         return _cores_of(m) if all(map(linalg.is_host, leaves)) else _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
-    share = None if tol is None else tol / (1 + len(m.layers))
+    share = None if tol is None else _share(tol, m)
     if tol is not None and rank is None and not _check.is_traced(m, tol):
         m = jax.tree.map(np.asarray, m)  # on the host nothing is compiled when ranks change
     t = _rounded(_top_cores(m.top), share, rank, last=not m.layers)
@@ -237,9 +239,21 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     return t
 
 
+def _share(tol: Any, m: MERA) -> Any:
+    """The part of a tolerance that each of the roundings, one per layer and one at the top, has."""
+    count = 1 + len(m.layers)
+    least = 10 * count * linalg.epsilon(m.dtype)
+    if not _check.is_traced(tol) and _check.tolerance(tol, m.dtype) < least:
+        raise ValueError(
+            f"tol: expected at least {least:.2g}, 10 eps for each of {count} roundings, got "
+            f"{tol:.2g}; ask for less accuracy, or for rank= instead"
+        )
+    return tol / count
+
+
 def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> TT:
     t = TT._unchecked(tuple(jax.device_put(cores)))
-    if rank is not None and not isinstance(rank, int) and not last:
+    if rank is not None and not isinstance(rank, numbers.Integral) and not last:
         rank = max(rank)  # ranks bond by bond are meant for the whole
     return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
 

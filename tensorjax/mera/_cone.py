@@ -1,6 +1,7 @@
 """Numbers out of MERAs: norms, overlaps, local expectation values by the causal cone, samples."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,12 +131,12 @@ def expectation(
     dtype = jnp.promote_types(m.dtype, o.dtype)
     order = sorted(range(len(chosen)), key=chosen.__getitem__)
     o = o.transpose(*order, *(len(order) + k for k in order)).astype(dtype)
-    value = _expectation(m, o, tuple(sorted(chosen)))
+    value = _expectation(m.astype(dtype), o, tuple(sorted(chosen)))
     return value if normalized else value * jnp.square(norm(m)).astype(dtype)
 
 
 def _checked_sites(m: MERA, sites: int | Sequence[int]) -> list[int]:
-    listed = [sites] if isinstance(sites, int) else list(sites)
+    listed = [sites] if isinstance(sites, numbers.Integral) else list(sites)  # type: ignore[arg-type]
     n = m.order
     chosen = [_check.integer("sites", s, low=-n, high=n - 1) % n for s in listed]
     if not chosen or len(set(chosen)) < len(chosen):

@@ -1,6 +1,7 @@
 """Refinement of a MERA towards a tensor train, on the product of Stiefel manifolds."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Transformation(NamedTuple):
-    """An optimiser in Optax's form: two pure functions, to be chained with Optax's own.
+    """An optimiser in Optax's form, two pure functions, for where Optax is not installed.
 
     Attributes:
       init: ``init(params) -> state``.
@@ -31,12 +32,22 @@ class Transformation(NamedTuple):
     update: Callable[..., Any]
 
 
+def _transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
+    """In Optax's own type where Optax is installed: its chains then pass extra arguments on."""
+    try:
+        import optax
+    except ModuleNotFoundError:
+        return Transformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
 @dataclasses.dataclass(frozen=True)
 class RefineInfo:
     """What a refinement did.
 
     Attributes:
-      errors: relative errors ‖target − m‖ / ‖target‖, before the first step and after each.
+      errors: relative errors ‖target − m‖ / ‖target‖ with the best top tensor, before the first
+        step and after each. The MERA returned has the least of them.
       converged: whether the last step lowered the error by less than ``stop`` of itself.
     """
 
@@ -100,7 +111,7 @@ def retract(m: MERA, direction: MERA) -> MERA:
     return MERA._unchecked(moved.layers, m.top + direction.top)
 
 
-def stiefel(inner: Any) -> Transformation:
+def stiefel(inner: Any) -> Any:
     """Makes an Optax optimiser move MERAs along their Stiefel manifolds.
 
     Gradients are projected on the tangent space, ``inner`` makes a step of them, and the step is
@@ -122,14 +133,18 @@ def stiefel(inner: Any) -> Transformation:
     Gradients are directions of steepest ascent: of complex MERAs, the conjugate of `jax.grad`.
     Moments that ``inner`` keeps are not transported; they are projected with the step.
     """
+    # Plain transformations take nothing but gradients, state and parameters.
+    kinds = {p.kind for p in inspect.signature(inner.update).parameters.values()}
+    takes_extra = inspect.Parameter.VAR_KEYWORD in kinds
 
     def update(gradients: MERA, state: Any, params: MERA, **extra: Any) -> tuple[MERA, Any]:
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes, and means to
-            steps, state = inner.update(tangent(params, gradients), state, params, **extra)
+            known = extra if takes_extra else {}
+            steps, state = inner.update(tangent(params, gradients), state, params, **known)
         moved = retract(params, tangent(params, steps))
         return jax.tree.map(jnp.subtract, moved, params), state
 
-    return Transformation(inner.init, update)
+    return _transformation(inner.init, update)
 
 
 class _Conjugate(NamedTuple):
@@ -138,7 +153,7 @@ class _Conjugate(NamedTuple):
     step: jax.Array
 
 
-def conjugate_gradient() -> Transformation:
+def conjugate_gradient() -> Any:
     """Riemannian conjugate gradient with a line search, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
@@ -178,7 +193,7 @@ def conjugate_gradient() -> Transformation:
         state = _Conjugate(d, g, 2 * linalg.where_positive(step, 0.5))
         return jax.tree.map(jnp.subtract, new, params), state
 
-    return Transformation(init, update)
+    return _transformation(init, update)
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
@@ -218,7 +233,8 @@ def refine(
       progress: called after each step with its number and the error.
 
     Returns:
-      (MERA of the structure and ranks of ``m``, `RefineInfo`); never worse than ``m``.
+      (MERA of the structure and ranks of ``m``, `RefineInfo`); never worse than ``m``. A complex
+      target makes it complex.
 
     Raises:
       TypeError: ``m`` or ``target`` of the wrong kind.
@@ -243,18 +259,22 @@ def refine(
     _check.finite("target", target)
     _check.integer("steps", steps, low=0)
     size = target.namespace.norm(target)
-    if not float(size) > 0:
-        raise ValueError("target: expected a tensor that is not zero, got norm 0")
+    if not 0 < float(size) < float("inf"):
+        raise ValueError(
+            f"target: expected a norm that is not zero and that {jnp.dtype(size.dtype).name} can "
+            f"hold, got {float(size)}; scale the train first"
+        )
     dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
     unit = target.astype(dtype) / size.astype(dtype)
     method = conjugate_gradient() if optimizer is None else stiefel(optimizer)
     best, errors, converged = _descend(m.astype(dtype), unit, method, steps, stop, progress)
     best = MERA._unchecked(best.layers, best.top * size.astype(dtype))
-    return best.astype(m.dtype), RefineInfo(tuple(errors), converged)
+    dtype = jnp.promote_types(m.dtype, target.dtype)
+    return best.astype(dtype), RefineInfo(tuple(errors), converged)
 
 
 def _descend(
-    m: MERA, unit: TT, method: Transformation, steps: int, stop: float, progress: Any
+    m: MERA, unit: TT, method: Any, steps: int, stop: float, progress: Any
 ) -> tuple[MERA, list[float], bool]:
     def infidelity(m: MERA) -> jax.Array:
         top = _best_top(m, unit)
@@ -287,8 +307,7 @@ def _descend(
 def _best_top(m: MERA, t: TT) -> jax.Array:
     """Lᴴ t: the top tensor with which the layers of ``m`` come nearest to a tensor train."""
     sites = list(range(m.order))
-    network = _network(m, sites, m.order)[:-1]
-    top = _network(m, sites, m.order)[-1][1]
+    *network, (_, top) = _network(m, sites, m.order)
     fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])
     bonds = [fresh + k for k in range(m.order + 1)]
     operands: list[Any] = []

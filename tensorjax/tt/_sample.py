@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._train import TT, single
 from tensorjax.tt._round import orthogonalize
 
@@ -46,10 +46,13 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
+    # The norm sits in the first core, and its square might not be representable.
+    cores = (linalg.normalized(t.cores[0])[0], *t.cores[1:])
+
     def one(key: jax.Array) -> jax.Array:
         left = jnp.ones((1,), t.dtype)
         drawn = []
-        for k, core in zip(jax.random.split(key, t.order), t.cores, strict=True):
+        for k, core in zip(jax.random.split(key, t.order), cores, strict=True):
             rows = jnp.einsum("a,aib->ib", left, core, precision=jax.lax.Precision.HIGHEST)
             weights = jnp.sum(jnp.square(jnp.abs(rows)), axis=1)
             index = jax.random.categorical(k, jnp.log(weights))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tensorjax import _check, _modes, linalg
 from tensorjax._cores import cut_ranks, short
@@ -139,7 +140,9 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
     cut = _modes.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
     core = TT._unchecked(tuple(cut.cores))
     if share is not None:
-        core = core.namespace.round(core, tol=(share - sum(cut.tails)) ** 0.5, rank=bonds)
+        # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.
+        left = jnp.maximum(share - sum(cut.tails), (10 * linalg.epsilon(core.dtype)) ** 2)
+        core = core.namespace.round(core, tol=left**0.5, rank=bonds)
     elif core.ranks[1:-1] != bonds:
         core = core.namespace.round(core, rank=bonds)
     return core, cut.factors
