@@ -20,7 +20,8 @@ from tensorjax import linalg
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def candidates(x: jax.Array, k: int, key: Any, draws: int = 2) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="draws")
+def candidates(x: jax.Array, k: Any, key: Any, draws: int = 1) -> jax.Array:
     """Unitaries (2·draws, m, m) for rank k, exact if a side is saturated and k is the least rank.
 
     Args:
@@ -37,7 +38,6 @@ def candidates(x: jax.Array, k: int, key: Any, draws: int = 2) -> jax.Array:
     return jnp.concatenate([left, right.reshape(left.shape)])
 
 
-@functools.partial(jax.jit, static_argnames="draws")
 def _from_left(x: jax.Array, k: Any, key: Any, draws: int) -> jax.Array:
     r, n, second, s = x.shape
     m = n * second
