@@ -50,6 +50,7 @@ def test_the_plain_baseline_finds_what_one_disentangler_hides(rng: np.random.Gen
     assert mera.to_tt(hidden).shape == train.shape
 
 
+@pytest.mark.slow
 def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(chain, "ORDER", 5)
     monkeypatch.setattr(control, "CASES", ((2, 3, 6),))
