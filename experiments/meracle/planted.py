@@ -49,8 +49,8 @@ def measure(
         rows,
         caption=f"Planted MERAs of two layers, {MODES} modes of size n, top legs of size r, "
         f"tolerance {tol}: numbers stored (median, and least – most where they differ), seeds "
-        "within so much of the planted count, cuts whose rank meets the lower bound, seconds warm (median) and of the first call, and "
-        "the memory of the whole process at its highest",
+        "within so much of the planted count, cuts whose rank meets the lower bound, seconds warm "
+        "(median) and of the first call, and the memory of the whole process at its highest",
         key=["n", "r"],
         paper=[row for row in REFERENCE if (row["n"], row["r"]) in {c for c, _ in work}],
         source="reference program",
