@@ -3,6 +3,9 @@
 A NumPy array goes to the host's LAPACK and a JAX array to XLA. JAX's own derivatives of these
 factorisations divide by differences of singular values and by the diagonal of r, and so give NaN on
 repeated values and on zero-padded arrays; here such terms are left out.
+
+On the host it is NumPy's LAPACK, not SciPy's: each brings threads of its own, which go on spinning
+for a while after every call. Taken in turn on two cores they slow a sweep many times over.
 """
 
 import functools
@@ -199,7 +202,7 @@ def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
 def triangle(a: Array) -> Array:
     """The factor r of `qr` alone, for tall ``a``: less than half the work of forming q too."""
     if is_host(a):
-        return scipy.linalg.qr(a, mode="r", check_finite=False)[0][: a.shape[1]]
+        return np.linalg.qr(a, mode="r")
     return _triangle(a)
 
 

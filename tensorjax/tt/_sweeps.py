@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jax import lax
 
 from tensorjax import linalg
@@ -210,10 +209,9 @@ def _cholesky(g: Any) -> Any:
     """Lower factor of a positive semi-definite matrix, shifted by no more than roundoff needs."""
     eye = np.eye(len(g), dtype=g.dtype)
     shift = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
-    potrf: Any = scipy.linalg.lapack.get_lapack_funcs(("potrf",), (g,))[0]
     for _ in range(8):
-        factor, info = potrf(g + shift * eye, lower=True, clean=True)
-        if info == 0:
-            return factor
-        shift *= 4
+        try:
+            return np.linalg.cholesky(g + shift * eye)
+        except np.linalg.LinAlgError:
+            shift *= 4
     raise InaccurateGram
