@@ -7,66 +7,62 @@ contraction of P over the right leg, Σ C[b, c] P[(·, b), (·, c)], is rᴴ (1 
 eigenspaces of one contraction by a random Hermitian C are rᴴ (C^n₁ ⊗ e_j), each with a basis of its
 own; the blocks of a second one between them are multiples of the unitaries that align these bases.
 Mirrored, the same holds where r₂ = n₂ K. (Ours.)
+
+All of it is on the host: a few factorisations of matrices whose shapes differ from pair to pair.
 """
 
-import functools
-from typing import Any
+from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import linalg
 
-_HIGHEST = jax.lax.Precision.HIGHEST
 
+def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Unitaries (m, m) for rank k, from the left and then from the right.
 
-@functools.partial(jax.jit, static_argnames="draws")
-def candidates(x: jax.Array, k: Any, key: Any, draws: int = 1) -> jax.Array:
-    """Unitaries (2·draws, m, m) for rank k, exact if a side is saturated and k is the least rank.
+    The one from a side is exact if that side is saturated and k is the least rank.
 
     Args:
       x: (r₁, n₁, n₂, r₂).
-      k: the rank wanted; traced, so that other ranks compile nothing.
-      key: of the random contractions.
-      draws: pairs of contractions for each side.
+      k: the rank wanted.
+      rng: of the random contractions.
     """
-    first, second = jax.random.split(key)
-    left = _from_left(x, k, first, draws)
     n, m = x.shape[1:3]
-    right = _from_left(x.transpose(3, 2, 1, 0), k, second, draws)
-    right = right.reshape(-1, m, n, m, n).transpose(0, 2, 1, 4, 3)
-    return jnp.concatenate([left, right.reshape(left.shape)])
+    yield _from_left(x, k, rng)
+    right = _from_left(x.transpose(3, 2, 1, 0), k, rng)
+    yield right.reshape(m, n, m, n).transpose(1, 0, 3, 2).reshape(right.shape)
 
 
-def _from_left(x: jax.Array, k: Any, key: Any, draws: int) -> jax.Array:
+def _from_left(x: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     r, n, second, s = x.shape
     m = n * second
     # An orthonormal basis of the span, its leading n·k vectors.
     q, t = linalg.qr(linalg.adjoint(x.reshape(r, m * s)))
-    q = linalg.matmul(q, linalg.svd(t)[0])
-    q = jnp.where((jnp.arange(q.shape[1]) < n * k)[None, :], q, 0)
+    q = linalg.matmul(q, linalg.svd(t)[0][:, : n * k])
     basis = linalg.adjoint(q).reshape(-1, m, s)
+    by_row = basis.transpose(1, 0, 2).reshape(m, -1)
 
-    def contraction(key: Any) -> jax.Array:
-        c = jax.random.normal(key, (s, s), x.dtype)
-        moved = linalg.matmul(basis, c + linalg.adjoint(c))
-        h = jnp.einsum("amb,apb->mp", moved, basis.conj(), precision=_HIGHEST)
+    def contraction() -> np.ndarray:
+        c = _normal(rng, s, x.dtype)
+        moved = linalg.matmul(basis, c + linalg.adjoint(c)).transpose(1, 0, 2).reshape(m, -1)
+        h = linalg.matmul(moved, linalg.adjoint(by_row))
         return (h + linalg.adjoint(h)) / 2
 
-    def one(key: Any) -> jax.Array:
-        first, other = jax.random.split(key)
-        _, vectors = linalg.eigh(contraction(first))
-        spaces = vectors.reshape(m, second, n).transpose(1, 0, 2)
-        blocks = linalg.matmul(
-            linalg.adjoint(spaces)[:, None], linalg.matmul(contraction(other), spaces)[None]
-        )
-        # Bases are aligned with that of the space which is tied to all others best.
-        tie = jnp.sum(jnp.square(jnp.abs(blocks)), (-2, -1))
-        hub = jnp.argmax(jnp.min(tie + jnp.diag(jnp.full(second, jnp.inf)), 1))
-        turn, _ = linalg.polar(blocks[hub])
-        itself = (jnp.arange(second) == hub)[:, None, None]
-        turn = jnp.where(itself, jnp.eye(n, dtype=x.dtype), turn)
-        aligned = linalg.matmul(spaces, linalg.adjoint(turn))
-        return linalg.adjoint(aligned.transpose(1, 2, 0).reshape(m, m))
+    _, vectors = linalg.eigh(contraction())
+    spaces = vectors.reshape(m, second, n).transpose(1, 0, 2)
+    image = linalg.matmul(contraction(), spaces)
+    blocks = linalg.matmul(linalg.adjoint(spaces)[:, None], image[None])
+    # Bases are aligned with that of the space which is tied to all others best.
+    tie = np.sum(np.square(np.abs(blocks)), (-2, -1))
+    hub = int(np.argmax(np.min(tie + np.diag(np.full(second, np.inf)), 1)))
+    a, _, bh = np.linalg.svd(blocks[hub])
+    turn = linalg.matmul(a, bh)
+    turn[hub] = np.eye(n)
+    aligned = linalg.matmul(spaces, linalg.adjoint(turn))
+    return linalg.adjoint(aligned.transpose(1, 2, 0).reshape(m, m))
 
-    return jax.vmap(one)(jax.random.split(key, draws))
+
+def _normal(rng: np.random.Generator, s: int, dtype: np.dtype) -> np.ndarray:
+    c = rng.standard_normal((s, s)).astype(dtype)
+    return c + 1j * rng.standard_normal((s, s)) if dtype.kind == "c" else c

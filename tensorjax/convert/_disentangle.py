@@ -146,6 +146,16 @@ def _padded(x: np.ndarray) -> jax.Array:
     return jnp.asarray(np.pad(x, ((0, more[0]), (0, 0), (0, 0), (0, more[1]))))
 
 
+def _beyond(y: np.ndarray, k: int) -> float:
+    """Energy of a pair across the middle that the range of k mixed columns leaves out."""
+    matrix = y.reshape(y.shape[0] * y.shape[1], -1)
+    mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
+    mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))
+    q = linalg.qr(linalg.matmul(matrix, mixed))[0]
+    mixed = linalg.matmul(linalg.adjoint(matrix), q)
+    return float(linalg.energy(matrix - linalg.matmul(q, linalg.adjoint(mixed))))
+
+
 class _Search:
     """The least rank that a disentangler of one pair reaches."""
 
@@ -171,12 +181,19 @@ class _Search:
                 low = k
             else:
                 u, best = better, k
-        return Found(u, bound, self.count, "identity" if u is None else "procrustes")
+        how = "closed form" if self.count == 0 else "procrustes"
+        return Found(u, bound, self.count, "identity" if u is None else how)
 
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
         """A unitary that leaves no more than the tail beyond rank k, if one is found."""
+        closed = []
+        seed = np.random.default_rng(np.asarray(jax.random.key_data(self.key)).ravel())
+        for u in candidates(self.x, k, seed):
+            if _beyond(applied(u, self.x), k) <= self.tail:
+                return u
+            closed.append(u)
         full = _padded(self.x)
-        closed = candidates(full, k, self.key)
+        closed = jnp.asarray(np.stack(closed))
         u, f = self.lowered(full, closed, k, self.key, _POLISH)
         if f <= self.tail:
             return np.asarray(u)
