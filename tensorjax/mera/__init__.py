@@ -9,11 +9,11 @@ Example:
   ()
 """
 
+from tensorjax._optax import Transformation
 from tensorjax.mera._build import random, to_dense, to_tt, wirings
 from tensorjax.mera._cone import expectation, inner, norm, sample
 from tensorjax.mera._refine import (
     RefineInfo,
-    Transformation,
     conjugate_gradient,
     refine,
     retract,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._optax import transformation
 from tensorjax._stiefel import line_search
 from tensorjax._train import TT
 from tensorjax._train import single as single_train
@@ -18,27 +19,6 @@ from tensorjax.mera._cone import _network
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-
-
-class Transformation(NamedTuple):
-    """An optimiser in Optax's form, two pure functions, for where Optax is not installed.
-
-    Attributes:
-      init: ``init(params) -> state``.
-      update: ``update(gradients, state, params, **extra) -> (updates, state)``.
-    """
-
-    init: Callable[..., Any]
-    update: Callable[..., Any]
-
-
-def _transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
-    """In Optax's own type where Optax is installed: its chains then pass extra arguments on."""
-    try:
-        import optax
-    except ModuleNotFoundError:
-        return Transformation(init, update)
-    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +124,7 @@ def stiefel(inner: Any) -> Any:
         moved = retract(params, tangent(params, steps))
         return jax.tree.map(jnp.subtract, moved, params), state
 
-    return _transformation(inner.init, update)
+    return transformation(inner.init, update)
 
 
 class _Conjugate(NamedTuple):
@@ -193,7 +173,7 @@ def conjugate_gradient() -> Any:
         state = _Conjugate(d, g, 2 * linalg.where_positive(step, 0.5))
         return jax.tree.map(jnp.subtract, new, params), state
 
-    return _transformation(init, update)
+    return transformation(init, update)
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:

@@ -36,7 +36,20 @@ from tensorjax.tt._build import (
     zeros,
 )
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
+from tensorjax.tt._manifold import (
+    retract,
+    tangent_inner,
+    tangent_project,
+    tangent_sum,
+    transport,
+)
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
+from tensorjax.tt._riemannian import (
+    riemannian_cg,
+    riemannian_descent,
+    riemannian_grad,
+    value_and_riemannian_grad,
+)
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
 
@@ -66,12 +79,21 @@ __all__ = [
     "random",
     "random_matrix",
     "rank_one",
+    "retract",
+    "riemannian_cg",
+    "riemannian_descent",
+    "riemannian_grad",
     "round",
     "sample",
     "scale",
+    "tangent_inner",
+    "tangent_project",
+    "tangent_sum",
     "to_dense",
+    "transport",
     "transpose",
     "trim",
+    "value_and_riemannian_grad",
     "zeros",
 ]
 
