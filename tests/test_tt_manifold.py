@@ -130,9 +130,7 @@ def _goal(rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize("momentum", [0.0, 0.3])
 def test_descent_under_optax_converges_linearly(rng: np.random.Generator, momentum: float):
     goal, x, loss = _goal(rng)
-    optimizer = optax.chain(
-        tt.riemannian_descent(optax.constant_schedule(0.6), momentum=momentum)
-    )
+    optimizer = optax.chain(tt.riemannian_descent(optax.constant_schedule(0.6), momentum=momentum))
     state = optimizer.init(x)
 
     @jax.jit
@@ -157,7 +155,10 @@ def test_conjugate_gradient_beats_descent(rng: np.random.Generator):
         return jnp.sum(weights * (tt.to_dense(t) - tt.to_dense(goal)) ** 2) / 2
 
     losses = {}
-    for name, optimizer in {"cg": tt.riemannian_cg(), "descent": tt.riemannian_descent(1.0)}.items():
+    for name, optimizer in {
+        "cg": tt.riemannian_cg(),
+        "descent": tt.riemannian_descent(1.0),
+    }.items():
         y, state = x, optimizer.init(x)
 
         @jax.jit
@@ -192,7 +193,7 @@ def test_order_one_and_vmap(rng: np.random.Generator):
 def test_single_precision_keeps_its_dtype(rng: np.random.Generator):
     x, z = train(rng, dtype=np.float32), train(rng, dtype=np.float32)
     xi = tt.tangent_project(x, z)
-    assert xi.dtype == jnp.float32 and tt.retract(x, xi).dtype == jnp.float32
+    assert xi.dtype == tt.retract(x, xi).dtype == jnp.float32
     gradient = tt.riemannian_grad(lambda t: tt.inner(t, t) / 2)(x)
     assert gradient.dtype == jnp.float32
     assert error(tt.to_dense(gradient), tt.to_dense(x)) < 1e-5 * norm(tt.to_dense(x))

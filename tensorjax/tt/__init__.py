@@ -15,10 +15,7 @@ from tensorjax.tt._algebra import (
     add,
     concatenate,
     conj,
-    hadamard,
     kron,
-    matmul,
-    matvec,
     ones_like,
     scale,
     transpose,
@@ -43,6 +40,7 @@ from tensorjax.tt._manifold import (
     tangent_sum,
     transport,
 )
+from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._riemannian import (
     riemannian_cg,
@@ -68,6 +66,7 @@ __all__ = [
     "identity",
     "inner",
     "kron",
+    "linear_combination",
     "matmul",
     "matrix_from_dense",
     "matvec",

@@ -141,25 +141,8 @@ def ones_like(x: Train) -> Train:
     return type(x)._unchecked(tuple(jnp.ones((*batch, 1, *n, 1), c.dtype) for c, n in modes))
 
 
-def hadamard(x: Train, y: Train) -> Train:
-    """x * y entry by entry; TT-ranks multiply.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> two = tt.scale(tt.ones((2, 3)), 2.0)
-      >>> print(tt.to_dense(tt.hadamard(two, two))[0])
-      [4. 4. 4.]
-
-    Source: Oseledets (2011), section 4.2.
-    """
-    x, y = _aligned(x, y)
-    single("x", x)
-    single("y", y)
-    return _hadamard(x, y)
-
-
 @jax.jit
-def _hadamard(x: Train, y: Train) -> Train:
+def exact_hadamard(x: Train, y: Train) -> Train:
     expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
     return _pairwise(x, y, expression, type(x))
 
@@ -174,50 +157,7 @@ def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
     return kind._unchecked(tuple(cores))
 
 
-def matvec(a: TTMatrix, x: TT) -> TT:
-    """A x for a TT-matrix (rows m_k, columns n_k) and a train of shape n; TT-ranks multiply.
-
-    Args:
-      a: TTMatrix with ``col_shape`` equal to ``x.shape``.
-      x: TT.
-
-    Returns:
-      TT of shape ``a.row_shape``.
-
-    Raises:
-      TypeError: wrong kinds. ValueError: the shapes do not match.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> print(tt.to_dense(tt.matvec(tt.identity((2, 2)), tt.ones((2, 2)))))
-      [[1. 1.]
-       [1. 1.]]
-
-    Source: Oseledets (2011), section 4.3.
-    """
-    if not isinstance(a, TTMatrix) or not isinstance(x, TT):
-        raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
-    if a.col_shape != x.shape:
-        raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
-    return _product(a, x, "aijb,cjd->acibd", TT)
-
-
-def matmul(a: TTMatrix, b: TTMatrix) -> TTMatrix:
-    """A B for TT-matrices; TT-ranks multiply.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> tt.matmul(tt.identity((2, 3)), tt.identity((2, 3))).shape
-      (6, 6)
-    """
-    if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
-        raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
-    if a.col_shape != b.row_shape:
-        raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
-    return _product(a, b, "aijb,cjkd->acikbd", TTMatrix)
-
-
-def _product(a: Any, b: Any, expression: str, kind: Any) -> Any:
+def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
     dtype = jnp.promote_types(a.dtype, b.dtype)
     return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
 

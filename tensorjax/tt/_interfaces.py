@@ -16,7 +16,7 @@ Array = Any
 _HIGHEST = lax.Precision.HIGHEST
 
 
-def _dot(a: Array, b: Array, axes: Any) -> Array:
+def dot(a: Array, b: Array, axes: Any) -> Array:
     if linalg.is_host(a):
         return namespace(a).tensordot(a, b, axes)
     return namespace(a).tensordot(a, b, axes, precision=_HIGHEST)
@@ -29,34 +29,34 @@ def edge(like: Array, *, operator: bool = True) -> Array:
 
 def left(interface: Array, y: Array, a: Array, x: Array) -> Array:
     """(r_y, r_A, r_x) of the next bond; cores y (r, m, r'), a (r, m, n, r'), x (r, n, r')."""
-    t = _dot(_dot(interface, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, x', m, a')
-    return _dot(y.conj(), t, ((0, 1), (0, 2))).swapaxes(1, 2)
+    t = dot(dot(interface, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, x', m, a')
+    return dot(y.conj(), t, ((0, 1), (0, 2))).swapaxes(1, 2)
 
 
 def right(interface: Array, y: Array, a: Array, x: Array) -> Array:
     """(r_y, r_A, r_x) of the bond before; cores as in `left`."""
-    t = _dot(_dot(x, interface, (2, 2)), a, ((1, 3), (2, 3)))  # (x, y', a, m)
-    return _dot(y.conj(), t, ((1, 2), (3, 1))).swapaxes(1, 2)
+    t = dot(dot(x, interface, (2, 2)), a, ((1, 3), (2, 3)))  # (x, y', a, m)
+    return dot(y.conj(), t, ((1, 2), (3, 1))).swapaxes(1, 2)
 
 
 def left_overlap(interface: Array, y: Array, x: Array) -> Array:
     """(r_y, r_x) of the next bond."""
-    return _dot(y.conj(), _dot(interface, x, (1, 0)), ((0, 1), (0, 1)))
+    return dot(y.conj(), dot(interface, x, (1, 0)), ((0, 1), (0, 1)))
 
 
 def right_overlap(interface: Array, y: Array, x: Array) -> Array:
     """(r_y, r_x) of the bond before."""
-    return _dot(y.conj(), _dot(x, interface, (2, 1)), ((1, 2), (1, 2)))
+    return dot(y.conj(), dot(x, interface, (2, 1)), ((1, 2), (1, 2)))
 
 
 def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
     """The operator on one site: (r, n, r') to (r, m, r')."""
-    t = _dot(_dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))
-    return _dot(t, rights, ((1, 3), (2, 1)))
+    t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))
+    return dot(t, rights, ((1, 3), (2, 1)))
 
 
 def apply_two(lefts: Array, a: Array, b: Array, rights: Array, x: Array) -> Array:
     """The operator on two neighbouring sites: (r, n, n', r'') to (r, m, m', r'')."""
-    t = _dot(_dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, n', x'', m, a')
-    t = _dot(t, b, ((1, 4), (2, 0)))  # (y, x'', m, m', a'')
-    return _dot(t, rights, ((1, 4), (2, 1)))
+    t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, n', x'', m, a')
+    t = dot(t, b, ((1, 4), (2, 0)))  # (y, x'', m, m', a'')
+    return dot(t, rights, ((1, 4), (2, 1)))
