@@ -32,6 +32,7 @@ from tensorjax.tt._build import (
     trim,
     zeros,
 )
+from tensorjax.tt._complete import CompleteInfo, complete
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._manifold import (
     retract,
@@ -53,8 +54,10 @@ from tensorjax.tt._sample import sample
 
 __all__ = [
     "TT",
+    "CompleteInfo",
     "TTMatrix",
     "add",
+    "complete",
     "concatenate",
     "conj",
     "contract_modes",

@@ -1,0 +1,118 @@
+"""Completion of planted trains, of noisy ones, and of a photograph."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+
+SHAPE = (8, 9, 10)
+
+
+def planted(seed: int, dtype: Any = np.float64, count: int = 600, rank: Any = 2) -> Any:
+    x = tt.random(jax.random.key(seed), SHAPE, rank, dtype)
+    indices = np.random.default_rng(seed).integers(0, SHAPE, (count, 3))
+    return x, indices, np.asarray(tt.evaluate(x, indices))
+
+
+@pytest.mark.parametrize("method", ["als", "riemannian"])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_planted_trains_are_found(method: Any, dtype: Any):
+    for seed in range(3):
+        x, indices, values = planted(seed, dtype)
+        found, info = tt.complete(indices, values, SHAPE, 2, method=method, tol=1e-7)
+        assert info.status == "reached"
+        assert info.error <= 1e-7
+        assert info.advice == ""
+        assert found.dtype == dtype
+        assert tt.distance(found, x) < 1e-6 * tt.norm(x)
+        assert info.held_out_error < 1e-6
+        assert info.iterations == len(info.history)
+
+
+def test_ranks_are_adapted_to_the_samples():
+    x, indices, values = planted(1, rank=(2, 3), count=700)
+    found, info = tt.complete(indices, values, SHAPE, 6, adapt=True, tol=1e-7)
+    assert info.status == "reached"
+    assert info.ranks == found.ranks == (1, 2, 3, 1)
+    assert tt.distance(found, x) < 1e-6 * tt.norm(x)
+
+
+def test_noise_is_not_fitted_and_the_held_out_error_tells():
+    rng = np.random.default_rng(0)
+    x, indices, values = planted(2, count=700)
+    noise = 0.05 * np.std(values)
+    noisy = values + noise * rng.standard_normal(values.shape)
+    found, info = tt.complete(indices, noisy, SHAPE, 8, adapt=True, held_out=0.2)
+    assert max(info.ranks) <= 3
+    assert tt.distance(found, x) < 0.05 * tt.norm(x)
+    assert 0.5 < info.held_out_error / (noise / np.sqrt(np.mean(noisy**2))) < 1.6
+    _, wide = tt.complete(indices, noisy, SHAPE, 8, held_out=0.2)
+    assert wide.held_out_error > 2 * info.held_out_error
+    assert wide.error < info.error
+    assert wide.advice
+
+
+def test_the_same_key_gives_the_same_result_and_callbacks_stop():
+    _, indices, values = planted(3)
+    a, first = tt.complete(indices, values, SHAPE, 2, key=jax.random.key(5))
+    b, second = tt.complete(indices, values, SHAPE, 2, key=jax.random.key(5))
+    assert first.history == second.history
+    assert all(bool((c == d).all()) for c, d in zip(a.cores, b.cores, strict=True))
+    seen: list[int] = []
+    _, info = tt.complete(
+        indices, values, SHAPE, 2, tol=0.0, callback=lambda n, *_: seen.append(n) or n == 3
+    )
+    assert info.status == "stopped"
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["als", "riemannian"])
+def test_a_start_is_gone_on_with_and_iterations_are_limited(method: Any):
+    x, indices, values = planted(4)
+    near = tt.round(x + tt.random(jax.random.key(9), SHAPE, 2, float) * 1e-2, rank=2)
+    _, info = tt.complete(
+        indices, values, SHAPE, 2, method=method, x0=near, max_iterations=2, tol=0.0
+    )
+    assert info.status == "max_iterations"
+    assert info.iterations == 2
+    assert info.error < 5e-3
+
+
+def test_single_precision_and_one_mode():
+    _, indices, values = planted(0, np.float32)
+    found, info = tt.complete(indices, jnp.asarray(values), SHAPE, 2, tol=1e-4)
+    assert found.dtype == jnp.float32
+    assert info.error <= 1e-4
+    values = np.arange(5.0) + 1
+    found, _ = tt.complete(np.arange(5)[:, None], values, (5,), 1, held_out=0.0)
+    assert np.abs(np.asarray(tt.to_dense(found)) - values).max() < 1e-6
+
+
+def test_bad_input_is_named():
+    x, indices, values = planted(0)
+    with pytest.raises(ValueError, match="values: expected one for each row"):
+        tt.complete(indices, values[:-1], SHAPE, 2)
+    with pytest.raises(ValueError, match="indices: expected mode 1"):
+        tt.complete(indices + np.array([0, 5, 0]), values, SHAPE, 2)
+    with pytest.raises(TypeError, match="indices: expected integers"):
+        tt.complete(indices + 0.5, values, SHAPE, 2)
+    with pytest.raises(TypeError, match="values: expected a floating"):
+        tt.complete(indices, values.astype(int), SHAPE, 2)
+    with pytest.raises(ValueError, match="values: expected finite"):
+        tt.complete(indices, np.where(values > 0, values, np.nan), SHAPE, 2)
+    with pytest.raises(ValueError, match="method: expected"):
+        tt.complete(indices, values, SHAPE, 2, method="svt")  # type: ignore
+    with pytest.raises(ValueError, match="held_out: expected a share"):
+        tt.complete(indices, values, SHAPE, 2, held_out=1.5)
+    with pytest.raises(ValueError, match="adapt: expected samples held out"):
+        tt.complete(indices, values, SHAPE, 2, held_out=0.0, adapt=True)
+    with pytest.raises(ValueError, match="x0: expected shape"):
+        tt.complete(indices, values, SHAPE, 3, x0=x)
+    with pytest.raises(ValueError, match="values: expected at least one sample"):
+        tt.complete(indices[:0], values[:0], SHAPE, 2)
+    with pytest.raises(ValueError, match="ridge: expected a number"):
+        tt.complete(indices, values, SHAPE, 2, ridge=-1.0)
