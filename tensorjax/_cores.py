@@ -1,11 +1,13 @@
 """Cores (r, n, s) of trains as arrays, NumPy or JAX alike: unfoldings and products on one axis."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import _check
 from tensorjax._factor import adjoint, is_host, matmul, normalized, triangle
@@ -57,6 +59,24 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
         return jnp.pad(x, widths)
     # On the host, and back: every new shape would compile a program.
     return jax.device_put(np.pad(np.asarray(x), widths), x.sharding)
+
+
+def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
+    """Cores, each sharded over the mesh as the given one is, on the axes whose sizes allow it."""
+    return tuple(_placed(c, g) for c, g in zip(cores, given, strict=True))
+
+
+def _placed(core: Any, given: jax.Array) -> Any:
+    if _check.is_traced(core, given) or not isinstance(given.sharding, NamedSharding):
+        return core
+    mesh, names = given.sharding.mesh, tuple(given.sharding.spec)
+    spec: list[Any] = [None] * core.ndim
+    for axis, name in enumerate(names):
+        over = name if isinstance(name, tuple) else (name,)
+        parts = math.prod(mesh.shape[n] for n in over if n is not None)
+        if core.shape[axis] % parts == 0:
+            spec[axis] = name
+    return jax.device_put(core, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import cut_ranks
+from tensorjax._cores import cut_ranks, placed_like
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
@@ -245,13 +245,16 @@ def _rounded(terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank,
         _check.finite(f"terms[{i}]" if len(terms) > 1 else "x, y", term)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     tol = None if tol is None else _check.tolerance(tol, dtype)
+    given = terms[0][-1].cores
     if rank is None:
-        return _dynamic(terms, weights, tol, key, dtype)
+        out = _dynamic(terms, weights, tol, key, dtype)
+        return TT._unchecked(placed_like(out.cores, given))
     full, modes = _full_ranks([_factors(t, dtype) for t in terms])
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
-    return _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks)
+    out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks)
+    return TT._unchecked(placed_like(out.cores, given))
 
 
 def _full_ranks(terms: Sequence[fused.Term]) -> tuple[tuple[int, ...], list[int]]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, tall, times_right, triangles, wide
+from tensorjax._cores import absorb, placed_like, tall, times_right, triangles, wide
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -98,7 +98,8 @@ def round(
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      Train of the kind, shape and dtype of ``t``.
+      Train of the kind, shape and dtype of ``t``; outside jit, also sharded over a mesh as ``t`` is
+      (on axes whose new sizes allow it).
 
     Raises:
       TypeError: ``tol`` alone under a JAX transformation.
@@ -134,6 +135,11 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any) -> TT:
         ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
     if t.order == 1:
         return t
+    out = _compressed(t, tol, ranks, method, key)
+    return TT._unchecked(placed_like(out.cores, t.cores))
+
+
+def _compressed(t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any) -> TT:
     if tol is not None and _on_host(t, tol):
         out = _dynamic(t, tol, method, key)
         if ranks is None:
