@@ -51,10 +51,12 @@ from tensorjax.tt._riemannian import (
 )
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
+from tensorjax.tt._stream import Stream, stream, stream_add, stream_train
 
 __all__ = [
     "TT",
     "CompleteInfo",
+    "Stream",
     "TTMatrix",
     "add",
     "complete",
@@ -88,6 +90,9 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "stream",
+    "stream_add",
+    "stream_train",
     "tangent_inner",
     "tangent_project",
     "tangent_sum",

@@ -46,7 +46,7 @@ def _mode(cores: Factors) -> int:
     return cores[0].shape[1] * cores[1].shape[2]
 
 
-def _right(cores: Factors, f: Array, omega: Array) -> Array:
+def through(cores: Factors, f: Array, omega: Array) -> Array:
     """Σ_i ω[i, f] core[:, i, :] F[:, f]: the sketch of one bond from that of the next.
 
     Args:
@@ -69,7 +69,7 @@ def _right(cores: Factors, f: Array, omega: Array) -> Array:
     return (t * weights).sum((1, 4)).transpose(2, 0, 1)
 
 
-def _left(w: Array, cores: Factors) -> Array:
+def from_left(w: Array, cores: Factors) -> Array:
     """W (f, r) times a core: (f, n, s); bonds are pairs for two cores."""
     if len(cores) == 1:
         return dot(w, cores[0], (1, 0))
@@ -84,7 +84,7 @@ def _left(w: Array, cores: Factors) -> Array:
     return t.reshape(n, f, s, -1).transpose(1, 0, 3, 2)
 
 
-def _edge(term: Term) -> Array:
+def edge(term: Term) -> Array:
     """The bond at either end of a term, with one column or row."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
@@ -97,11 +97,11 @@ def sketches(terms: Sequence[Term], width: int, key: Any) -> list[list[Array]]:
     draw = linalg.random_like(keys[0], (sum(sizes), width), like)
     mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
     ends = np.cumsum(sizes)
-    fs = [_edge(term) for term in terms]
+    fs = [edge(term) for term in terms]
     out: list[list[Array]] = []
     for k in range(len(sizes) - 1, 0, -1):
         omega = draw[ends[k] - sizes[k] : ends[k]]
-        fs = [_right(term[k], f, omega) for term, f in zip(terms, fs, strict=True)]
+        fs = [through(term[k], f, omega) for term, f in zip(terms, fs, strict=True)]
         fs, _ = _in_range([linalg.matmul(f, mix) for f in fs])
         # One scale for all terms: their sum is what counts.
         size = sum(linalg.energy(f.reshape(-1, width)) for f in fs) / width
@@ -127,11 +127,11 @@ def projected(
     """
     like, order = terms[0][0][0], len(terms[0])
     sketched = sketches(terms, max(widths, default=1), key)
-    ws = [w * _edge(term) for term, w in zip(terms, weights, strict=True)]
+    ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
     out: Cores = []
     exponent = 0
     for k in range(order - 1):
-        images = [_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
+        images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
         flat = [m.reshape(rows * n, -1) for m in images]
         q = linalg.identity_like(rows * n, like)
@@ -143,7 +143,7 @@ def projected(
         ws = [w.reshape(-1, *m.shape[2:]) for w, m in zip(flat, images, strict=True)]
         ws, e = _in_range(ws)
         exponent = exponent + e
-    images = [_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
+    images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
     return [*out, _total([m.reshape(*m.shape[:2], 1) for m in images])], exponent
 
 
@@ -176,7 +176,7 @@ def missed(
     for term, weight, f in zip(
         probed, [*weights, -1.0], sketches(probed, width, key)[0], strict=True
     ):
-        image = _left(weight * _edge(term), term[0])
+        image = from_left(weight * edge(term), term[0])
         parts.append(linalg.matmul(image.reshape(image.shape[1], -1), f.reshape(-1, width)))
     size = float(linalg.energy(parts[-1]))
     return (float(linalg.energy(_total(parts))) / size) ** 0.5 if size > 0 else 0.0

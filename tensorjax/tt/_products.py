@@ -176,14 +176,14 @@ def linear_combination(
     J. Sci. Comput. 45 (2023), algorithm 3.2, for sums. Ours: products, the random train (that of
     `round`), the truncation at the end, and the tolerance.
     """
-    pairs = [_term(i, term) for i, term in enumerate(terms)]
+    pairs = [term_of(f"terms[{i}]", term) for i, term in enumerate(terms)]
     weights = [1.0] * len(pairs) if weights is None else list(weights)
     if not pairs or len(weights) != len(pairs):
         raise ValueError(
             "terms: expected one or more, with one weight each, "
             f"got {len(pairs)} and {len(weights)} weights"
         )
-    shapes = [_shape(term) for term in pairs]
+    shapes = [shape_of(term) for term in pairs]
     if any(s != shapes[0] for s in shapes):
         raise ValueError(f"terms: expected one shape, got {shapes}")
     dtype = jnp.result_type(*(t.dtype for term in pairs for t in term))
@@ -201,26 +201,26 @@ def linear_combination(
     return total
 
 
-def _term(number: int, term: Any) -> tuple[Any, ...]:
-    """One term as a tuple of trains."""
+def term_of(name: str, term: Any) -> tuple[Any, ...]:
+    """One term as a tuple of trains, checked."""
     factors = tuple(term) if isinstance(term, tuple | list) else (term,)
     kinds = [type(t) for t in factors]
     if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
         raise TypeError(
-            f"terms[{number}]: expected a TT, or a pair (TT, TT) or (TTMatrix, TT), "
+            f"{name}: expected a TT, or a pair (TT, TT) or (TTMatrix, TT), "
             f"got {', '.join(k.__name__ for k in kinds)}"
         )
     for t in factors:
-        single(f"terms[{number}]", t)
+        single(name, t)
     inner = factors[0].col_shape if kinds[0] is TTMatrix else factors[0].shape
     if inner != factors[-1].shape:
         raise ValueError(
-            f"terms[{number}]: expected a second factor of shape {inner}, got {factors[-1].shape}"
+            f"{name}: expected a second factor of shape {inner}, got {factors[-1].shape}"
         )
     return factors
 
 
-def _shape(term: tuple[Any, ...]) -> tuple[int, ...]:
+def shape_of(term: tuple[Any, ...]) -> tuple[int, ...]:
     return term[0].row_shape if isinstance(term[0], TTMatrix) else term[0].shape
 
 
@@ -228,7 +228,7 @@ def _product(first: Any, second: TT) -> TT:
     return hadamard(first, second) if isinstance(first, TT) else matvec(first, second)
 
 
-def _factors(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
+def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
     """The cores of a term, mode by mode; of a matrix and a vector, the vector as one column."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
@@ -249,7 +249,7 @@ def _rounded(terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank,
     if rank is None:
         out = _dynamic(terms, weights, tol, key, dtype)
         return TT._unchecked(placed_like(out.cores, given))
-    full, modes = _full_ranks([_factors(t, dtype) for t in terms])
+    full, modes = _full_ranks([factors_of(t, dtype) for t in terms])
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
@@ -268,7 +268,7 @@ def _full_ranks(terms: Sequence[fused.Term]) -> tuple[tuple[int, ...], list[int]
 def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]) -> TT:
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
-    factors = [_factors(term, work) for term in terms]
+    factors = [factors_of(term, work) for term in terms]
     full, modes = _full_ranks(factors)
     widths = cut_ranks(
         (1, *(min(r + linalg.OVERSAMPLE, f) for r, f in zip(ranks, full, strict=True)), 1), modes
@@ -286,7 +286,7 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     """On the host: sketches as wide as they need to be, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
-    factors = [_factors(term, wide) for term in hosted]
+    factors = [factors_of(term, wide) for term in hosted]
     weights = [np.asarray(w).astype(wide) for w in weights]
     full, modes = _full_ranks(factors)
     keys = (None, None) if key is None else jax.random.split(key)

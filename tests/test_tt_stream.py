@@ -1,0 +1,86 @@
+"""Streamed sums against sums that are formed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+
+SHAPE = (4, 5, 3, 4)
+
+
+def terms(count: int, rank: int, dtype: Any = float) -> list[tt.TT]:
+    keys = jax.random.split(jax.random.key(0), count)
+    return [tt.random(k, SHAPE, rank, dtype) for k in keys]
+
+
+def streamed(state: tt.Stream, parts: Any, weights: Any) -> tt.TT:
+    for x, w in zip(parts, weights, strict=True):
+        state = tt.stream_add(state, x, w)
+    return tt.stream_train(state)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_a_sum_of_low_rank_is_exact_in_any_order(dtype: Any):
+    parts, weights = terms(4, 1, dtype), [1.0, -2.0, 0.5, 3.0]
+    exact = tt.linear_combination(parts, weights)
+    state = tt.stream(jax.random.key(1), SHAPE, 5, dtype)
+    found = streamed(state, parts, weights)
+    assert found.ranks == (1, 4, 5, 4, 1)
+    assert tt.distance(found, exact) < 1e-10 * tt.norm(exact)
+    other = streamed(state, parts[::-1], weights[::-1])
+    assert tt.distance(found, other) < 1e-10 * tt.norm(exact)
+
+
+def test_products_are_streamed_without_being_formed():
+    x, y = terms(2, 2)
+    a = tt.random_matrix(jax.random.key(3), SHAPE, SHAPE, 2, float)
+    state = tt.stream(jax.random.key(1), SHAPE, 12, float)
+    found = streamed(state, [(x, y), (a, x)], [1.0, -1.0])
+    exact = tt.hadamard(x, y) - tt.matvec(a, x)
+    assert tt.distance(found, exact) < 1e-9 * tt.norm(exact)
+
+
+def test_what_does_not_fit_is_near_the_best():
+    """Terms whose sizes decay, so that the sum has a best approximation worth the name."""
+    parts = terms(12, 1)
+    weights = [4.0**-i for i in range(12)]
+    exact = tt.linear_combination(parts, weights)
+    best = float(tt.distance(tt.round(exact, rank=5, method="svd"), exact))
+    errors = [
+        float(tt.distance(streamed(tt.stream(k, SHAPE, 5, float), parts, weights), exact))
+        for k in jax.random.split(jax.random.key(2), 5)
+    ]
+    assert best < np.median(errors) < 6 * best
+
+
+def test_under_scan_and_in_single_precision():
+    parts = jax.tree.map(lambda *c: jnp.stack(c), *terms(6, 1, jnp.float32))
+    state = tt.stream(jax.random.key(1), SHAPE, 6, jnp.float32)
+    state, _ = jax.lax.scan(lambda s, x: (tt.stream_add(s, x), None), state, parts)
+    exact = tt.linear_combination(terms(6, 1, jnp.float32))
+    found = tt.stream_train(state)
+    assert found.dtype == jnp.float32
+    assert tt.distance(found, exact) < 1e-3 * tt.norm(exact)
+
+
+def test_nothing_and_one_mode():
+    assert tt.norm(tt.stream_train(tt.stream(jax.random.key(0), SHAPE, 3, float))) == 0
+    one = tt.random(jax.random.key(0), (7,), 1, float)
+    found = streamed(tt.stream(jax.random.key(0), (7,), 1, float), [one, one], [1.0, 2.0])
+    assert tt.distance(found, one * 3.0) < 1e-14 * tt.norm(one)
+
+
+def test_bad_input_is_named():
+    state = tt.stream(jax.random.key(0), SHAPE, 3, float)
+    with pytest.raises(ValueError, match="term: expected shape"):
+        tt.stream_add(state, tt.ones((4, 5), float))
+    with pytest.raises(TypeError, match="term: expected a TT"):
+        tt.stream_add(state, 1.0)
+    with pytest.raises(TypeError, match="term: expected a real one"):
+        tt.stream_add(state, tt.ones(SHAPE, complex))
+    with pytest.raises(ValueError, match="term: expected finite"):
+        tt.stream_add(state, tt.scale(tt.ones(SHAPE, float), jnp.nan))
