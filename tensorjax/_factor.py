@@ -170,7 +170,20 @@ def qr(a: Array) -> Any:
 @jax.custom_jvp
 def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     q, r = jnp.linalg.qr(a)
-    return q, r
+    return q, after(r, q)  # r is there before q is, and whoever factors r must wait
+
+
+def after(x: Array, *done: Array) -> Array:
+    """x, but not before the other arrays are there: XLA cannot prove that what is added is zero.
+
+    Factorisations of batches (as `jax.vmap` makes them) must not run side by side on a CPU. Each
+    holds a thread of XLA's pool while it waits for others to do the work: on two cores two of them
+    hold both, and the program stands still for ever (seen with jaxlib 0.10.1).
+    """
+    for y in done:
+        zero = 0 * y.ravel()[:1].real
+        x = x + zero.reshape((1,) * x.ndim).astype(x.dtype)
+    return x
 
 
 @_qr_tall.defjvp

@@ -25,6 +25,7 @@ from tensorjax import _check
 from tensorjax._factor import (
     Array,
     adjoint,
+    after,
     eigh,
     energy,
     epsilon,
@@ -65,6 +66,7 @@ __all__ = [
     "Basis",
     "Method",
     "adjoint",
+    "after",
     "choose",
     "eigh",
     "energy",

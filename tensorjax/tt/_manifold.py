@@ -42,6 +42,8 @@ class Frame(NamedTuple):
 def frame(x: TT) -> tuple[Frame, jax.Array]:
     """The frame at x, and the last core C of x = U_1 … U_{d−1} C."""
     left = _orthogonalized(x, x.order - 1).cores
+    *others, last = x.cores
+    x = TT._unchecked((*others, linalg.after(last, left[-1])))
     right = _orthogonalized(x, 0).cores
     return Frame(left[:-1], right[1:]), left[-1]
 

@@ -66,6 +66,8 @@ def _orthogonalized(t: TT, center: int) -> TT:
         q, r = linalg.qr(tall(cores[k]))
         cores[k] = q.reshape(*cores[k].shape[:2], -1)
         cores[k + 1] = absorb(r, cores[k + 1])
+    if 0 < center < t.order - 1:
+        cores[-1] = linalg.after(cores[-1], cores[center])
     for k in range(t.order - 1, center, -1):
         q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
         cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
