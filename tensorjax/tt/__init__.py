@@ -39,9 +39,11 @@ from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
+from tensorjax.tt._solve import SolveInfo, solve
 
 __all__ = [
     "TT",
+    "SolveInfo",
     "TTMatrix",
     "add",
     "concatenate",
@@ -69,6 +71,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "solve",
     "to_dense",
     "transpose",
     "trim",

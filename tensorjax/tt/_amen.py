@@ -5,18 +5,22 @@ one does the same on the mirrored train, so that there is only one direction to 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores import Cores, absorb, cut_ranks, tall, times_right
+from tensorjax._cores import Cores, absorb, tall, times_right
 from tensorjax.tt import _hosted as hosted
 from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
-from tensorjax.tt._local import PRECONDITIONERS, Apply, Local, gmres, solve_dense
+from tensorjax.tt._local import Apply, Local, gmres, solve_dense
+from tensorjax.tt._system import Outcome, Report, System
 
 Array = Any
+# So many passes without progress, and it has stalled.
+_PATIENCE = 6
 
 
 @dataclasses.dataclass
@@ -64,9 +68,10 @@ def _mirrored(cores: Cores) -> Cores:
 class Options:
     """How the local systems are solved and the bonds cut."""
 
-    max_rank: int
-    direct: int  # systems of up to so many unknowns are solved by elimination
-    precondition: Callable[[Local], Apply]
+    max_rank: float
+    direct: float  # systems of up to so many unknowns are solved by elimination
+    preconditioners: tuple[Callable[[Local], Apply], ...]  # tried in turn
+    max_sweeps: int
 
 
 @dataclasses.dataclass
@@ -127,16 +132,20 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
     seen.residual = max(seen.residual, norm)
     if norm <= tol / 2:
         return x
-    if x.size <= options.direct or x.size == x.shape[1]:
+    if x.size <= options.direct:
         step, singular = solve_dense(local, residual)
         seen.singular |= singular
         return x + step
-    step, _, count = gmres(local, residual, options.precondition(local), tol / 2)
-    seen.iterations += count
-    return x + step
+    for preconditioner in options.preconditioners:
+        step, norm, count = gmres(local, residual, preconditioner(local), tol / 2)
+        x, seen.iterations = x + step, seen.iterations + count
+        if norm <= tol / 2:
+            break
+        residual = rhs - local(x)
+    return x
 
 
-def _cut(local: Local, x: Array, tol: float, max_rank: int) -> tuple[Array, Array]:
+def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
     """x = u · carry with orthonormal u, of the least rank that adds no more than tol to ‖B x‖.
 
     The images of all singular terms but for their right vectors cost half a product with B, and
@@ -155,7 +164,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: int) -> tuple[Array, Arra
     images = (gram * weights).sum((1, 3)).real
     added = np.cumsum(np.cumsum(images[::-1, ::-1], 0), 1).diagonal()[::-1]
     small = np.flatnonzero(added[1:] <= tol**2)  # added[r] is what cutting to rank r adds
-    rank = min(int(small[0]) + 1 if small.size else len(added), max_rank)
+    rank = int(min(small[0] + 1 if small.size else len(added), max_rank))
     return u[..., :rank], carry[:rank]
 
 
@@ -172,41 +181,59 @@ def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Arr
     return q.reshape(*u.shape[:2], -1), carry
 
 
-def balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """A over 2^e, with interfaces of size one between the right-orthogonal cores of x; and e."""
-    out, exponent = list(a), 0
-    interface = edge(x[0])
-    for k in range(len(a) - 1, -1, -1):
-        interface = right(interface, x[k], a[k], x[k])
-        size = np.abs(interface).max() or np.abs(a[k]).max()
-        e = int(np.frexp(size)[1]) if size > 0 else 0
-        out[k], interface = a[k] * 2.0**-e, interface * 2.0**-e
-        exponent += e
-    return out, exponent
+def run(system: System, z: Cores, tol: float, options: Options, report: Report) -> Outcome:
+    """Passes until the measured residual is at most ``tol`` (absolute); z is right-orthogonal.
 
-
-def run(a, b, x, tol, options, kick, max_sweeps, verbose=True):
-    rng = np.random.default_rng(0)
-    d = len(a)
-    ranks = cut_ranks((1, *[kick] * (d - 1), 1), [c.shape[1] for c in b])
-    z = [rng.uniform(-1, 1, (ranks[k], b[k].shape[1], ranks[k + 1])).astype(b[0].dtype) for k in range(d)]
-    z = hosted.right_orthogonal(z)[0]
-    s = start(a, b, x, z)
-    site = tol / np.sqrt(d)
-    import time
-    t0 = time.perf_counter()
-    for n in range(max_sweeps):
+    What a pass sees of the residual is less than all of it, so its word is not enough to stop.
+    """
+    s = start(system.a, system.b, system.x, z)
+    site, goal = tol / math.sqrt(len(s.x)), tol
+    best, status = (math.inf, s.x), "max_sweeps"
+    history: list[float] = []
+    iterations = 0
+    for count in range(1, options.max_sweeps + 1):
         seen = sweep(s, site, options, enrich=True)
         s = s.mirrored()
-        if verbose:
-            print(n, seen, max(len(c) for c in s.x), f"{time.perf_counter()-t0:.3f}")
-        if seen.residual <= tol:
-            c = s.copy()
-            seen = sweep(c, site, options, enrich=False)
-            t1 = time.perf_counter()
-            r = hosted.distance(hosted.product(c.a[0], c.x), c.b)
-            r2 = hosted.distance(hosted.product(s.a[0], s.x), s.b)
-            print("close", seen, r, r2, [len(q) for q in c.x], t1 - t0, time.perf_counter() - t1)
-            if min(r, r2) <= tol:
-                break
-    return s
+        history.append(seen.residual)
+        iterations += seen.iterations
+        report(count, seen.residual, (1, *(c.shape[2] for c in s.x)))
+        stuck = _stuck(history)
+        if not (stuck or seen.residual <= goal or count == options.max_sweeps):
+            continue
+        residual, x = _closed(s, site, tol, options)
+        # Odd passes leave the trains mirrored.
+        best = min(best, (residual, _mirrored(x) if count % 2 else x), key=lambda pair: pair[0])
+        if best[0] <= tol:
+            status = "converged"
+        elif stuck:
+            status = "singular" if seen.singular else "stalled"
+        if status != "max_sweeps":
+            break
+        shrink = max(0.5 * tol / residual, 0.1)
+        site, goal = site * shrink, goal * shrink
+    return Outcome(best[1], best[0], status, len(history), iterations, tuple(history))
+
+
+def _stuck(history: list[float]) -> bool:
+    if not math.isfinite(history[-1]):
+        return True
+    recent, before = history[-_PATIENCE:], history[:-_PATIENCE]
+    return bool(before) and min(recent) > 0.8 * min(before)
+
+
+def _closed(s: State, site: float, tol: float, options: Options) -> tuple[float, Cores]:
+    """Residual and solution after a pass that only solves and cuts, or without it if that is worse.
+
+    In the orientation of ``s``.
+    """
+    before = s.copy()
+    sweep(s := s.copy(), site, options, enrich=False)
+    found = measured(s), s.x
+    if found[0] <= tol or max(len(c) for c in before.x) > options.max_rank:
+        return found
+    return min(found, (measured(before), before.x), key=lambda pair: pair[0])
+
+
+def measured(s: State) -> float:
+    """‖A x − b‖."""
+    return hosted.distance(hosted.product(s.a[0], s.x), s.b)

@@ -60,6 +60,11 @@ def distance(x: Cores, y: Cores) -> float:
     return float(np.linalg.norm(f[0] - f[1]))
 
 
+def norm(x: Cores) -> float:
+    """‖x‖, as accurate as `distance`."""
+    return distance(x, [0 * c[:1, :, :1] for c in x])
+
+
 def right_orthogonal(x: Cores) -> tuple[Cores, int]:
     """The train over 2^e, right-orthogonal, its norm in [1/2, 1) in the first core; and e."""
     out, exponent = list(x), 0

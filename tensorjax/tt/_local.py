@@ -164,7 +164,8 @@ def jacobi(local: Local) -> Apply:
     """The inverse diagonal of the operator."""
     lefts, core, rights = local
     left, middle, right = (
-        np.diagonal(c, axis1=i, axis2=j) for c, i, j in ((lefts, 0, 2), (core, 1, 2), (rights, 0, 2))
+        np.diagonal(c, axis1=i, axis2=j)
+        for c, i, j in ((lefts, 0, 2), (core, 1, 2), (rights, 0, 2))
     )  # (a, r), (a, b, n), (b, s)
     diagonal = np.tensordot(np.tensordot(left, middle, (0, 0)), right, (1, 0))
     size = np.abs(diagonal)
