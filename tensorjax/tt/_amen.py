@@ -6,7 +6,7 @@ one does the same on the mirrored train, so that there is only one direction to 
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ class Options:
 
     max_rank: float
     direct: float  # systems of up to so many unknowns are solved by elimination
+    rescued: float  # and of up to so many, if the iteration fails
     preconditioners: tuple[Callable[[Local], Apply], ...]  # tried in turn
     max_sweeps: int
 
@@ -140,8 +141,12 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
         step, norm, count = gmres(local, residual, preconditioner(local), tol / 2)
         x, seen.iterations = x + step, seen.iterations + count
         if norm <= tol / 2:
-            break
+            return x
         residual = rhs - local(x)
+    if x.size <= options.rescued:
+        step, singular = solve_dense(local, residual)
+        seen.singular |= singular
+        x = x + step
     return x
 
 
@@ -181,18 +186,25 @@ def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Arr
     return q.reshape(*u.shape[:2], -1), carry
 
 
-def run(system: System, z: Cores, tol: float, options: Options, report: Report) -> Outcome:
-    """Passes until the measured residual is at most ``tol`` (absolute); z is right-orthogonal.
+def run(
+    system: System,
+    z: Cores,
+    tol: float,
+    options: Options,
+    report: Report,
+    measure: Callable[[Cores], float],
+) -> Outcome:
+    """Passes until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
 
     What a pass sees of the residual is less than all of it, so its word is not enough to stop.
     """
-    s = start(system.a, system.b, system.x, z)
-    site, goal = tol / math.sqrt(len(s.x)), tol
-    best, status = (math.inf, s.x), "max_sweeps"
+    s = start(system.a, system.b, list(system.x), z)
+    goal = tol
+    best, status = min(((measure(x), x) for x in (_zero(s.b), s.x)), key=_first), "max_sweeps"
     history: list[float] = []
     iterations = 0
     for count in range(1, options.max_sweeps + 1):
-        seen = sweep(s, site, options, enrich=True)
+        seen = sweep(s, goal / math.sqrt(len(s.x)), options, enrich=True)
         s = s.mirrored()
         history.append(seen.residual)
         iterations += seen.iterations
@@ -200,18 +212,24 @@ def run(system: System, z: Cores, tol: float, options: Options, report: Report) 
         stuck = _stuck(history)
         if not (stuck or seen.residual <= goal or count == options.max_sweeps):
             continue
-        residual, x = _closed(s, site, tol, options)
-        # Odd passes leave the trains mirrored.
-        best = min(best, (residual, _mirrored(x) if count % 2 else x), key=lambda pair: pair[0])
+        found = min(_candidates(s, goal, options, count % 2 == 1, measure, tol), key=_first)
+        best = min(best, found, key=_first)
         if best[0] <= tol:
             status = "converged"
         elif stuck:
             status = "singular" if seen.singular else "stalled"
         if status != "max_sweeps":
             break
-        shrink = max(0.5 * tol / residual, 0.1)
-        site, goal = site * shrink, goal * shrink
+        goal *= max(0.5 * tol / found[0], 0.1)
     return Outcome(best[1], best[0], status, len(history), iterations, tuple(history))
+
+
+def _first(pair: tuple[float, Cores]) -> float:
+    return pair[0]
+
+
+def _zero(b: Cores) -> Cores:
+    return [0 * c[:1, :, :1] for c in b]
 
 
 def _stuck(history: list[float]) -> bool:
@@ -221,19 +239,21 @@ def _stuck(history: list[float]) -> bool:
     return bool(before) and min(recent) > 0.8 * min(before)
 
 
-def _closed(s: State, site: float, tol: float, options: Options) -> tuple[float, Cores]:
-    """Residual and solution after a pass that only solves and cuts, or without it if that is worse.
-
-    In the orientation of ``s``.
-    """
-    before = s.copy()
-    sweep(s := s.copy(), site, options, enrich=False)
-    found = measured(s), s.x
-    if found[0] <= tol or max(len(c) for c in before.x) > options.max_rank:
-        return found
-    return min(found, (measured(before), before.x), key=lambda pair: pair[0])
-
-
-def measured(s: State) -> float:
-    """‖A x − b‖."""
-    return hosted.distance(hosted.product(s.a[0], s.x), s.b)
+def _candidates(
+    s: State,
+    goal: float,
+    options: Options,
+    mirrored: bool,
+    measure: Callable[[Cores], float],
+    tol: float,
+) -> Iterator[tuple[float, Cores]]:
+    """Solutions with their residuals: after a pass that only solves and cuts, and before it."""
+    before = s.x
+    sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
+    for x in (s.x, before):
+        if max(map(len, x)) <= options.max_rank:
+            x = _mirrored(x) if mirrored else x
+            residual = measure(x)
+            yield residual, x
+            if residual <= tol:
+                return

@@ -53,7 +53,7 @@ def run(
         best = min(best, (after, x), key=lambda pair: pair[0])
         if best[0] <= tol:
             status = "converged"
-        elif not after < 0.9 * norm:
+        elif not after < 0.98 * norm:
             status = "stalled"
         norm = after
     return Outcome(best[1], best[0], status, count, iterations, tuple(history))

@@ -65,14 +65,17 @@ def norm(x: Cores) -> float:
     return distance(x, [0 * c[:1, :, :1] for c in x])
 
 
-def right_orthogonal(x: Cores) -> tuple[Cores, int]:
-    """The train over 2^e, right-orthogonal, its norm in [1/2, 1) in the first core; and e."""
+def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
+    """The train over 2^e, right-orthogonal, with an entry near 1 in the first core; and e.
+
+    e is 0 if no scale is asked for.
+    """
     out, exponent = list(x), 0
     for k in range(len(x) - 1, -1, -1):
-        size = np.abs(out[k]).max()
-        e = int(np.frexp(size)[1]) if size > 0 else 0
-        out[k] = out[k] * 2.0**-e
-        exponent += e
+        size = np.abs(out[k]).max() if scale else 0
+        if size > 0:
+            e = int(np.frexp(size)[1])
+            out[k], exponent = out[k] * 2.0**-e, exponent + e
         if k:
             q, r = linalg.qr(linalg.adjoint(wide(out[k])))
             out[k] = linalg.adjoint(q).reshape(-1, *out[k].shape[1:])

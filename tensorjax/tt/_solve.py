@@ -22,6 +22,10 @@ from tensorjax.tt._system import Outcome, Report, System
 Search = Callable[[System, float, Report], Outcome]
 # Local systems of up to so many unknowns are eliminated: an iteration costs more than it saves.
 _DIRECT = 200
+# Up to so many, elimination is the way out where the iteration fails.
+_RESCUED = 1500
+# Operators of higher TT-ranks are not squared for the normal equations.
+_SQUARABLE = 12
 # A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
 _NULL = 1e-5
 
@@ -191,7 +195,7 @@ def _relative(callback: Report | None, size: float) -> Report:
 def _amen(
     local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
 ) -> Search:
-    limits = {"auto": _DIRECT, "direct": math.inf, "iterative": 0}
+    limits = {"auto": (_DIRECT, _RESCUED), "direct": (math.inf, 0), "iterative": (0, 0)}
     if local not in limits:
         raise ValueError(f"local: expected one of {tuple(limits)}, got {local!r}")
     if callable(preconditioner):
@@ -205,10 +209,25 @@ def _amen(
         raise ValueError(
             f"preconditioner: expected one of {names} or a function, got {preconditioner!r}"
         )
-    options = amen.Options(cap or math.inf, limits[local], makers, sweeps)
-    return lambda system, tol, report: amen.run(
-        system, system.random(key, rank), tol, options, report
-    )
+    options = amen.Options(cap or math.inf, *limits[local], makers, sweeps)
+
+    def search(system: System, tol: float, report: Report) -> Outcome:
+        z = system.random(key, rank)
+        out = amen.run(system, z, tol, options, report, system.residual)
+        if out.status in ("converged", "max_sweeps") or max(map(len, out.x)) >= options.max_rank:
+            return out
+        if max(map(len, system.a)) > _SQUARABLE or system.weakness(out.x) < _NULL:
+            return out
+        # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
+        normal = system.normal(out.x)
+        again = amen.run(normal, z, tol, options, report, system.residual)
+        return again._replace(
+            sweeps=out.sweeps + again.sweeps,
+            iterations=out.iterations + again.iterations,
+            history=out.history + again.history,
+        )
+
+    return search
 
 
 def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:

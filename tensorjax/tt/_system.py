@@ -1,5 +1,6 @@
 """A linear system A x = b on the host: cores in double precision and in range."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ class System:
       wide: float64 or complex128, the dtype of all cores here.
       a, b, x: cores of A / 2^·, of b / 2^·, and of a first guess at the solution of that system; b
         and x are right-orthogonal.
-      size: ‖b‖, in [1/2, 1) up to the number of entries in a core; 0 for the zero train.
+      size: ‖b‖, near one; 0 for the zero train.
       exponent: the solution wanted is 2^exponent times that of a x = b.
     """
 
@@ -54,16 +55,14 @@ class System:
         self.wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
         self.b, e = hosted.right_orthogonal(self.cores(b))
         self.size = float(np.linalg.norm(self.b[0]))
-        # Without a better guess, the solution is about as smooth as b.
-        x, f = self.b, 0
         if x0 is not None:
             x, f = hosted.right_orthogonal(self.cores(x0))
-        elif len(x) > 1 and self.size > 0:
-            x = hosted.right_orthogonal(hosted.rounded(x, 1e-3, rank))[0]
+        else:  # the solution is about as smooth as b
+            x, f = smooth_start(self.b, rank), 0
         self.a, g = _balanced(self.cores(A), x)
         self.exponent = e - g
         if x0 is not None:
-            x = [x[0] * 2.0 ** min(max(f - self.exponent, -900), 900), *x[1:]]
+            x[0] = x[0] * 2.0 ** min(max(f - self.exponent, -900), 900)
         self.x = x
 
     def cores(self, t: TT | TTMatrix) -> Cores:
@@ -83,6 +82,16 @@ class System:
         parts = np.split(draw, np.cumsum([math.prod(s) for s in shapes])[:-1])
         z = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
         return hosted.right_orthogonal(z)[0]
+
+    def normal(self, x: Cores) -> "System":
+        """The normal equations aᴴ a x = aᴴ b, to start from x."""
+        adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
+        out = copy.copy(self)
+        out.a = [_times(p, q) for p, q in zip(adjoint, self.a, strict=True)]
+        out.b = hosted.right_orthogonal(hosted.product(adjoint, self.b), scale=False)[0]
+        out.size = float(np.linalg.norm(out.b[0]))
+        out.x = hosted.right_orthogonal(x, scale=False)[0]
+        return out
 
     def weakness(self, x: Cores) -> float:
         """‖Aᴴ r‖ / (‖r‖ · σ) with r = b − A x and σ the root mean square singular value of A.
@@ -104,6 +113,19 @@ class System:
     def _sigma(self) -> float:
         """Root mean square singular value of a."""
         return hosted.norm([c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a])
+
+
+def smooth_start(b: Cores, rank: int) -> Cores:
+    """b itself, right-orthogonal, at ranks of no more than ``rank`` or little more."""
+    if len(b) == 1 or not np.abs(b[0]).max() > 0:
+        return list(b)
+    return hosted.right_orthogonal(hosted.rounded(b, 1e-3, rank))[0]
+
+
+def _times(p: Any, q: Any) -> Any:
+    """The core of a product of TT-matrices."""
+    t = np.tensordot(p, q, (2, 1)).transpose(0, 3, 1, 4, 2, 5)
+    return t.reshape(t.shape[0] * t.shape[1], *t.shape[2:4], -1)
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
