@@ -21,6 +21,8 @@ from tensorjax.tt._system import Outcome, Report, System
 Array = Any
 # So many passes without progress, and it has stalled.
 _PATIENCE = 6
+# Singular terms that a cut looks at first: rarely more are to go.
+_TAIL = 16
 
 
 @dataclasses.dataclass
@@ -88,7 +90,7 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
     """State with its center at the first site; x and z must be right-orthogonal."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
-    s = State((a, _mirrored(a)), b, x, z, *([m] * (d + 1) for m in (one, pair, one, pair)))
+    s = State((a, _mirrored(a)), b, list(x), list(z), *([m] * (d + 1) for m in (one, pair, one, pair)))
     for k in range(d - 1, 0, -1):
         s.xax[k] = right(s.xax[k + 1], x[k], a[k], x[k])
         s.zax[k] = right(s.zax[k + 1], z[k], a[k], x[k])
@@ -126,51 +128,58 @@ def _projected(lefts: Array, b: Array, rights: Array) -> Array:
 
 
 def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
+    """The site's core with its local system solved; or as it was, if that cannot be."""
     x = s.x[k]
-    rhs = _projected(s.xb[k], s.b[k], s.xb[k + 1])
-    residual = rhs - local(x)
+    residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
     seen.residual = max(seen.residual, norm)
-    if norm <= tol / 2:
-        return x
-    if x.size <= options.direct:
-        step, singular = solve_dense(local, residual)
+    step = np.zeros_like(x)
+    if norm > tol / 2 and x.size > options.direct:
+        for preconditioner in options.preconditioners:
+            more, norm, count = gmres(local, residual, preconditioner(local), tol / 2)
+            seen.iterations += count
+            step = step + more
+            if norm <= tol / 2:
+                break
+            residual = residual - local(more)
+    if norm > tol / 2 and x.size <= max(options.direct, options.rescued):
+        more, singular = solve_dense(local, residual)
         seen.singular |= singular
-        return x + step
-    for preconditioner in options.preconditioners:
-        step, norm, count = gmres(local, residual, preconditioner(local), tol / 2)
-        x, seen.iterations = x + step, seen.iterations + count
-        if norm <= tol / 2:
-            return x
-        residual = rhs - local(x)
-    if x.size <= options.rescued:
-        step, singular = solve_dense(local, residual)
-        seen.singular |= singular
-        x = x + step
-    return x
+        step = step + more
+    return x + step if np.isfinite(step).all() else x
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """x = u · carry with orthonormal u, of the least rank that adds no more than tol to ‖B x‖.
-
-    The images of all singular terms but for their right vectors cost half a product with B, and
-    their Gram matrix gives the residual of every rank.
-    """
+    """x = u · carry with orthonormal u, of the least rank that changes B x by no more than tol."""
     q, r = linalg.qr(tall(x))
     u, sigma, vh = linalg.svd(r)
     u = (q @ u).reshape(*x.shape[:2], -1)
     carry = sigma[:, None] * vh
-    t = np.tensordot(np.tensordot(local.lefts, u, (2, 0)), local.core, ((1, 2), (0, 2)))
-    t = t.transpose(0, 2, 1, 3).reshape(-1, u.shape[-1] * local.core.shape[-1])  # (y m, i b)
-    gram = (linalg.adjoint(t) @ t).reshape(u.shape[-1], -1, u.shape[-1], local.core.shape[-1])
-    w = np.tensordot(local.rights, carry, (2, 1))  # (y', b, i)
-    weights = w.transpose(2, 1, 0).reshape(-1, w.shape[0])  # (i b, y')
-    weights = (weights.conj() @ weights.T).reshape(gram.shape)
-    images = (gram * weights).sum((1, 3)).real
-    added = np.cumsum(np.cumsum(images[::-1, ::-1], 0), 1).diagonal()[::-1]
-    small = np.flatnonzero(added[1:] <= tol**2)  # added[r] is what cutting to rank r adds
-    rank = int(min(small[0] + 1 if small.size else len(added), max_rank))
+    rank, tail = len(sigma), _TAIL
+    while rank > 1:
+        first = max(len(sigma) - tail, 1)
+        small = np.flatnonzero(_changes(local, u[..., first:], carry[first:]) <= tol**2)
+        rank = first + int(small[0]) if small.size else rank
+        if rank > first or first == 1:
+            break
+        tail *= 4
+    rank = int(min(rank, max_rank))
     return u[..., :rank], carry[:rank]
+
+
+def _changes(local: Local, u: Array, carry: Array) -> Array:
+    """‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for r = 0, 1, …
+
+    The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
+    carry_i, gives all sums at once.
+    """
+    lefts, core, rights = local
+    t = np.tensordot(np.tensordot(lefts, u, (2, 0)), core, ((1, 2), (0, 2)))  # (y, i, m, b)
+    t = t.transpose(0, 2, 1, 3).reshape(-1, t.shape[1] * t.shape[3])
+    w = np.tensordot(carry, rights, (1, 2)).transpose(0, 2, 1).reshape(t.shape[1], -1)
+    gram = (linalg.adjoint(t) @ t) * (w.conj() @ w.T)  # (i b, i b)
+    pairs = gram.reshape(len(carry), -1, len(carry), core.shape[3]).sum((1, 3)).real
+    return np.cumsum(np.cumsum(pairs[::-1, ::-1], 0), 1).diagonal()[::-1]
 
 
 def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
@@ -180,6 +189,8 @@ def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Arr
     z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
     extra = _projected(s.xb[k], b, s.zb[k + 1]) - apply_one(s.xax[k], a, s.zax[k + 1], x)
     seen.residual = max(seen.residual, *(float(np.linalg.norm(e)) for e in (z, extra)))
+    if not np.linalg.norm(z) > 0:  # z has lost the residual: it must find it again
+        z = np.random.default_rng(k).uniform(-1, 1, z.shape).astype(z.dtype)
     s.z[k] = linalg.qr(tall(z))[0].reshape(*z.shape[:2], -1)
     q, r = linalg.qr(np.concatenate([tall(u), tall(extra)], 1))
     carry = r[:, : u.shape[-1]] @ carry
@@ -198,7 +209,7 @@ def run(
 
     What a pass sees of the residual is less than all of it, so its word is not enough to stop.
     """
-    s = start(system.a, system.b, list(system.x), z)
+    s = start(system.a, system.b, system.x, z)
     goal = tol
     best, status = min(((measure(x), x) for x in (_zero(s.b), s.x)), key=_first), "max_sweeps"
     history: list[float] = []
@@ -236,7 +247,7 @@ def _stuck(history: list[float]) -> bool:
     if not math.isfinite(history[-1]):
         return True
     recent, before = history[-_PATIENCE:], history[:-_PATIENCE]
-    return bool(before) and min(recent) > 0.8 * min(before)
+    return bool(before) and min(recent) >= 0.8 * min(before)
 
 
 def _candidates(

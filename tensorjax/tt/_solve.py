@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import Cores
@@ -137,8 +138,9 @@ def solve(
     else:
         raise ValueError(f"method: expected 'amen' or 'gmres', got {method!r}")
     system = System(A, b, x0, dtype, enrichment)
-    out = _at_once(system, tol, x0 is not None, cap)
-    out = out or search(system, tol * system.size, _relative(callback, system.size))
+    with np.errstate(over="ignore", invalid="ignore"):  # of local systems gone wrong
+        out = _at_once(system, tol, x0 is not None, cap)
+        out = out or search(system, tol * system.size, _relative(callback, system.size))
     cores = [c.astype(dtype) for c in out.x]
     residual = system.residual([c.astype(system.wide) for c in cores]) / (system.size or 1.0)
     status, advice = "converged", ""
