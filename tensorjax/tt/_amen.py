@@ -13,7 +13,6 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores import Cores, absorb, tall, times_right
-from tensorjax.tt import _hosted as hosted
 from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax.tt._local import Apply, Local, gmres, solve_dense
 from tensorjax.tt._system import Outcome, Report, System
@@ -90,7 +89,9 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
     """State with its center at the first site; x and z must be right-orthogonal."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
-    s = State((a, _mirrored(a)), b, list(x), list(z), *([m] * (d + 1) for m in (one, pair, one, pair)))
+    s = State(
+        (a, _mirrored(a)), b, list(x), list(z), *([m] * (d + 1) for m in (one, pair, one, pair))
+    )
     for k in range(d - 1, 0, -1):
         s.xax[k] = right(s.xax[k + 1], x[k], a[k], x[k])
         s.zax[k] = right(s.zax[k + 1], z[k], a[k], x[k])
@@ -133,16 +134,18 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
     residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
     seen.residual = max(seen.residual, norm)
+    # More accuracy than this is lost on a space that is about to grow.
+    allowed = max(tol / 2, 0.01 * norm)
     step = np.zeros_like(x)
-    if norm > tol / 2 and x.size > options.direct:
+    if norm > allowed and x.size > options.direct:
         for preconditioner in options.preconditioners:
-            more, norm, count = gmres(local, residual, preconditioner(local), tol / 2)
+            more, norm, count = gmres(local, residual, preconditioner(local), allowed)
             seen.iterations += count
             step = step + more
-            if norm <= tol / 2:
+            if norm <= allowed:
                 break
             residual = residual - local(more)
-    if norm > tol / 2 and x.size <= max(options.direct, options.rescued):
+    if norm > allowed and x.size <= max(options.direct, options.rescued):
         more, singular = solve_dense(local, residual)
         seen.singular |= singular
         step = step + more
@@ -168,7 +171,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for r = 0, 1, …
+    """‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
