@@ -7,7 +7,7 @@ one does the same on the mirrored train, so that there is only one direction to 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class State:
     def mirrored(self) -> "State":
         """The same trains from the other end."""
         return State(
-            self.a[::-1],
+            (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
             *(i[::-1] for i in (self.xax, self.xb, self.zax, self.zb)),
         )
@@ -65,8 +65,7 @@ def _mirrored(cores: Cores) -> Cores:
     return [np.ascontiguousarray(c.swapaxes(0, -1)) for c in reversed(cores)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How the local systems are solved and the bonds cut."""
 
     max_rank: float

@@ -17,7 +17,7 @@ from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _amen as amen
 from tensorjax.tt import _gmres as gmres
 from tensorjax.tt import _hosted as hosted
-from tensorjax.tt._local import PRECONDITIONERS
+from tensorjax.tt._local import PRECONDITIONERS, Apply, Local
 from tensorjax.tt._system import Outcome, Report, System
 
 Search = Callable[[System, float, Report], Outcome]
@@ -25,10 +25,15 @@ Search = Callable[[System, float, Report], Outcome]
 _DIRECT = 200
 # Up to so many, elimination is the way out where the iteration fails.
 _RESCUED = 1500
+# No more are eliminated even if asked: the matrix would not fit into memory.
+_LARGEST = 12000
 # Operators of higher TT-ranks are not squared for the normal equations.
 _SQUARABLE = 12
 # A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
 _NULL = 1e-5
+
+# A residual so many times what roundoff leaves is as good as it gets.
+_NEAR = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +93,8 @@ def solve(
       max_rank: cap on the TT-ranks of x (and of the Krylov vectors).
       max_sweeps: passes over the train (default 50), or cycles of GMRES (default 10).
       enrichment: how many directions of the residual AMEn adds to each bond in a pass.
-      local: "direct" eliminates, "iterative" runs GMRES; "auto" eliminates small systems.
+      local: how AMEn solves on one site: "direct" eliminates (up to 12000 unknowns), "iterative"
+        runs GMRES; "auto" eliminates small systems, and larger ones where the iteration fails.
       preconditioner: of local systems (AMEn): "kronecker" (the nearest Kronecker sum, inverted by
         fast diagonalisation: exact for Laplacians), "block" (block Jacobi), "jacobi", "none",
         "auto" (the first two in turn), or a function of the arrays (lefts (r, a, r), core
@@ -146,7 +152,8 @@ def solve(
     status, advice = "converged", ""
     if not residual <= tol:
         status, advice = _diagnosis(system, out, tol, cap, method)
-    x = TT(jax.device_put(hosted.scaled(cores, system.exponent)))
+    scaled = hosted.scaled([c.astype(system.wide) for c in cores], system.exponent)
+    x = TT(jax.device_put([c.astype(dtype) for c in scaled]))
     history = tuple(h / (system.size or 1.0) for h in out.history)
     seconds = time.perf_counter() - began
     return x, SolveInfo(
@@ -197,32 +204,28 @@ def _relative(callback: Report | None, size: float) -> Report:
 def _amen(
     local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
 ) -> Search:
-    limits = {"auto": (_DIRECT, _RESCUED), "direct": (math.inf, 0), "iterative": (0, 0)}
+    limits = {"auto": (_DIRECT, _RESCUED), "direct": (_LARGEST, 0), "iterative": (0, 0)}
     if local not in limits:
         raise ValueError(f"local: expected one of {tuple(limits)}, got {local!r}")
-    if callable(preconditioner):
-        makers = (lambda local: preconditioner(*local),)
-    elif preconditioner == "auto":
-        makers = PRECONDITIONERS["kronecker"], PRECONDITIONERS["block"]
-    elif preconditioner in PRECONDITIONERS:
-        makers = (PRECONDITIONERS[preconditioner],)
-    else:
-        names = ("auto", *PRECONDITIONERS)
-        raise ValueError(
-            f"preconditioner: expected one of {names} or a function, got {preconditioner!r}"
-        )
-    options = amen.Options(cap or math.inf, *limits[local], makers, sweeps)
+    options = amen.Options(
+        cap or math.inf, *limits[local], _local_preconditioners(preconditioner), sweeps
+    )
 
     def search(system: System, tol: float, report: Report) -> Outcome:
         z = system.random(key, rank)
         out = amen.run(system, z, tol, options, report, system.residual)
-        if out.status in ("converged", "max_sweeps") or max(map(len, out.x)) >= options.max_rank:
-            return out
-        if max(map(len, system.a)) > _SQUARABLE or system.weakness(out.x) < _NULL:
+        rest = sweeps - out.sweeps
+        if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
             return out
         # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
-        normal = system.normal(out.x)
-        again = amen.run(normal, z, tol, options, report, system.residual)
+        again = amen.run(
+            system.normal(out.x),
+            z,
+            tol,
+            options._replace(max_sweeps=rest),
+            lambda sweep, *seen: report(out.sweeps + sweep, *seen),
+            system.residual,
+        )
         return again._replace(
             sweeps=out.sweeps + again.sweeps,
             iterations=out.iterations + again.iterations,
@@ -230,6 +233,32 @@ def _amen(
         )
 
     return search
+
+
+def _local_preconditioners(choice: Any) -> tuple[Callable[[Local], Apply], ...]:
+    if callable(choice):
+        own: Any = choice
+        return (lambda local: own(*local),)
+    if choice == "auto":
+        return PRECONDITIONERS["kronecker"], PRECONDITIONERS["block"]
+    if choice not in PRECONDITIONERS:
+        names = ("auto", *PRECONDITIONERS)
+        raise ValueError(f"preconditioner: expected one of {names} or a function, got {choice!r}")
+    return (PRECONDITIONERS[choice],)
+
+
+def _final(system: System, out: Outcome, cap: int | None) -> bool:
+    """Whether the normal equations could not do better, or would be too dear."""
+    return (
+        _capped(out, cap)
+        or max(map(len, system.a)) > _SQUARABLE
+        or out.residual < _NEAR * system.roundoff(out.x)
+        or system.weakness(out.x) < _NULL
+    )
+
+
+def _capped(out: Outcome, cap: int | None) -> bool:
+    return cap is not None and max(map(len, out.x)) >= cap
 
 
 def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
@@ -244,7 +273,7 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
     def search(system: System, tol: float, report: Report) -> Outcome:
         def on_cores(x: Cores) -> Cores:
             train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
-            out = preconditioner(train)
+            out: Any = preconditioner(train)
             single("preconditioner(x)", out, TT)
             if out.shape != train.shape:
                 raise ValueError(
@@ -265,7 +294,7 @@ def _diagnosis(
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"
-    if cap is not None and max(map(len, out.x)) >= cap:
+    if _capped(out, cap):
         return "stalled", "the ranks have reached max_rank: raise it, or ask for less"
     if out.status == "singular" or system.weakness(out.x) < _NULL:
         return "singular", (
@@ -273,7 +302,7 @@ def _diagnosis(
             "or solve (A + shift) x = b with a small multiple of tt.identity for the shift"
         )
     floor = system.roundoff(out.x) / system.size
-    if out.residual / system.size < 100 * floor:
+    if out.residual / system.size < _NEAR * floor:
         return "stalled", f"roundoff alone leaves a residual of about {floor:.1g}: ask for less"
     if method == "gmres":
         return "stalled", "pass a better preconditioner, raise restart, or use method='amen'"
