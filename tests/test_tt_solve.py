@@ -205,6 +205,30 @@ def test_what_roundoff_forbids_is_said():
     assert measured == pytest.approx(info.residual, rel=0.5)
 
 
+def quantics_laplacian(levels):
+    """tridiag(−1, 2, −1) on 2^levels points: borrow and carry as the states of the bonds."""
+    one, up = np.eye(2), np.array([[0.0, 1.0], [0.0, 0.0]])
+    c = np.zeros((3, 2, 2, 3))
+    c[0, :, :, 0], c[0, :, :, 1], c[0, :, :, 2] = one, -up, -up.T
+    c[1, :, :, 1], c[2, :, :, 2] = up.T, up
+    last = np.stack([2 * one - up - up.T, up.T, up])[..., None]
+    return tt.TTMatrix([c[:1], *[c] * (levels - 2), last])
+
+
+def test_quantics_grids():
+    """A parabola on 2^L points has ranks 3; its system a condition number of 4^L."""
+    small = dense(quantics_laplacian(4))
+    assert (small == 2 * np.eye(16) - np.eye(16, k=1) - np.eye(16, k=-1)).all()
+    x, info = tt.solve(quantics_laplacian(10), tt.ones((2,) * 10), tol=1e-8)
+    assert info.status == "converged"
+    assert max(x.ranks) == 3
+    i = np.arange(1, 1025)
+    np.testing.assert_allclose(dense(x).ravel(), i * (1025 - i) / 2, rtol=1e-8)
+    _, info = tt.solve(quantics_laplacian(16), tt.ones((2,) * 16), tol=1e-10)
+    assert info.status == "stalled"
+    assert "roundoff" in info.advice
+
+
 def test_float32_cannot_hold_what_float64_can():
     a = kronecker_sum([laplacian(40, np.float32)] * 3)
     b = tt.ones((40,) * 3, np.float32)
@@ -398,6 +422,13 @@ NAN = tt.TT([np.full((1, 2, 1), np.nan), np.ones((1, 3, 1))])
         (ValueError, "preconditioner: .*(2, 3).*(3, 3)",
          lambda: tt.solve(A * 2.0, B, tol=0.1, method="gmres",
                           preconditioner=lambda _: tt.ones((3, 3)))),
+        (ValueError, r"preconditioner\(x\): .*NaN",
+         lambda: tt.solve(A * 2.0, B, tol=0.1, method="gmres", preconditioner=lambda _: NAN)),
+        (TypeError, r"preconditioner\(x\): .*NoneType",
+         lambda: tt.solve(A * 2.0, B, tol=0.1, method="gmres", preconditioner=lambda _: None)),
+        (ValueError, r"preconditioner: .*\(1, 2, 1\).*\(2,\)",
+         lambda: tt.solve(A * 2.0 + A, B + B * 2.0, tol=0.1, local="iterative",
+                          preconditioner=lambda *_: lambda _: np.ones(2))),
         (TypeError, "jit", lambda: jax.jit(lambda b: tt.solve(A, b, tol=0.1)[0])(B)),
     ],
 )  # fmt: skip

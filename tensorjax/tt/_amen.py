@@ -15,7 +15,7 @@ from tensorjax import linalg
 from tensorjax._cores import Cores, absorb, tall, times_right
 from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax.tt._local import Apply, Local, gmres, solve_dense
-from tensorjax.tt._system import Outcome, Report, System
+from tensorjax.tt._system import Measure, Outcome, Report, System
 
 Array = Any
 # So many passes without progress, and it has stalled.
@@ -205,7 +205,7 @@ def run(
     tol: float,
     options: Options,
     report: Report,
-    measure: Callable[[Cores], float],
+    measure: Measure,
 ) -> Outcome:
     """Passes until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
 
@@ -213,7 +213,7 @@ def run(
     """
     s = start(system.a, system.b, system.x, z)
     goal = tol
-    best, status = min(((measure(x), x) for x in (_zero(s.b), s.x)), key=_first), "max_sweeps"
+    best, status = system.first_guess(measure, options.max_rank), "max_sweeps"
     history: list[float] = []
     iterations = 0
     for count in range(1, options.max_sweeps + 1):
@@ -241,10 +241,6 @@ def _first(pair: tuple[float, Cores]) -> float:
     return pair[0]
 
 
-def _zero(b: Cores) -> Cores:
-    return [0 * c[:1, :, :1] for c in b]
-
-
 def _stuck(history: list[float]) -> bool:
     if not math.isfinite(history[-1]):
         return True
@@ -257,7 +253,7 @@ def _candidates(
     goal: float,
     options: Options,
     mirrored: bool,
-    measure: Callable[[Cores], float],
+    measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
     """Solutions with their residuals: after a pass that only solves and cuts, and before it."""

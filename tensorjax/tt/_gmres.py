@@ -37,8 +37,7 @@ def run(
 ) -> Outcome:
     """Cycles until the measured residual is at most ``tol`` (absolute)."""
     a, b = system.a, system.b
-    zero = [0 * c[:1, :, :1] for c in b]
-    x, norm = min(((t, system.residual(t)) for t in (zero, system.x)), key=lambda pair: pair[1])
+    norm, x = system.first_guess(system.residual, options.max_rank or math.inf)
     best, status, history, iterations = (norm, x), "max_sweeps", [], 0
     count = 0
     while status == "max_sweeps" and count < options.max_cycles:

@@ -237,14 +237,25 @@ def _amen(
 
 def _local_preconditioners(choice: Any) -> tuple[Callable[[Local], Apply], ...]:
     if callable(choice):
-        own: Any = choice
-        return (lambda local: own(*local),)
+        return (lambda local: _checked(choice(*local), local.shape),)
     if choice == "auto":
         return PRECONDITIONERS["kronecker"], PRECONDITIONERS["block"]
     if choice not in PRECONDITIONERS:
         names = ("auto", *PRECONDITIONERS)
         raise ValueError(f"preconditioner: expected one of {names} or a function, got {choice!r}")
     return (PRECONDITIONERS[choice],)
+
+
+def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
+    def checked(v: Any) -> Any:
+        out = np.asarray(apply(v))
+        if out.shape != shape:
+            raise ValueError(
+                f"preconditioner: expected it to return arrays of shape {shape}, got {out.shape}"
+            )
+        return out
+
+    return checked
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
@@ -275,6 +286,7 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
             train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
             out: Any = preconditioner(train)
             single("preconditioner(x)", out, TT)
+            _check.finite("preconditioner(x)", out)
             if out.shape != train.shape:
                 raise ValueError(
                     f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"

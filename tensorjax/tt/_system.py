@@ -15,6 +15,7 @@ from tensorjax.tt import _hosted as hosted
 from tensorjax.tt._interfaces import edge, right
 
 Report = Callable[[int, float, tuple[int, ...]], Any]  # of sweep, residual and ranks
+Measure = Callable[[Cores], float]  # the norm of the residual that a solution leaves
 
 
 class Outcome(NamedTuple):
@@ -72,6 +73,12 @@ class System:
     def residual(self, x: Cores) -> float:
         """‖a x − b‖."""
         return hosted.distance(hosted.product(self.a, x), self.b)
+
+    def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
+        """The better of x and zero, and its measure."""
+        zero = [0 * c[:1, :, :1] for c in self.b]
+        guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
+        return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
         """A right-orthogonal random train of the shape of b."""
