@@ -65,13 +65,19 @@ def _mirrored(cores: Cores) -> Cores:
     return [np.ascontiguousarray(c.swapaxes(0, -1)) for c in reversed(cores)]
 
 
+Preconditioner = Callable[[Local], Apply]
+
+
 class Options(NamedTuple):
-    """How the local systems are solved and the bonds cut."""
+    """How the local systems are solved and the bonds cut.
+
+    With each preconditioner goes the length of a cycle of GMRES, and how many there may be.
+    """
 
     max_rank: float
     direct: float  # systems of up to so many unknowns are solved by elimination
     rescued: float  # and of up to so many, if the iteration fails
-    preconditioners: tuple[Callable[[Local], Apply], ...]  # tried in turn
+    preconditioners: tuple[tuple[Preconditioner, tuple[int, int]], ...]  # tried in turn
     max_sweeps: int
 
 
@@ -137,8 +143,8 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
     allowed = max(tol / 2, 0.01 * norm)
     step = np.zeros_like(x)
     if norm > allowed and x.size > options.direct:
-        for preconditioner in options.preconditioners:
-            more, norm, count = gmres(local, residual, preconditioner(local), allowed)
+        for preconditioner, limits in options.preconditioners:
+            more, norm, count = gmres(local, residual, preconditioner(local), allowed, *limits)
             seen.iterations += count
             step = step + more
             if norm <= allowed:
@@ -202,17 +208,18 @@ def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Arr
 def run(
     system: System,
     z: Cores,
-    tol: float,
+    goal: float,
     options: Options,
     report: Report,
     measure: Measure,
+    tol: float,
 ) -> Outcome:
     """Passes until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
 
-    What a pass sees of the residual is less than all of it, so its word is not enough to stop.
+    It is measured once a pass has seen no residual above ``goal``: that is less than all there is,
+    so its word is not enough.
     """
     s = start(system.a, system.b, system.x, z)
-    goal = tol
     best, status = system.first_guess(measure, options.max_rank), "max_sweeps"
     history: list[float] = []
     iterations = 0

@@ -190,9 +190,8 @@ def gmres(
     rhs: Array,
     precondition: Apply,
     tol: float,
-    *,
-    restart: int = 40,
-    cycles: int = 3,
+    restart: int,
+    cycles: int,
 ) -> tuple[Array, float, int]:
     """GMRES, preconditioned from the right, to the residual ``tol`` (absolute) if it can be had.
 

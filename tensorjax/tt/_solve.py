@@ -17,7 +17,7 @@ from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _amen as amen
 from tensorjax.tt import _gmres as gmres
 from tensorjax.tt import _hosted as hosted
-from tensorjax.tt._local import PRECONDITIONERS, Apply, Local
+from tensorjax.tt._local import PRECONDITIONERS, Apply
 from tensorjax.tt._system import Outcome, Report, System
 
 Search = Callable[[System, float, Report], Outcome]
@@ -25,6 +25,8 @@ Search = Callable[[System, float, Report], Outcome]
 _DIRECT = 200
 # Up to so many, elimination is the way out where the iteration fails.
 _RESCUED = 1500
+# Local GMRES: steps in a cycle, and cycles; fewer for a preconditioner that is splendid or no good.
+_STEPS, _TRIAL = (40, 3), (20, 1)
 # No more are eliminated even if asked: the matrix would not fit into memory.
 _LARGEST = 12000
 # Operators of higher TT-ranks are not squared for the normal equations.
@@ -213,18 +215,20 @@ def _amen(
 
     def search(system: System, tol: float, report: Report) -> Outcome:
         z = system.random(key, rank)
-        out = amen.run(system, z, tol, options, report, system.residual)
+        out = amen.run(system, z, tol, options, report, system.residual, tol)
         rest = sweeps - out.sweeps
         if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
             return out
         # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
+        normal = system.normal(out.x)
         again = amen.run(
-            system.normal(out.x),
+            normal,
             z,
-            tol,
+            tol * normal.size / system.size,
             options._replace(max_sweeps=rest),
             lambda sweep, *seen: report(out.sweeps + sweep, *seen),
             system.residual,
+            tol,
         )
         return again._replace(
             sweeps=out.sweeps + again.sweeps,
@@ -235,15 +239,17 @@ def _amen(
     return search
 
 
-def _local_preconditioners(choice: Any) -> tuple[Callable[[Local], Apply], ...]:
+def _local_preconditioners(
+    choice: Any,
+) -> tuple[tuple[amen.Preconditioner, tuple[int, int]], ...]:
     if callable(choice):
-        return (lambda local: _checked(choice(*local), local.shape),)
+        return (((lambda local: _checked(choice(*local), local.shape)), _STEPS),)
     if choice == "auto":
-        return PRECONDITIONERS["kronecker"], PRECONDITIONERS["block"]
+        return (PRECONDITIONERS["kronecker"], _TRIAL), (PRECONDITIONERS["block"], _STEPS)
     if choice not in PRECONDITIONERS:
         names = ("auto", *PRECONDITIONERS)
         raise ValueError(f"preconditioner: expected one of {names} or a function, got {choice!r}")
-    return (PRECONDITIONERS[choice],)
+    return ((PRECONDITIONERS[choice], _STEPS),)
 
 
 def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
