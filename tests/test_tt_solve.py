@@ -346,6 +346,17 @@ def test_singular_systems(rng, method):
         assert info.residual <= outside * 1.01
 
 
+def test_singular_non_symmetric_systems(rng):
+    """One-sided differences around a ring: what is left is the mean of b."""
+    a = kronecker_sum([np.eye(n) - np.roll(np.eye(n), 1, 0) for n in (5, 4, 6)])
+    b = tt.TT(cores(rng, (5, 4, 6), 2, np.float64))
+    outside = abs(dense(b).mean()) * 120**0.5 / norm(dense(b))
+    x, info = tt.solve(a, b, tol=1e-8)
+    assert info.status == "singular"
+    assert info.residual == pytest.approx(outside, rel=1e-2)
+    assert residual(a, x, b) == pytest.approx(info.residual, rel=1e-6)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_zero_operator_is_singular(method):
     a = tt.TTMatrix([np.zeros((1, 4, 4, 1))] * 3)

@@ -87,7 +87,6 @@ class Pass:
 
     residual: float = 0.0  # the largest projection of the residual that was met
     iterations: int = 0
-    singular: bool = False
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
@@ -151,9 +150,7 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
                 break
             residual = residual - local(more)
     if norm > allowed and x.size <= max(options.direct, options.rescued):
-        more, singular = solve_dense(local, residual)
-        seen.singular |= singular
-        step = step + more
+        step = step + solve_dense(local, residual)
     return x + step if np.isfinite(step).all() else x
 
 
@@ -237,7 +234,7 @@ def run(
         if best[0] <= tol:
             status = "converged"
         elif stuck:
-            status = "singular" if seen.singular else "stalled"
+            status = "stalled"
         if status != "max_sweeps":
             break
         goal *= max(0.5 * tol / found[0], 0.1)

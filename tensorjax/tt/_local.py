@@ -51,26 +51,23 @@ class Local(NamedTuple):
         return t.transpose(0, 2, 4, 1, 3, 5).reshape(size, size)
 
 
-def solve_dense(local: Local, rhs: Array) -> tuple[Array, bool]:
-    """Solution of the local system, of least squares and least norm if it is singular; and if so.
+def solve_dense(local: Local, rhs: Array) -> Array:
+    """Solution of the local system; that of least squares and least norm, if it is singular.
 
     The inverse is checked by what it does to the right-hand side, which costs no condition number.
     """
     matrix, flat = local.dense(), rhs.ravel()
     size = np.linalg.norm(matrix)
+    if not 0 < size < np.inf:
+        return np.zeros_like(rhs)
     try:
         x = np.linalg.solve(matrix, flat)
         # A pivot of roundoff size blows the solution up to 1/eps.
         if np.linalg.norm(x) * size * _NULL <= np.linalg.norm(flat):
-            return x.reshape(rhs.shape), False
+            return x.reshape(rhs.shape)
     except np.linalg.LinAlgError:
         pass
-    if not size > 0 or not np.isfinite(size):
-        return np.zeros_like(rhs), True
-    u, s, vh = np.linalg.svd(matrix)
-    alive = s > _NULL * s[0]
-    x = adjoint(vh[alive]) @ ((adjoint(u[:, alive]) @ flat) / s[alive])
-    return x.reshape(rhs.shape), not alive.all()
+    return np.linalg.lstsq(matrix, flat, rcond=_NULL)[0].reshape(rhs.shape)
 
 
 # Preconditioners ---------------------------------------------------------------------------------

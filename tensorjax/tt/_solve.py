@@ -33,7 +33,6 @@ _LARGEST = 12000
 _SQUARABLE = 12
 # A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
 _NULL = 1e-5
-
 # A residual so many times what roundoff leaves is as good as it gets.
 _NEAR = 100
 
@@ -85,7 +84,8 @@ def solve(
     Runs on the host, in double precision with exact ranks: nothing is compiled.
 
     Args:
-      A: TTMatrix with equal rows and columns, real or complex.
+      A: TTMatrix with equal rows and columns, real or complex. The cost grows with its TT-ranks: a
+        sum of many terms should be rounded first.
       b: TT of shape ``A.row_shape``.
       tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned: status
         "converged" is a promise. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
@@ -98,8 +98,8 @@ def solve(
       local: how AMEn solves on one site: "direct" eliminates (up to 12000 unknowns), "iterative"
         runs GMRES; "auto" eliminates small systems, and larger ones where the iteration fails.
       preconditioner: of local systems (AMEn): "kronecker" (the nearest Kronecker sum, inverted by
-        fast diagonalisation: exact for Laplacians), "block" (block Jacobi), "jacobi", "none",
-        "auto" (the first two in turn), or a function of the arrays (lefts (r, a, r), core
+        fast diagonalisation: exact for Laplacians), "block" (block Jacobi), "jacobi", "none", or
+        "auto" (the first two in turn); or a function of the arrays (lefts (r, a, r), core
         (a, n, n, b), rights (s, b, s)) that returns a function of arrays (r, n, s), about the
         inverse of Σ lefts[:, a] ⊗ core[a, :, :, b] ⊗ rights[:, b]. For GMRES: a function TT → TT,
         applied from the right.
@@ -242,6 +242,7 @@ def _amen(
 def _local_preconditioners(
     choice: Any,
 ) -> tuple[tuple[amen.Preconditioner, tuple[int, int]], ...]:
+    choice = "none" if choice is None else choice
     if callable(choice):
         return (((lambda local: _checked(choice(*local), local.shape)), _STEPS),)
     if choice == "auto":
@@ -279,8 +280,9 @@ def _capped(out: Outcome, cap: int | None) -> bool:
 
 
 def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
-    plain = preconditioner in ("auto", "none")
-    if not plain and not callable(preconditioner):
+    function: Any = preconditioner
+    plain = not callable(function)
+    if plain and function not in ("auto", "none", None):
         raise ValueError(
             "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
             f"got {preconditioner!r}"
@@ -290,7 +292,7 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
     def search(system: System, tol: float, report: Report) -> Outcome:
         def on_cores(x: Cores) -> Cores:
             train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
-            out: Any = preconditioner(train)
+            out = function(train)
             single("preconditioner(x)", out, TT)
             _check.finite("preconditioner(x)", out)
             if out.shape != train.shape:
@@ -312,13 +314,13 @@ def _diagnosis(
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"
-    if _capped(out, cap):
-        return "stalled", "the ranks have reached max_rank: raise it, or ask for less"
-    if out.status == "singular" or system.weakness(out.x) < _NULL:
+    if system.weakness(out.x) < _NULL:
         return "singular", (
             "A is singular or nearly so and b is outside its range: remove the null space, "
             "or solve (A + shift) x = b with a small multiple of tt.identity for the shift"
         )
+    if _capped(out, cap):
+        return "stalled", "the ranks have reached max_rank: raise it, or ask for less"
     floor = system.roundoff(out.x) / system.size
     if out.residual / system.size < _NEAR * floor:
         return "stalled", f"roundoff alone leaves a residual of about {floor:.1g}: ask for less"

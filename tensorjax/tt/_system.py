@@ -24,8 +24,7 @@ class Outcome(NamedTuple):
     Attributes:
       x: cores.
       residual: ‖a x − b‖, measured.
-      status: "converged", "stalled", "singular" (stalled on singular local systems) or
-        "max_sweeps".
+      status: "converged", "stalled" or "max_sweeps".
       sweeps: how many.
       iterations: Krylov steps.
       history: the residuals seen on the way.
