@@ -280,9 +280,8 @@ def _capped(out: Outcome, cap: int | None) -> bool:
 
 
 def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
-    function: Any = preconditioner
-    plain = not callable(function)
-    if plain and function not in ("auto", "none", None):
+    plain = not callable(preconditioner)
+    if plain and preconditioner not in ("auto", "none", None):
         raise ValueError(
             "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
             f"got {preconditioner!r}"
@@ -290,20 +289,27 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
     options = gmres.Options(cap, restart, sweeps)
 
     def search(system: System, tol: float, report: Report) -> Outcome:
-        def on_cores(x: Cores) -> Cores:
-            train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
-            out = function(train)
-            single("preconditioner(x)", out, TT)
-            _check.finite("preconditioner(x)", out)
-            if out.shape != train.shape:
-                raise ValueError(
-                    f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
-                )
-            return system.cores(out)
-
-        return gmres.run(system, tol, (lambda x: x) if plain else on_cores, options, report)
+        function = (lambda x: x) if plain else _on_cores(preconditioner, system)
+        return gmres.run(system, tol, function, options, report)
 
     return search
+
+
+def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
+    """A function of trains as one of cores, with its results checked."""
+
+    def on_cores(x: Cores) -> Cores:
+        train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
+        out = function(train)
+        single("preconditioner(x)", out, TT)
+        _check.finite("preconditioner(x)", out)
+        if out.shape != train.shape:
+            raise ValueError(
+                f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
+            )
+        return system.cores(out)
+
+    return on_cores
 
 
 def _diagnosis(
