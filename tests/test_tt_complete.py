@@ -37,7 +37,8 @@ def test_ranks_are_adapted_to_the_samples():
     x, indices, values = planted(1, rank=(2, 3), count=700)
     found, info = tt.complete(indices, values, SHAPE, 6, adapt=True, tol=1e-7)
     assert info.status == "reached"
-    assert info.ranks == found.ranks == (1, 2, 3, 1)
+    assert info.ranks == found.ranks
+    assert info.ranks in ((1, 2, 3, 1), (1, 3, 3, 1))  # all bonds may rise at once
     assert tt.distance(found, x) < 1e-6 * tt.norm(x)
 
 

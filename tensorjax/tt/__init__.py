@@ -51,11 +51,13 @@ from tensorjax.tt._riemannian import (
 )
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
+from tensorjax.tt._solve import SolveInfo, solve
 from tensorjax.tt._stream import Stream, stream, stream_add, stream_train
 
 __all__ = [
     "TT",
     "CompleteInfo",
+    "SolveInfo",
     "Stream",
     "TTMatrix",
     "add",
@@ -90,6 +92,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "solve",
     "stream",
     "stream_add",
     "stream_train",

@@ -20,9 +20,9 @@ from tensorjax.tt._riemannian import riemannian_grad
 
 Method = Literal["als", "riemannian"]
 # A rank stays raised if the held-out error falls by this share of itself.
-_WORTH = 0.01
+_WORTH = 0.003
 # Iterations after a rank was raised, before it is judged.
-_TRIAL = 5
+_TRIAL = 10
 # Size of the random part that raises a rank, relative to the whole.
 _SPARK = 1e-3
 # Held-out errors above this call for another start.
@@ -97,8 +97,8 @@ def complete(
       method: "als", sweeps over the cores, each solved exactly, slice by slice: O(N r⁴) operations
         per core, on the host, nothing compiled. "riemannian": conjugate gradients on the manifold
         of fixed ranks, O(N r²), compiled for every combination of ranks.
-      adapt: start at rank 1 and raise one bond after the other, as long as that lowers the error
-        on the samples held out.
+      adapt: start at rank 1 and raise one bond after the other, or all at once, as long as that
+        lowers the error on the samples held out.
       tol: ends when the relative error on the samples fitted is at most this.
       stop: ends when three iterations in a row lower that error by less than this share of itself.
       max_iterations: sweeps there and back, or steps.
@@ -285,16 +285,16 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Raises bond after bond while that lowers the held-out error."""
+        """Raises bond after bond, then all together, while that lowers the held-out error."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
-        refused, bond = 0, 0
-        while refused < len(caps) and status not in ("reached", "stopped"):
+        choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
+        refused, turn = 0, 0
+        while refused < len(choices) and status not in ("reached", "stopped"):
             now = [c.shape[0] for c in best.cores[1:]]
-            wanted = list(now)
-            wanted[bond] += max(1, now[bond] // 4)
+            more = choices[turn % len(choices)]
+            wanted = [r + max(1, r // 4) if k in more else r for k, r in enumerate(now)]
             wanted = feasible_ranks(wanted, self.data.shape, caps)
-            bond = (bond + 1) % len(caps)
-            refused += 1
+            turn, refused = turn + 1, refused + 1
             if list(wanted) != now:
                 trial, why = self.fit(self.raised(best.cores, wanted), _TRIAL)
                 if trial.judged < (1 - _WORTH) * best.judged:

@@ -1,0 +1,240 @@
+"""Local systems of the linear solvers, on the host: operator, preconditioners, Krylov iteration.
+
+The operator on one site is Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b, with the interfaces L (r, a, r), R (s, b, s)
+and the core A (a, n, n, b); vectors are arrays (r, n, s).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax.linalg import adjoint
+from tensorjax.tt._interfaces import apply_one
+
+Array = Any
+Apply = Callable[[Array], Array]
+# Eigenvalues below this share of the largest are taken for zeros of a singular system.
+_NULL = 1e-13
+# Eigenvectors worse conditioned than this are of no use for inverting.
+_SKEWED = 1e6
+
+
+class Local(NamedTuple):
+    """The operator of one site.
+
+    Attributes:
+      lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.
+      core: (a, n, n, b) of the operator.
+      rights: (s, b, s) what lies right of it.
+    """
+
+    lefts: Array
+    core: Array
+    rights: Array
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(r, n, s) of the vectors."""
+        return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
+
+    def __call__(self, x: Array) -> Array:
+        """The operator times a vector (r, n, s)."""
+        return apply_one(self.lefts, self.core, self.rights, x)
+
+    def dense(self) -> Array:
+        """The matrix (r n s, r n s)."""
+        t = np.tensordot(self.lefts, self.core, (1, 0))  # (y, x, m, n, b)
+        t = np.tensordot(t, self.rights, (4, 1))  # (y, x, m, n, y', x')
+        size = math.prod(self.shape)
+        return t.transpose(0, 2, 4, 1, 3, 5).reshape(size, size)
+
+
+def solve_dense(local: Local, rhs: Array) -> Array:
+    """Solution of the local system; that of least squares and least norm, if it is singular.
+
+    The inverse is checked by what it does to the right-hand side, which costs no condition number.
+    """
+    matrix, flat = local.dense(), rhs.ravel()
+    size = np.linalg.norm(matrix)
+    if not 0 < size < np.inf:
+        return np.zeros_like(rhs)
+    try:
+        x = np.linalg.solve(matrix, flat)
+        # A pivot of roundoff size blows the solution up to 1/eps.
+        if np.linalg.norm(x) * size * _NULL <= np.linalg.norm(flat):
+            return x.reshape(rhs.shape)
+    except np.linalg.LinAlgError:
+        pass
+    return np.linalg.lstsq(matrix, flat, rcond=_NULL)[0].reshape(rhs.shape)
+
+
+# Preconditioners ---------------------------------------------------------------------------------
+
+
+def kronecker(local: Local) -> Apply:
+    """Inverse of the Kronecker sum X ⊕ Y ⊕ Z nearest to the operator (in the Frobenius norm).
+
+    Partial traces give the three terms; fast diagonalisation inverts them. For Laplacians and all
+    sums of operators on single modes this is the exact inverse, at the price of a few products.
+    """
+    lefts, core, rights = local
+    r, n, s = local.shape
+    t_left = np.trace(lefts, axis1=0, axis2=2)
+    t_core = np.trace(core, axis1=1, axis2=2)
+    t_right = np.trace(rights, axis1=0, axis2=2)
+    mean = t_left @ t_core @ t_right / (r * n * s)
+    x = np.tensordot(lefts, t_core @ t_right / (n * s), (1, 0))
+    y = np.tensordot(np.tensordot(t_left, core, (0, 0)), t_right, (2, 0)) / (r * s)
+    z = np.tensordot(rights, t_left @ t_core / (r * n), (1, 0))
+    (wx, vx, ux), (wy, vy, uy), (wz, vz, uz) = _diagonalised([x, y, z])
+    sums = wx[:, None, None] + wy[None, :, None] + wz[None, None, :] - 2 * mean
+    if not np.iscomplexobj(vx) and not np.iscomplexobj(vy) and not np.iscomplexobj(vz):
+        sums = sums.real if not np.iscomplexobj(core) else sums
+    size = np.abs(sums)
+    alive = size > _NULL * size.max()
+    inverse = np.divide(1, sums, out=np.zeros_like(sums), where=alive)
+    uzt, vzt = np.ascontiguousarray(uz.T), np.ascontiguousarray(vz.T)
+    real = not np.iscomplexobj(core) and not np.iscomplexobj(lefts)
+
+    def apply(v: Array) -> Array:
+        t = _three(ux, uy, uzt, v)
+        t = _three(vx, vy, vzt, t * inverse)
+        return t.real if real and np.iscomplexobj(t) else t
+
+    return apply
+
+
+def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
+    """x, y and z applied to the axes of v (z given transposed)."""
+    r, n, s = v.shape
+    t = (v.reshape(-1, s) @ zt).reshape(r, -1)
+    return y @ (x @ t).reshape(x.shape[0], n, -1)
+
+
+def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
+    """(w, v, v⁻¹) of every matrix; of all Hermitian parts, if a v is too badly conditioned."""
+    scale = max(np.abs(m).max() for m in matrices)
+    if any(np.abs(m - adjoint(m)).max() > 1e-10 * scale for m in matrices):
+        out = []
+        for m in matrices:
+            w, v = np.linalg.eig(m)
+            try:
+                u = np.linalg.inv(v)
+            except np.linalg.LinAlgError:
+                break
+            if not np.linalg.norm(u) * np.linalg.norm(v) <= _SKEWED * len(v):
+                break
+            out.append((w, v, u))
+        else:
+            return out
+    pairs = [np.linalg.eigh((m + adjoint(m)) / 2) for m in matrices]
+    return [(w, v, adjoint(v)) for w, v in pairs]
+
+
+def block(local: Local) -> Apply:
+    """Block Jacobi: the operator between equal bond indices, an n × n matrix for each, inverted."""
+    lefts, core, rights = local
+    left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
+    t = np.tensordot(left, core, (0, 0))  # (r, m, n, b)
+    blocks = np.tensordot(t, right, (3, 0)).transpose(0, 3, 1, 2)
+    inverse = _safe_inverse(blocks)
+
+    def apply(v: Array) -> Array:
+        return (inverse @ v.swapaxes(1, 2)[..., None])[..., 0].swapaxes(1, 2)
+
+    return apply
+
+
+def _safe_inverse(blocks: Array) -> Array:
+    try:
+        inverse = np.linalg.inv(blocks)
+        if np.isfinite(inverse).all():
+            return inverse
+    except np.linalg.LinAlgError:
+        pass
+    return np.linalg.pinv(blocks, rcond=_NULL)
+
+
+def jacobi(local: Local) -> Apply:
+    """The inverse diagonal of the operator."""
+    lefts, core, rights = local
+    left, middle, right = (
+        np.diagonal(c, axis1=i, axis2=j)
+        for c, i, j in ((lefts, 0, 2), (core, 1, 2), (rights, 0, 2))
+    )  # (a, r), (a, b, n), (b, s)
+    diagonal = np.tensordot(np.tensordot(left, middle, (0, 0)), right, (1, 0))
+    size = np.abs(diagonal)
+    floor = max(1e-8 * size.max(), np.finfo(size.dtype).tiny)
+    inverse = 1 / np.where(size > floor, diagonal, 1)
+    return lambda v: inverse * v
+
+
+PRECONDITIONERS: dict[str, Callable[[Local], Apply]] = {
+    "kronecker": kronecker,
+    "block": block,
+    "jacobi": jacobi,
+    "none": lambda _: lambda v: v,
+}
+
+
+# Krylov iteration --------------------------------------------------------------------------------
+
+
+def gmres(
+    apply: Apply,
+    rhs: Array,
+    precondition: Apply,
+    tol: float,
+    restart: int,
+    cycles: int,
+) -> tuple[Array, float, int]:
+    """GMRES, preconditioned from the right, to the residual ``tol`` (absolute) if it can be had.
+
+    Returns:
+      Solution, norm of its residual, count of iterations.
+    """
+    x, residual, done = np.zeros_like(rhs), rhs, 0
+    norm = float(np.linalg.norm(residual))
+    for _ in range(cycles):
+        if norm <= tol:
+            break
+        step, count = _cycle(apply, residual, precondition, tol, restart)
+        done += count
+        tried = residual - apply(step)
+        before, after = norm, float(np.linalg.norm(tried))
+        if not after < before:
+            break
+        x, residual, norm = x + step, tried, after
+        if norm > 0.5 * before:
+            break
+    return x, norm, done
+
+
+def _cycle(
+    apply: Apply, residual: Array, precondition: Apply, tol: float, restart: int
+) -> tuple[Array, int]:
+    beta = float(np.linalg.norm(residual))
+    basis = np.empty((restart + 1, residual.size), residual.dtype)
+    h = np.zeros((restart + 1, restart), residual.dtype)
+    basis[0] = residual.ravel() / beta
+    y, count = np.zeros(0, residual.dtype), 0
+    for j in range(restart):
+        w = apply(precondition(basis[j].reshape(residual.shape))).ravel()
+        size = np.linalg.norm(w)
+        for _ in range(2):  # once is not enough for orthogonality
+            c = basis[: j + 1].conj() @ w
+            w = w - c @ basis[: j + 1]
+            h[: j + 1, j] += c
+        h[j + 1, j] = np.linalg.norm(w)
+        start = np.zeros(j + 2, residual.dtype)
+        start[0] = beta
+        tall = h[: j + 2, : j + 1]
+        y = np.linalg.lstsq(tall, start, rcond=1e-14)[0]
+        count = j + 1
+        left = np.linalg.norm(tall @ y - start)
+        if left <= tol or not abs(h[j + 1, j]) > 1e-14 * size:
+            break
+        basis[j + 1] = w / h[j + 1, j]
+    return precondition((y @ basis[:count]).reshape(residual.shape)), count
