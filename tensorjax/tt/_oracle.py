@@ -1,0 +1,200 @@
+"""The black box behind `cross`: called in batches, remembered, counted and checked."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+Jit = bool | Literal["auto"]
+# Batches of compiled functions are padded to one of these sizes, and cut at the last.
+_BUCKETS = tuple(64 * 4**k for k in range(7))
+_NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+class BudgetExhausted(Exception):
+    """The entries asked for would need more evaluations than are left."""
+
+
+class Oracle:
+    """Entries of the tensor that a function of multi-indices stands for.
+
+    A vector-valued function makes a last mode of its components: all components of a multi-index
+    are found by one evaluation. No multi-index is evaluated twice.
+
+    Attributes:
+      shape: mode sizes, of the components too once ``start`` is done.
+      evaluations: multi-indices handed to the function, all different.
+      hits: entries asked for again and found in the memory.
+      programs: batch sizes for which the function was compiled.
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Any], Any],
+        shape: tuple[int, ...],
+        *,
+        grid: Sequence[np.ndarray] | None,
+        vectorized: bool,
+        jit: Jit,
+        budget: int | None,
+    ):
+        self.shape = shape
+        self.evaluations = 0
+        self.hits = 0
+        self.programs: set[int] = set()
+        self.dtype: Any = None
+        self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
+        self._budget = math.inf if budget is None else budget
+        self._modes = len(shape)
+        self._components: tuple[int, ...] | None = None
+        self._rows: dict[int, int] = {}
+        self._values = np.empty((0, 1))
+        self._compiled: Any = None
+        # Positions of multi-indices in the flattened tensor: Python integers where 64 bits end.
+        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+        self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**62 else object)
+
+    def start(self, index: np.ndarray) -> np.ndarray:
+        """All components, (m, 1) or (m, components), at the first multi-indices (m, d)."""
+        rows = self._find(self.keys(index, 0), lambda p: index[p])
+        if self._components:
+            self.shape = (*self.shape[: self._modes], *self._components)
+            self._strides = np.append(self._strides, self._strides[-1] * 0)
+        return self._values[rows]
+
+    def points(self, index: np.ndarray) -> np.ndarray:
+        """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
+        return self._values[self._find(self.keys(index, 0), lambda p: index[p])]
+
+    def pairs(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Entries (m,) at multi-indices whose first part is (m, k) and second (m, d − k)."""
+        keys = self.keys(left, 0) + self.keys(right, left.shape[1])
+        rows = self._find(keys, lambda p: np.concatenate([left[p], right[p]], axis=1))
+        return self._values[rows, self._chosen(left, right)]
+
+    def block(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """The matrix (a, b) of entries at all pairs of first parts (a, k) and second (b, d − k)."""
+        keys = self.keys(left, 0)[:, None] + self.keys(right, left.shape[1])[None]
+        b = len(right)
+
+        def take(p: np.ndarray) -> np.ndarray:
+            return np.concatenate([left[p // b], right[p % b]], axis=1)
+
+        rows = self._find(keys.ravel(), take).reshape(keys.shape)
+        chosen = self._chosen(left, right)
+        last_left = right.shape[1] == 0 and not np.isscalar(chosen)
+        return self._values[rows, chosen[:, None] if last_left else chosen]
+
+    def keys(self, part: np.ndarray, first: int) -> Any:
+        return np.dot(part, self._strides[first : first + part.shape[1]])
+
+    def _chosen(self, left: np.ndarray, right: np.ndarray) -> Any:
+        if not self._components:
+            return 0
+        return right[:, -1] if right.shape[1] else left[:, -1]
+
+    def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Where the entries lie in the memory; those that are not there yet are evaluated."""
+        wanted = keys.tolist()
+        known = self._rows
+        rows = np.array([known.get(key, -1) for key in wanted], np.int64)
+        missing = np.flatnonzero(rows < 0)
+        if missing.size:
+            fresh = {wanted[p]: p for p in missing.tolist()}
+            if self.evaluations + len(fresh) > self._budget:
+                raise BudgetExhausted
+            values = self._call(take(np.fromiter(fresh.values(), np.int64))[:, : self._modes])
+            known.update(zip(fresh, range(self.evaluations, self.evaluations + len(fresh))))
+            self._store(values)
+            rows[missing] = [known[wanted[p]] for p in missing.tolist()]
+        self.hits += len(wanted) - missing.size
+        return rows
+
+    def _store(self, values: np.ndarray) -> None:
+        total = self.evaluations + len(values)
+        if total > len(self._values) or self._values.dtype != np.result_type(self._values, values):
+            kind = np.result_type(self._values, values)
+            grown = np.empty((max(2 * total, 1024), values.shape[1]), kind)
+            grown[: self.evaluations] = self._values[: self.evaluations]
+            self._values = grown
+        self._values[self.evaluations : total] = values
+        self.evaluations = total
+
+    # Calling -------------------------------------------------------------------------------------
+
+    def _call(self, index: np.ndarray) -> np.ndarray:
+        points = index
+        if self._grid is not None:
+            points = np.stack([g[i] for g, i in zip(self._grid, index.T, strict=True)], axis=1)
+        size = _BUCKETS[-1]
+        pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
+        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        self._finite(values, index, points)
+        return values
+
+    def _piece(self, points: np.ndarray) -> np.ndarray:
+        """Values (m, 1) or (m, components) in double precision."""
+        out = self._raw(points)
+        values = np.asarray(out)
+        if values.dtype.kind not in "biufc" and not np.issubdtype(values.dtype, np.number):
+            values = values.astype(np.float64)  # bfloat16 and the like; else it fails by name
+        kinds = "(batch,) or (batch, components)"
+        if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
+            raise ValueError(
+                f"f: expected {kinds} for a batch of {len(points)}, got shape {values.shape}; "
+                "if f takes one multi-index at a time, pass vectorized=False"
+            )
+        components = values.shape[1:]
+        if self._components is None:
+            self._components = components
+        elif components != self._components:
+            raise ValueError(
+                f"f: expected {self._components or 'scalar'} values as in the first batch, "
+                f"got shape {values.shape}"
+            )
+        kind = values.dtype if values.dtype.kind in "fc" else np.dtype(np.float64)
+        self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
+        wide = values.astype(np.result_type(kind, np.float64), copy=False)
+        return wide.reshape(len(points), -1)
+
+    def _raw(self, points: np.ndarray) -> Any:
+        if self._compiled is None and self._jit is True:
+            self._compiled = jax.jit(self._f if self._vectorized else jax.vmap(self._f))
+        if self._compiled is not None:
+            try:
+                return self._padded(points)
+            except _NOT_TRACEABLE:
+                if self._jit is True:
+                    raise
+                self._compiled, self._jit = None, False
+        if self._vectorized:
+            out = self._f(points)
+            is_jax = isinstance(out, jax.Array)
+        else:
+            values = [self._f(point) for point in points]
+            is_jax = isinstance(values[0], jax.Array)
+            out = np.stack([np.asarray(v) for v in values])
+        if is_jax and self._jit == "auto":
+            self._compiled = jax.jit(self._f if self._vectorized else jax.vmap(self._f))
+        return out
+
+    def _padded(self, points: np.ndarray) -> Any:
+        bucket = next(b for b in _BUCKETS if b >= len(points))
+        padding = np.broadcast_to(points[-1:], (bucket - len(points), points.shape[1]))
+        out = np.asarray(self._compiled(np.concatenate([points, padding])))
+        self.programs.add(bucket)
+        return out[: len(points)] if out.shape[:1] == (bucket,) else out
+
+    def _finite(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if bad.size:
+            named = ", ".join(str(tuple(index[p].tolist())) for p in bad[:3])
+            where = ""
+            if self._grid is not None:
+                where = f" (coordinates {tuple(points[bad[0]].tolist())})"
+            raise ValueError(
+                f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
+                f"multi-indices of a batch, first {named}{where}"
+            )
