@@ -35,18 +35,22 @@ from tensorjax.tt._build import (
     trim,
     zeros,
 )
+from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
 
 __all__ = [
+    "CrossInfo",
+    "CrossProgress",
     "TT",
     "TTMatrix",
     "add",
     "concatenate",
     "conj",
     "contract_modes",
+    "cross",
     "distance",
     "effective_ranks",
     "evaluate",

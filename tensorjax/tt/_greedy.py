@@ -6,16 +6,15 @@ F_k = f(left set k, all of mode k, right set k + 1), and the train is
 
   f ≈ F_0 P_1⁻¹ F_1 P_2⁻¹ ⋯ F_{d−1},   P_k = f(left set k, right set k).
 
-Sets only grow, so a fibre once evaluated is never given up.
+Sets only grow, so a fibre once evaluated is never given up. Left sets are nested, and P_k is
+therefore a part of F_{k−1}.
 """
-
-from typing import Any
 
 import numpy as np
 
 from tensorjax.tt._oracle import Oracle
 
-# Random entries looked at for a new pivot at a bond: so many, and per row and column of the block.
+# Random entries looked at before a block is taken to be met: so many more than its rank and mode.
 _PROBES = 8
 
 
@@ -23,18 +22,18 @@ class Sets:
     """Index sets and fibres of all bonds.
 
     Attributes:
-      left: left[k] (r_k, k) multi-indices; nested, left[k + 1] ⊂ left[k] × mode k.
+      left: left[k] (r_k, k) multi-indices; left[k + 1] ⊂ left[k] × mode k.
       right: right[k] (r_k, d − k) multi-indices.
       fibres: fibres[k] (r_k, n_k, r_{k+1}).
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Rank one, through one entry that must not be zero."""
+        """Rank one, through one entry (d,) that must not be zero."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
         self.right = [point[None, k:] for k in range(d + 1)]
-        # Rows of the left set k + 1 in left set k × mode k.
+        # picked[k]: the places of left set k + 1 in left set k × mode k.
         self._picked = [point[k : k + 1] for k in range(d)]
         self.fibres = [
             oracle.block(self._rows(k), self.right[k + 1]).reshape(1, n, 1)
@@ -46,9 +45,79 @@ class Sets:
     def ranks(self) -> tuple[int, ...]:
         return tuple(map(len, self.left))
 
+    @property
+    def size(self) -> float:
+        """|f| at the first pivot."""
+        return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
+
+    def largest(self) -> np.ndarray:
+        """The multi-index of the largest entry on the fibres of a train of rank one."""
+        fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
+        k = int(np.argmax([f.max() for f in fibres]))
+        point = self.left[-1][0].copy()
+        point[k] = int(fibres[k].argmax())
+        return point
+
     def cores(self) -> list[np.ndarray]:
         """Cores (r_k, n_k, r_{k+1}) of the interpolating train."""
         return [self._core(k) for k in range(len(self.fibres))]
+
+    def visit(
+        self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
+    ) -> tuple[float, int]:
+        """Looks for entries that the train misses around bond k, and adds them as pivots.
+
+        Random entries of the block (left set × mode) × (mode × right set) show where the residual
+        is large. Through the worst of them goes a column, through the largest residual of that a
+        row, and where they cross is the pivot; going backward the row comes first.
+
+        Args:
+          k: bond, 1 … d − 1.
+          threshold: residuals up to here are left alone.
+          limit: pivots to add at most.
+          forward: whether columns come first.
+          rng: of the random entries.
+
+        Returns:
+          The largest residual at the random entries, and the number of pivots added.
+        """
+        block = _Block(self._oracle, self._rows(k - 1), self._columns(k), *self._factors(k))
+        i, j = self._probes(k, block, rng)
+        if not i.size:
+            return 0.0, 0
+        residual = block.residual(i, j)
+        level = float(np.abs(residual).max())
+        try:
+            while len(block.pivots) < limit:
+                worst = int(np.abs(residual).argmax())
+                if not abs(residual[worst]) > threshold:
+                    break
+                column, row = block.cross(int(i[worst]), int(j[worst]), forward)
+                residual = residual - column[i] * row[j]
+        finally:  # the budget may end in the middle: what is found is kept
+            if block.pivots:
+                picked, taken = np.array(block.pivots).T
+                before, after = np.stack(block.columns_seen, axis=1), np.stack(block.rows_seen)
+                self._add(k, picked, block.columns[taken], before, after)
+        return level, len(block.pivots)
+
+    def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
+        """Takes those of the given right multi-indices (m, d − k) whose columns the train misses.
+
+        Returns:
+          The number of pivots added at bond k.
+        """
+        if limit < 1:
+            return 0
+        rows = self._rows(k - 1)
+        seen = self._oracle.block(rows, right)
+        a, _ = self._factors(k)
+        residual = seen - a @ seen[self._picked[k - 1]]
+        picked, taken = leading_pivots(residual, threshold, limit)
+        if picked.size:
+            after = self._oracle.block(rows[picked], self._columns(k))
+            self._add(k, picked, right[taken], seen[:, taken], after)
+        return picked.size
 
     def _core(self, k: int) -> np.ndarray:
         core = self._cores[k]
@@ -61,133 +130,144 @@ class Sets:
 
     def _rows(self, k: int) -> np.ndarray:
         """Multi-indices left set k × mode k, (r n, k + 1)."""
-        n = self._oracle.shape[k]
-        left = self.left[k]
-        return np.concatenate(
-            [np.repeat(left, n, 0), np.tile(np.arange(n), len(left))[:, None]], axis=1
-        )
+        n, left = self._oracle.shape[k], self.left[k]
+        mode = np.tile(np.arange(n), len(left))
+        return np.concatenate([np.repeat(left, n, axis=0), mode[:, None]], axis=1)
 
     def _columns(self, k: int) -> np.ndarray:
         """Multi-indices mode k × right set k + 1, (n r, d − k)."""
-        n = self._oracle.shape[k]
-        right = self.right[k + 1]
-        return np.concatenate(
-            [np.repeat(np.arange(n), len(right))[:, None], np.tile(right, (n, 1))], axis=1
-        )
+        n, right = self._oracle.shape[k], self.right[k + 1]
+        mode = np.repeat(np.arange(n), len(right))
+        return np.concatenate([mode[:, None], np.tile(right, (n, 1))], axis=1)
 
-    def visit(
-        self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
-    ) -> tuple[float, int]:
-        """Looks for entries that the train misses around bond k, and adds the worst as pivots.
-
-        Random entries of the block (left set × mode) × (mode × right set) show where the residual
-        is large. Going forward, whole columns of those are evaluated and the best rows taken of
-        them; going backward it is the other way round.
-
-        Args:
-          k: bond, 1 … d − 1.
-          threshold: residuals up to here are left alone.
-          limit: pivots to add at most.
-          forward: whether columns are chosen first.
-          rng: of the random entries.
-
-        Returns:
-          The largest residual seen, and the number of pivots added.
-        """
-        a = self._core(k - 1).reshape(-1, len(self.left[k]))
-        b = self.fibres[k].reshape(len(self.left[k]), -1)
-        rows, columns = self._rows(k - 1), self._columns(k)
-        i, j = self._probes(k, rows, columns, rng)
-        if not i.size:
-            return 0.0, 0
-        residual = np.abs(
-            self._oracle.pairs(rows[i], columns[j]) - np.einsum("sr,rs->s", a[i], b[:, j])
-        )
-        level = float(residual.max())
-        line = (j if forward else i)[np.argsort(-residual, kind="stable")]
-        line = line[: int(np.count_nonzero(residual > threshold))]
-        line = line[np.sort(np.unique(line, return_index=True)[1])][:limit]
-        if not line.size:
-            return level, 0
-        if forward:
-            seen = self._oracle.block(rows, columns[line]) - a @ b[:, line]
-            pi, pj = _pivots(seen, threshold)
-            pj = line[pj]
-        else:
-            seen = self._oracle.block(rows[line], columns) - a[line] @ b
-            pj, pi = _pivots(seen.T, threshold)
-            pi = line[pi]
-        self._add(k, pi, columns[pj])
-        return max(level, float(np.abs(seen).max())), len(pi)
-
-    def include(self, point: np.ndarray, threshold: float, limit: int) -> int:
-        """Adds the right parts of a multi-index wherever the train misses their columns.
-
-        Returns:
-          The number of pivots added.
-        """
-        added = 0
-        for k in range(1, len(self.fibres)):
-            if len(self.left[k]) >= limit:
-                continue
-            column = point[None, k:]
-            a = self._core(k - 1).reshape(-1, len(self.left[k]))
-            seen = self._oracle.block(self._rows(k - 1), column)
-            i, _ = _pivots(seen - a @ seen[self._picked[k - 1]], threshold)
-            if len(i):
-                self._add(k, i, column)
-                added += 1
-        return added
+    def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The interpolation of the block of bond k is the product of these two."""
+        r = len(self.left[k])
+        return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
     def _probes(
-        self, k: int, rows: np.ndarray, columns: np.ndarray, rng: np.random.Generator
+        self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random places of the block of bond k, off the rows and columns that are exact already."""
-        i = np.setdiff1d(np.arange(len(rows)), self._picked[k - 1], assume_unique=True)
-        taken = np.isin(self._oracle.keys(columns, k), self._oracle.keys(self.right[k], k))
+        i = np.delete(np.arange(len(block.rows)), self._picked[k - 1])
+        taken = np.isin(self._oracle.keys(block.columns, k), self._oracle.keys(self.right[k], k))
         j = np.flatnonzero(~taken)
         count = _PROBES + len(self.left[k]) + max(self._oracle.shape[k - 1 : k + 1])
         if i.size * j.size <= count:
             return np.repeat(i, j.size), np.tile(j, i.size)
         return rng.choice(i, count), rng.choice(j, count)
 
-    def _add(self, k: int, picked: np.ndarray, right: np.ndarray) -> None:
-        """Adds pivots at bond k: rows of left set k − 1 × mode k − 1, and right multi-indices."""
-        rows = self._rows(k - 1)
-        shape = self._oracle.shape
-        before = self._oracle.block(rows, right).reshape(-1, shape[k - 1], len(right))
-        after = self._oracle.block(rows[picked], self._columns(k))
-        # Nothing changes before all is known: the budget may end in any evaluation.
-        self.fibres[k - 1] = np.concatenate([self.fibres[k - 1], before], axis=2)
-        self.fibres[k] = np.concatenate(
-            [self.fibres[k], after.reshape(len(picked), shape[k], -1)], axis=0
-        )
-        self.left[k] = np.concatenate([self.left[k], rows[picked]])
+    def _add(
+        self, k: int, picked: np.ndarray, right: np.ndarray, before: np.ndarray, after: np.ndarray
+    ) -> None:
+        """Adds pivots at bond k.
+
+        Args:
+          k: bond.
+          picked: (q,) their places in left set k − 1 × mode k − 1.
+          right: (q, d − k) their right multi-indices.
+          before: (r n, q) new entries of the fibres of core k − 1.
+          after: (q, n r) new entries of the fibres of core k.
+        """
+        old = self.fibres[k - 1]
+        before = before.reshape(*old.shape[:2], -1)
+        after = after.reshape(-1, *self.fibres[k].shape[1:])
+        self.left[k] = np.concatenate([self.left[k], self._rows(k - 1)[picked]])
         self.right[k] = np.concatenate([self.right[k], right])
         self._picked[k - 1] = np.concatenate([self._picked[k - 1], picked])
+        self.fibres[k - 1] = np.concatenate([old, before], axis=2)
+        self.fibres[k] = np.concatenate([self.fibres[k], after])
         self._cores[k - 1] = self._cores[k] = None
 
 
+class _Block:
+    """The block of a bond, its interpolation a @ b, and the crosses that are to be added to that.
+
+    Attributes:
+      rows: (R, k) left multi-indices.
+      columns: (C, d − k) right multi-indices.
+      pivots: places (i, j) of the crosses.
+      columns_seen: entries of the tensor in the columns of the pivots, (R,) each.
+      rows_seen: entries in their rows, (C,) each.
+    """
+
+    def __init__(
+        self, oracle: Oracle, rows: np.ndarray, columns: np.ndarray, a: np.ndarray, b: np.ndarray
+    ):
+        self.rows, self.columns = rows, columns
+        self.pivots: list[tuple[int, int]] = []
+        self.columns_seen: list[np.ndarray] = []
+        self.rows_seen: list[np.ndarray] = []
+        self._oracle, self._a, self._b = oracle, a, b
+        self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """At single places, before any cross is added."""
+        exact = self._oracle.pairs(self.rows[i], self.columns[j])
+        return exact - np.einsum("sr,rs->s", self._a[i], self._b[:, j])
+
+    def cross(self, i: int, j: int, forward: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Adds a pivot in column j (forward) or in row i.
+
+        Returns:
+          Vectors (R,) and (C,) whose outer product the residual loses.
+        """
+        if forward:
+            seen_column, column = self._column(j)
+            i = int(np.abs(column).argmax())
+            seen_row, row = self._row(i)
+        else:
+            seen_row, row = self._row(i)
+            j = int(np.abs(row).argmax())
+            seen_column, column = self._column(j)
+        self.pivots.append((i, j))
+        self.columns_seen.append(seen_column)
+        self.rows_seen.append(seen_row)
+        self._crosses.append((column, row / row[j]))
+        return self._crosses[-1]
+
+    def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
+        """A column of the tensor and of the residual."""
+        seen = self._oracle.block(self.rows, self.columns[j : j + 1])[:, 0]
+        residual = seen - self._a @ self._b[:, j]
+        for column, row in self._crosses:
+            residual -= column * row[j]
+        return seen, residual
+
+    def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """A row of the tensor and of the residual."""
+        seen = self._oracle.block(self.rows[i : i + 1], self.columns)[0]
+        residual = seen - self._a[i] @ self._b
+        for column, row in self._crosses:
+            residual -= column[i] * row
+        return seen, residual
+
+
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
-    """F P⁻¹ with P the picked rows of F: through an orthonormal basis, for P is ill-conditioned."""
+    """F P⁻¹ with P the picked rows of F: by an orthonormal basis, for P is ill-conditioned."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
     return np.linalg.solve(q[picked].T, q.T).T.reshape(fibres.shape)
 
 
-def _pivots(residual: np.ndarray, threshold: float) -> tuple[Any, Any]:
-    """Rows and columns of the pivots of an LU factorisation with complete pivoting."""
-    residual = residual.copy()
+def leading_pivots(
+    matrix: np.ndarray, threshold: float, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the first pivots of LU with complete pivoting, while above a threshold.
+
+    Example:
+      >>> import numpy as np
+      >>> leading_pivots(np.array([[1.0, 0.0, 2.0], [4.0, 0.0, 8.0]]), 1e-9, 3)
+      (array([1]), array([2]))
+    """
+    matrix = matrix.copy()
     rows: list[int] = []
     columns: list[int] = []
-    for _ in range(min(residual.shape)):
-        size = np.abs(residual)
-        at = int(size.argmax())
-        i, j = divmod(at, residual.shape[1])
-        if not size[i, j] > threshold:
+    for _ in range(min(limit, *matrix.shape)):
+        i, j = divmod(int(np.abs(matrix).argmax()), matrix.shape[1])
+        if not abs(matrix[i, j]) > threshold:
             break
         rows.append(i)
         columns.append(j)
-        residual -= np.outer(residual[:, j], residual[i] / residual[i, j])
-        residual[i] = 0
-        residual[:, j] = 0
+        matrix -= np.outer(matrix[:, j], matrix[i] / matrix[i, j])
+        matrix[i] = matrix[:, j] = 0
     return np.array(rows, np.int64), np.array(columns, np.int64)

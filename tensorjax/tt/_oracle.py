@@ -27,6 +27,8 @@ class Oracle:
       shape: mode sizes, of the components too once ``start`` is done.
       evaluations: multi-indices handed to the function, all different.
       hits: entries asked for again and found in the memory.
+      dtype: of the function's values.
+      largest: |value| seen so far.
       programs: batch sizes for which the function was compiled.
     """
 
@@ -45,6 +47,7 @@ class Oracle:
         self.hits = 0
         self.programs: set[int] = set()
         self.dtype: Any = None
+        self.largest = 0.0
         self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
         self._budget = math.inf if budget is None else budget
         self._modes = len(shape)
@@ -106,7 +109,7 @@ class Oracle:
             if self.evaluations + len(fresh) > self._budget:
                 raise BudgetExhausted
             values = self._call(take(np.fromiter(fresh.values(), np.int64))[:, : self._modes])
-            known.update(zip(fresh, range(self.evaluations, self.evaluations + len(fresh))))
+            known.update((key, row) for row, key in enumerate(fresh, start=self.evaluations))
             self._store(values)
             rows[missing] = [known[wanted[p]] for p in missing.tolist()]
         self.hits += len(wanted) - missing.size
@@ -120,6 +123,7 @@ class Oracle:
             grown[: self.evaluations] = self._values[: self.evaluations]
             self._values = grown
         self._values[self.evaluations : total] = values
+        self.largest = max(self.largest, float(np.abs(values).max()))
         self.evaluations = total
 
     # Calling -------------------------------------------------------------------------------------
@@ -138,8 +142,8 @@ class Oracle:
         """Values (m, 1) or (m, components) in double precision."""
         out = self._raw(points)
         values = np.asarray(out)
-        if values.dtype.kind not in "biufc" and not np.issubdtype(values.dtype, np.number):
-            values = values.astype(np.float64)  # bfloat16 and the like; else it fails by name
+        if values.dtype.kind not in "biufc":
+            values = _widened(values)
         kinds = "(batch,) or (batch, components)"
         if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
             raise ValueError(
@@ -198,3 +202,11 @@ class Oracle:
                 f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
                 f"multi-indices of a batch, first {named}{where}"
             )
+
+
+def _widened(values: np.ndarray) -> np.ndarray:
+    """Half precisions that NumPy does not know, as float32."""
+    try:
+        return values.astype(np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"f: expected numbers, got an array of dtype {values.dtype}") from None

@@ -1,0 +1,279 @@
+"""The search of `cross`: sweeps of greedy pivots, watched by entries that no pivot was made of."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorjax._cores import Cores
+from tensorjax.tt._greedy import Sets
+from tensorjax.tt._maxvol import right_sets
+from tensorjax.tt._oracle import BudgetExhausted, Oracle
+
+Status = Literal["converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped"]
+# A sweep lowers the residual that it leaves alone by a factor in this range.
+_STEEPEST, _FLATTEST = 0.1, 0.5
+# Without an error lower by this factor for so many times the evaluations, the search has stalled.
+_PROGRESS, _PATIENCE, _AT_LEAST = 0.7, 5, 20_000
+# Wrong held-out entries that become pivots where the blocks themselves show nothing wrong.
+_OFFERED = 4
+# Moves of the first pivot along the fibres through it, each at least this much larger.
+_MOVES, _MOVE_GAIN = 4, 2.0
+
+
+class Estimate(NamedTuple):
+    """A relative error in the Frobenius norm, measured at random entries."""
+
+    error: float
+    std: float
+
+    @property
+    def bound(self) -> float:
+        """Two standard errors above the estimate."""
+        return self.error + 2 * self.std
+
+
+class CrossProgress(NamedTuple):
+    """What `cross` tells its callback after every sweep.
+
+    Attributes:
+      sweep: 1, 2, …; odd ones go from left to right.
+      error: relative error at the held-out entries.
+      error_std: standard error of that.
+      evaluations: multi-indices evaluated so far.
+      ranks: TT-ranks so far, before rounding.
+      seconds: since the start.
+    """
+
+    sweep: int
+    error: float
+    error_std: float
+    evaluations: int
+    ranks: tuple[int, ...]
+    seconds: float
+
+
+@dataclasses.dataclass
+class Options:
+    tol: float
+    max_rank: int
+    max_sweeps: int
+    held_out: int
+    callback: Callable[[CrossProgress], Any] | None
+
+
+class HeldOut:
+    """Random entries that the train is measured at, and that are not fitted.
+
+    All entries, if the tensor has no more than that: the error is then exact.
+    """
+
+    def __init__(self, oracle: Oracle, count: int, rng: np.random.Generator):
+        self._oracle, self._rng = oracle, rng
+        self._shape = oracle.shape
+        self.all = math.prod(self._shape) <= count
+        self.index = np.argwhere(np.ones(self._shape, bool)) if self.all else self._draw(count)
+        self.values = oracle.start(self.index)
+
+    def _draw(self, count: int) -> np.ndarray:
+        return self._rng.integers(0, self._shape, (count, len(self._shape)))
+
+    def largest(self) -> np.ndarray:
+        """The multi-index of the largest value, with its component if there are any."""
+        i, j = divmod(int(np.abs(self.values).argmax()), self.values.shape[1])
+        has_components = len(self._oracle.shape) > len(self._shape)
+        return np.append(self.index[i], j) if has_components else self.index[i]
+
+    def errors(self, cores: Cores) -> np.ndarray:
+        """Squared errors, (count,)."""
+        return _squares(entries(cores, self.index) - self.values)
+
+    def estimate(self, cores: Cores) -> Estimate:
+        """√(mean |error|² / mean |value|²), with its standard error by the delta method."""
+        wrong, right = self.errors(cores), _squares(self.values)
+        scale = float(right.mean())
+        if scale == 0:
+            return Estimate(0.0 if not wrong.any() else math.inf, 0.0)
+        ratio = float(wrong.mean()) / scale
+        if self.all or ratio == 0:
+            return Estimate(math.sqrt(ratio), 0.0)
+        spread = float(np.std(wrong - ratio * right, ddof=1)) if len(right) > 1 else math.inf
+        return Estimate(
+            math.sqrt(ratio), spread / (scale * math.sqrt(len(right)) * 2 * math.sqrt(ratio))
+        )
+
+    def replace(self, places: np.ndarray) -> None:
+        """Draws new entries for those that have become pivots."""
+        if not self.all:
+            index = self._draw(len(places))
+            self.values[places] = self._oracle.points(index)
+            self.index[places] = index
+
+
+def _squares(x: np.ndarray) -> np.ndarray:
+    return (np.square(x.real) + np.square(x.imag)).sum(axis=1)
+
+
+def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
+    """All components, (m, 1) or (m, components), of a train at multi-indices (m, d)."""
+    v = cores[0][0, index[:, 0]]
+    for k in range(1, index.shape[1]):
+        v = np.einsum("ma,mab->mb", v, cores[k].transpose(1, 0, 2)[index[:, k]], optimize=True)
+    return v @ cores[-1][:, :, 0] if len(cores) > index.shape[1] else v
+
+
+class Search:
+    """Runs to a status; the best train so far and its error are there at any time.
+
+    Attributes:
+      cores: of the best train so far.
+      estimate: its error.
+      sweeps: done.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        options: Options,
+        rng: np.random.Generator,
+        x0: Cores | None,
+        finish: Callable[[Cores], Cores],
+    ):
+        self.sweeps = 0
+        self._began = time.perf_counter()
+        self._oracle, self._options, self._rng, self._x0 = oracle, options, rng, x0
+        self.held = HeldOut(oracle, options.held_out, rng)
+        self._finish = finish  # cores as they will be returned: cast to their dtype
+        self._sets: Sets | None = None
+        self._threshold = float(np.abs(self.held.values).max())
+        self._mark = (math.inf, 0)
+        self.cores = finish(self._constant())
+        self.estimate = self.held.estimate(self.cores)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def run(self) -> Status:
+        if self._threshold == 0:
+            return "converged"  # every entry seen is zero, and so is the train
+        try:
+            self._sets = self._start()
+            self._measure(self._sets)
+            if self.estimate.bound <= self._options.tol:
+                return "converged"
+            return self._sweep_on(self._sets)
+        except BudgetExhausted:
+            if self._sets is not None:
+                self._measure(self._sets)
+            return "converged" if self.estimate.bound <= self._options.tol else "budget"
+
+    def _constant(self) -> Cores:
+        """The train of the mean: what there is when the budget ends before the first cross."""
+        mean = self.held.values.mean(axis=0)
+        cores = [np.ones((1, n, 1)) for n in self._oracle.shape]
+        if len(self._oracle.shape) > self.held.index.shape[1]:
+            return [*cores[:-1], mean[None, :, None]]
+        return [*cores[:-1], cores[-1] * mean]
+
+    def _start(self) -> Sets:
+        """Rank one through a large entry; then what the start offers."""
+        point = self.held.largest()
+        self.held.replace(np.array([int(np.abs(self.held.values).max(axis=1).argmax())]))
+        sets = Sets(self._oracle, point)
+        for _ in range(_MOVES):
+            size = sets.size
+            point = sets.largest()
+            moved = Sets(self._oracle, point)
+            if moved.size < _MOVE_GAIN * size:
+                break
+            sets = moved
+        self._threshold = sets.size
+        if self._x0 is not None:
+            for k, right in enumerate(right_sets(self._x0), start=1):
+                limit = self._options.max_rank - sets.ranks[k]
+                sets.offer(k, right, 1e3 * self._floor(), limit)
+        return sets
+
+    def _floor(self) -> float:
+        """What roundoff makes of a zero."""
+        eps = float(np.finfo(self._oracle.dtype).eps)
+        return 4 * eps * self._oracle.largest
+
+    def _measure(self, sets: Sets) -> Estimate:
+        """The error of the train as it is; keeps the train if there was none better."""
+        cores = self._finish(sets.cores())
+        estimate = self.held.estimate(cores)
+        if estimate.bound <= self.estimate.bound:
+            self.cores, self.estimate = cores, estimate
+        if estimate.bound < _PROGRESS * self._mark[0]:
+            self._mark = (estimate.bound, self._oracle.evaluations)
+        return estimate
+
+    def _sweep_on(self, sets: Sets) -> Status:
+        options = self._options
+        bonds = range(1, len(self._oracle.shape))
+        idle = 0
+        for self.sweeps in range(1, options.max_sweeps + 1):
+            forward = self.sweeps % 2 == 1
+            level, added = 0.0, 0
+            for k in bonds if forward else reversed(bonds):
+                r = sets.ranks[k]
+                limit = min(max(2, r // 2), options.max_rank - r)
+                seen, new = sets.visit(k, self._threshold, limit, forward, self._rng)
+                level, added = max(level, seen), added + new
+            estimate = self._measure(sets)
+            if self._told(sets, estimate):
+                return "stopped"
+            if estimate.bound <= options.tol:
+                return "converged"
+            if not added:
+                added = self._offer_wrong(sets)
+            idle = 0 if added else idle + 1
+            full = max(sets.ranks) >= options.max_rank
+            if self._stalled(idle) or (full and idle > 1 and level > self._threshold):
+                return "max_rank" if full else "stalled"
+            self._lower(level, bool(added), estimate)
+        return "max_sweeps"
+
+    def _told(self, sets: Sets, estimate: Estimate) -> bool:
+        if self._options.callback is None:
+            return False
+        told = CrossProgress(
+            self.sweeps, *estimate, self._oracle.evaluations, sets.ranks, self.seconds
+        )
+        return bool(self._options.callback(told))
+
+    def _offer_wrong(self, sets: Sets) -> int:
+        """Pivots from the held-out entries that are most wrong, where the blocks look right."""
+        wrong = self.held.errors(self._finish(sets.cores()))
+        worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
+        worst = worst[wrong[worst] > self._threshold**2]
+        if not worst.size:
+            return 0
+        points, values = self.held.index[worst], self.held.values[worst]
+        if len(self._oracle.shape) > points.shape[1]:
+            component = np.abs(values).argmax(axis=1)
+            points = np.concatenate([points, component[:, None]], axis=1)
+        self.held.replace(worst)
+        added = 0
+        for k in range(1, points.shape[1]):
+            limit = self._options.max_rank - sets.ranks[k]
+            added += sets.offer(k, points[:, k:], self._threshold, limit)
+        return added
+
+    def _stalled(self, idle: int) -> bool:
+        spent = self._oracle.evaluations - self._mark[1]
+        if spent > _PATIENCE * self._mark[1] + _AT_LEAST:
+            return True
+        return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
+
+    def _lower(self, level: float, added: bool, estimate: Estimate) -> None:
+        """Lowers the threshold: steeply, and gently when the error is nearly there."""
+        need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
+        base = self._threshold if added else min(self._threshold, level)
+        lowered = base * min(max(_STEEPEST, need), _FLATTEST)
+        self._threshold = max(lowered, self._floor())
