@@ -37,14 +37,21 @@ from tensorjax.tt._build import (
 )
 from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
+from tensorjax.tt._quantics import (
+    QuanticsGrid,
+    index_to_quantics,
+    quantics_grid,
+    quantics_to_index,
+)
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
 
 __all__ = [
+    "TT",
     "CrossInfo",
     "CrossProgress",
-    "TT",
+    "QuanticsGrid",
     "TTMatrix",
     "add",
     "concatenate",
@@ -57,6 +64,7 @@ __all__ = [
     "from_dense",
     "hadamard",
     "identity",
+    "index_to_quantics",
     "inner",
     "kron",
     "matmul",
@@ -67,6 +75,8 @@ __all__ = [
     "ones_like",
     "orthogonalize",
     "pad",
+    "quantics_grid",
+    "quantics_to_index",
     "random",
     "random_matrix",
     "rank_one",
