@@ -13,7 +13,7 @@ from tensorjax import _check
 from tensorjax._cores import Cores
 from tensorjax._train import TT, single
 from tensorjax.tt import _search
-from tensorjax.tt._oracle import Jit, Oracle
+from tensorjax.tt._oracle import Jit, Oracle, scaled
 from tensorjax.tt._round import _svd_round
 from tensorjax.tt._search import CrossProgress, Estimate, Search, Status
 from tensorjax.tt._sweeps import balanced
@@ -33,6 +33,8 @@ _ADVICE: dict[str, str] = {
 # misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
+# Of a small tensor, one entry of so many measures the error, but not fewer than so many.
+_FEW = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ def cross(
     grid: Sequence[Any] | None = None,
     jit: Jit = "auto",
     x0: TT | None = None,
-    held_out: int = 500,
+    held_out: int = 1000,
     max_sweeps: int = 100,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: Any = None,
@@ -104,7 +106,8 @@ def cross(
       jit: whether to compile f. "auto" compiles functions that return JAX arrays and can be traced.
         Batches are then padded (by copies) to one of seven sizes, so few programs are compiled.
       x0: a train near f, of the same shape, for a warm start: its index sets are tried first.
-      held_out: number of random entries that measure the error (fewer under a small budget).
+      held_out: number of random entries that measure the error (fewer for a small budget or tensor).
+        Errors that hide in fewer than about 3/held_out of all entries may escape them.
       max_sweeps: half-sweeps over the bonds.
       callback: gets a `CrossProgress` after each; the search stops when it returns True.
       dtype: of the result; that of f's values, as JAX has it, if None.
@@ -136,7 +139,7 @@ def cross(
     fitted; a part of the tolerance is left for rounding the result.
     """
     sizes = _check.shape("shape", shape)
-    options = _options(tol, max_rank, held_out, max_sweeps, max_evaluations, callback)
+    options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, callback)
     rng = _generator(key)
     coordinates = None if grid is None else _grid(grid, sizes)
     if jit not in (True, False, "auto"):
@@ -151,7 +154,7 @@ def cross(
     cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
-    train = TT([jax.device_put(c.astype(final.value)) for c in cores])
+    train = TT([jax.device_put(c) for c in final.result(cores)])
     return train, _info(status, estimate, search, oracle, train)
 
 
@@ -174,11 +177,17 @@ def _info(
 
 
 def _options(
-    tol: Any, max_rank: Any, held_out: Any, max_sweeps: Any, budget: Any, callback: Any
+    sizes: tuple[int, ...],
+    tol: Any,
+    max_rank: Any,
+    held_out: Any,
+    max_sweeps: Any,
+    budget: Any,
+    callback: Any,
 ) -> _search.Options:
     if _check.is_traced(tol):
         raise TypeError("tol: expected a number; tt.cross chooses ranks and cannot be traced")
-    held_out = _check.integer("held_out", held_out, low=2)
+    held_out = min(_check.integer("held_out", held_out, low=2), max(_FEW, math.prod(sizes) // _FEW))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
         # Most of a small budget is for the fit.
@@ -254,7 +263,13 @@ class _Dtype:
     def finish(self, cores: Cores) -> Cores:
         """The cores as they will be after a cast to the dtype, still in double precision."""
         wide = np.result_type(self._oracle.dtype, np.float64)
-        return [c.astype(self.value).astype(wide) for c in cores]
+        cast = [c.astype(wide) for c in self.result(cores)]
+        return [*cast[:-1], scaled(cast[-1], -self._oracle.exponent)]
+
+    def result(self, cores: Cores) -> Cores:
+        """The cores of the dtype, and of the function's own scale."""
+        last = scaled(cores[-1], self._oracle.exponent)
+        return [c.astype(self.value) for c in (*cores[:-1], last)]
 
 
 def _rounded(

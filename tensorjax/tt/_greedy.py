@@ -92,8 +92,9 @@ class Sets:
                 worst = int(np.abs(residual).argmax())
                 if not abs(residual[worst]) > threshold:
                     break
-                column, row = block.cross(int(i[worst]), int(j[worst]), forward)
-                residual = residual - column[i] * row[j]
+                if not block.cross(int(i[worst]), int(j[worst]), forward, threshold):
+                    break
+                residual = block.reduced(residual, i, j)
         finally:  # the budget may end in the middle: what is found is kept
             if block.pivots:
                 picked, taken = np.array(block.pivots).T
@@ -149,10 +150,11 @@ class Sets:
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random places of the block of bond k, off the rows and columns that are exact already."""
+        oracle = self._oracle
         i = np.delete(np.arange(len(block.rows)), self._picked[k - 1])
-        taken = np.isin(self._oracle.keys(block.columns, k), self._oracle.keys(self.right[k], k))
+        taken = np.isin(oracle.labels(block.columns, k), oracle.labels(self.right[k], k))
         j = np.flatnonzero(~taken)
-        count = _PROBES + len(self.left[k]) + max(self._oracle.shape[k - 1 : k + 1])
+        count = _PROBES + len(self.left[k]) + max(oracle.shape[k - 1 : k + 1])
         if i.size * j.size <= count:
             return np.repeat(i, j.size), np.tile(j, i.size)
         return rng.choice(i, count), rng.choice(j, count)
@@ -206,12 +208,13 @@ class _Block:
         exact = self._oracle.pairs(self.rows[i], self.columns[j])
         return exact - np.einsum("sr,rs->s", self._a[i], self._b[:, j])
 
-    def cross(self, i: int, j: int, forward: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Adds a pivot in column j (forward) or in row i.
+    def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """The residual at single places after the last cross."""
+        column, row = self._crosses[-1]
+        return residual - column[i] * row[j]
 
-        Returns:
-          Vectors (R,) and (C,) whose outer product the residual loses.
-        """
+    def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
+        """Adds a pivot in column j (forward) or in row i, unless it is roundoff after all."""
         if forward:
             seen_column, column = self._column(j)
             i = int(np.abs(column).argmax())
@@ -220,11 +223,13 @@ class _Block:
             seen_row, row = self._row(i)
             j = int(np.abs(row).argmax())
             seen_column, column = self._column(j)
+        if not abs(row[j]) > threshold:
+            return False
         self.pivots.append((i, j))
         self.columns_seen.append(seen_column)
         self.rows_seen.append(seen_row)
         self._crosses.append((column, row / row[j]))
-        return self._crosses[-1]
+        return True
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
         """A column of the tensor and of the residual."""

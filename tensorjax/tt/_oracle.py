@@ -29,6 +29,7 @@ class Oracle:
       hits: entries asked for again and found in the memory.
       dtype: of the function's values.
       largest: |value| seen so far.
+      exponent: all values are given out over 2^exponent, which keeps their squares in range.
       programs: batch sizes for which the function was compiled.
     """
 
@@ -48,6 +49,7 @@ class Oracle:
         self.programs: set[int] = set()
         self.dtype: Any = None
         self.largest = 0.0
+        self.exponent = 0
         self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
         self._budget = math.inf if budget is None else budget
         self._modes = len(shape)
@@ -57,11 +59,11 @@ class Oracle:
         self._compiled: Any = None
         # Positions of multi-indices in the flattened tensor: Python integers where 64 bits end.
         strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-        self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**62 else object)
+        self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at the first multi-indices (m, d)."""
-        rows = self._find(self.keys(index, 0), lambda p: index[p])
+        rows = self._find(self._keys(index, 0), lambda p: index[p])
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
             self._strides = np.append(self._strides, self._strides[-1] * 0)
@@ -69,17 +71,17 @@ class Oracle:
 
     def points(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
-        return self._values[self._find(self.keys(index, 0), lambda p: index[p])]
+        return self._values[self._find(self._keys(index, 0), lambda p: index[p])]
 
     def pairs(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Entries (m,) at multi-indices whose first part is (m, k) and second (m, d − k)."""
-        keys = self.keys(left, 0) + self.keys(right, left.shape[1])
+        keys = self._keys(left, 0) + self._keys(right, left.shape[1])
         rows = self._find(keys, lambda p: np.concatenate([left[p], right[p]], axis=1))
         return self._values[rows, self._chosen(left, right)]
 
     def block(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """The matrix (a, b) of entries at all pairs of first parts (a, k) and second (b, d − k)."""
-        keys = self.keys(left, 0)[:, None] + self.keys(right, left.shape[1])[None]
+        keys = self._keys(left, 0)[:, None] + self._keys(right, left.shape[1])[None]
         b = len(right)
 
         def take(p: np.ndarray) -> np.ndarray:
@@ -90,7 +92,12 @@ class Oracle:
         last_left = right.shape[1] == 0 and not np.isscalar(chosen)
         return self._values[rows, chosen[:, None] if last_left else chosen]
 
-    def keys(self, part: np.ndarray, first: int) -> Any:
+    def labels(self, right: np.ndarray, first: int) -> np.ndarray:
+        """A number for each of the second parts (m, d − first), component included."""
+        keys = self._keys(right, first)
+        return keys * self._components[0] + right[:, -1] if self._components else keys
+
+    def _keys(self, part: np.ndarray, first: int) -> Any:
         return np.dot(part, self._strides[first : first + part.shape[1]])
 
     def _chosen(self, left: np.ndarray, right: np.ndarray) -> Any:
@@ -136,7 +143,9 @@ class Oracle:
         pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
         values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
         self._finite(values, index, points)
-        return values
+        if self.evaluations == 0:
+            self.exponent = int(np.frexp(np.abs(values).max())[1])
+        return scaled(values, -self.exponent)
 
     def _piece(self, points: np.ndarray) -> np.ndarray:
         """Values (m, 1) or (m, components) in double precision."""
@@ -202,6 +211,12 @@ class Oracle:
                 f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
                 f"multi-indices of a batch, first {named}{where}"
             )
+
+
+def scaled(x: np.ndarray, exponent: int) -> np.ndarray:
+    """x · 2^exponent, exact where it is in range."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def _widened(values: np.ndarray) -> np.ndarray:

@@ -85,7 +85,7 @@ class HeldOut:
         """The multi-index of the largest value, with its component if there are any."""
         i, j = divmod(int(np.abs(self.values).argmax()), self.values.shape[1])
         has_components = len(self._oracle.shape) > len(self._shape)
-        return np.append(self.index[i], j) if has_components else self.index[i]
+        return np.append(self.index[i], j) if has_components else self.index[i].copy()
 
     def errors(self, cores: Cores) -> np.ndarray:
         """Squared errors, (count,)."""
@@ -105,10 +105,10 @@ class HeldOut:
             math.sqrt(ratio), spread / (scale * math.sqrt(len(right)) * 2 * math.sqrt(ratio))
         )
 
-    def replace(self, places: np.ndarray) -> None:
+    def replace(self, places: np.ndarray | slice) -> None:
         """Draws new entries for those that have become pivots."""
         if not self.all:
-            index = self._draw(len(places))
+            index = self._draw(len(self.index[places]))
             self.values[places] = self._oracle.points(index)
             self.index[places] = index
 
@@ -150,8 +150,8 @@ class Search:
         self._sets: Sets | None = None
         self._threshold = float(np.abs(self.held.values).max())
         self._mark = (math.inf, 0)
-        self.cores = finish(self._constant())
-        self.estimate = self.held.estimate(self.cores)
+        self._biased = False  # whether pivots were made of held-out entries
+        self.cores, self.estimate = self._constant()
 
     @property
     def seconds(self) -> float:
@@ -169,15 +169,22 @@ class Search:
         except BudgetExhausted:
             if self._sets is not None:
                 self._measure(self._sets)
-            return "converged" if self.estimate.bound <= self._options.tol else "budget"
+            return "budget"
 
-    def _constant(self) -> Cores:
+    def _constant(self) -> tuple[Cores, Estimate]:
         """The train of the mean: what there is when the budget ends before the first cross."""
-        mean = self.held.values.mean(axis=0)
-        cores = [np.ones((1, n, 1)) for n in self._oracle.shape]
-        if len(self._oracle.shape) > self.held.index.shape[1]:
-            return [*cores[:-1], mean[None, :, None]]
-        return [*cores[:-1], cores[-1] * mean]
+        values = self.held.values
+        ones = [np.ones((1, n, 1)) for n in self._oracle.shape]
+        has_components = len(ones) > self.held.index.shape[1]
+        mean = values.mean(axis=0)
+        last = mean[None, :, None] if has_components else ones[-1] * mean
+        cores = self._finish([*ones[:-1], last])
+        estimate, count = self.held.estimate(cores), len(values)
+        if not self.held.all and count > 1:  # each entry against the mean of the others
+            estimate = Estimate(*(x * count / (count - 1) for x in estimate))
+        if estimate.bound < 1 and (self.held.all or count > 1):
+            return cores, estimate
+        return self._finish([*ones[:-1], 0 * last]), Estimate(1.0, 0.0)
 
     def _start(self) -> Sets:
         """Rank one through a large entry; then what the start offers."""
@@ -201,7 +208,7 @@ class Search:
     def _floor(self) -> float:
         """What roundoff makes of a zero."""
         eps = float(np.finfo(self._oracle.dtype).eps)
-        return 4 * eps * self._oracle.largest
+        return 16 * eps * self._oracle.largest
 
     def _measure(self, sets: Sets) -> Estimate:
         """The error of the train as it is; keeps the train if there was none better."""
@@ -228,7 +235,7 @@ class Search:
             estimate = self._measure(sets)
             if self._told(sets, estimate):
                 return "stopped"
-            if estimate.bound <= options.tol:
+            if estimate.bound <= options.tol and self._trusted(sets, level):
                 return "converged"
             if not added:
                 added = self._offer_wrong(sets)
@@ -238,6 +245,18 @@ class Search:
                 return "max_rank" if full else "stalled"
             self._lower(level, bool(added), estimate)
         return "max_sweeps"
+
+    def _trusted(self, sets: Sets, level: float) -> bool:
+        """Whether rare large errors can be ruled out, which may escape the held-out entries."""
+        if level > self._options.tol**0.5 * self._oracle.largest:
+            return False  # seen by the fresh random entries of this sweep
+        if not self._biased:
+            return True
+        # Wrong entries were taken out: those that are left are right more often than others.
+        self._biased = False
+        self.held.replace(slice(None))
+        self.estimate = Estimate(math.inf, math.inf)
+        return self._measure(sets).bound <= self._options.tol
 
     def _told(self, sets: Sets, estimate: Estimate) -> bool:
         if self._options.callback is None:
@@ -259,6 +278,7 @@ class Search:
             component = np.abs(values).argmax(axis=1)
             points = np.concatenate([points, component[:, None]], axis=1)
         self.held.replace(worst)
+        self._biased = True
         added = 0
         for k in range(1, points.shape[1]):
             limit = self._options.max_rank - sets.ranks[k]
