@@ -106,8 +106,8 @@ def cross(
       jit: whether to compile f. "auto" compiles functions that return JAX arrays and can be traced.
         Batches are then padded (by copies) to one of seven sizes, so few programs are compiled.
       x0: a train near f, of the same shape, for a warm start: its index sets are tried first.
-      held_out: number of random entries that measure the error (fewer for a small budget or tensor).
-        Errors that hide in fewer than about 3/held_out of all entries may escape them.
+      held_out: number of random entries that measure the error (fewer for a small budget or
+        tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
       max_sweeps: half-sweeps over the bonds.
       callback: gets a `CrossProgress` after each; the search stops when it returns True.
       dtype: of the result; that of f's values, as JAX has it, if None.

@@ -71,13 +71,14 @@ class Oracle:
 
     def points(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
-        return self._values[self._find(self._keys(index, 0), lambda p: index[p])]
+        rows = self._find(self._keys(index, 0), lambda p: index[p])
+        return self._values[rows]  # only now: finding may have moved them
 
     def pairs(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Entries (m,) at multi-indices whose first part is (m, k) and second (m, d − k)."""
         keys = self._keys(left, 0) + self._keys(right, left.shape[1])
         rows = self._find(keys, lambda p: np.concatenate([left[p], right[p]], axis=1))
-        return self._values[rows, self._chosen(left, right)]
+        return self._picked(rows, (right if right.shape[1] else left)[:, -1])
 
     def block(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """The matrix (a, b) of entries at all pairs of first parts (a, k) and second (b, d − k)."""
@@ -88,9 +89,7 @@ class Oracle:
             return np.concatenate([left[p // b], right[p % b]], axis=1)
 
         rows = self._find(keys.ravel(), take).reshape(keys.shape)
-        chosen = self._chosen(left, right)
-        last_left = right.shape[1] == 0 and not np.isscalar(chosen)
-        return self._values[rows, chosen[:, None] if last_left else chosen]
+        return self._picked(rows, right[None, :, -1] if right.shape[1] else left[:, None, -1])
 
     def labels(self, right: np.ndarray, first: int) -> np.ndarray:
         """A number for each of the second parts (m, d − first), component included."""
@@ -100,10 +99,8 @@ class Oracle:
     def _keys(self, part: np.ndarray, first: int) -> Any:
         return np.dot(part, self._strides[first : first + part.shape[1]])
 
-    def _chosen(self, left: np.ndarray, right: np.ndarray) -> Any:
-        if not self._components:
-            return 0
-        return right[:, -1] if right.shape[1] else left[:, -1]
+    def _picked(self, rows: np.ndarray, component: np.ndarray) -> np.ndarray:
+        return self._values[rows, component if self._components else 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Where the entries lie in the memory; those that are not there yet are evaluated."""

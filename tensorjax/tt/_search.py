@@ -113,7 +113,7 @@ class HeldOut:
             self.index[places] = index
 
 
-def _squares(x: np.ndarray) -> np.ndarray:
+def _squares(x: Any) -> Any:
     return (np.square(x.real) + np.square(x.imag)).sum(axis=1)
 
 
@@ -158,7 +158,7 @@ class Search:
         return time.perf_counter() - self._began
 
     def run(self) -> Status:
-        if self._threshold == 0:
+        if self._threshold == 0 and self._x0 is None:
             return "converged"  # every entry seen is zero, and so is the train
         try:
             self._sets = self._start()
@@ -187,28 +187,38 @@ class Search:
         return self._finish([*ones[:-1], 0 * last]), Estimate(1.0, 0.0)
 
     def _start(self) -> Sets:
-        """Rank one through a large entry; then what the start offers."""
+        """Rank one through a large entry; then what the first train offers."""
         point = self.held.largest()
         self.held.replace(np.array([int(np.abs(self.held.values).max(axis=1).argmax())]))
-        sets = Sets(self._oracle, point)
+        offers = [] if self._x0 is None else right_sets(self._x0)
+        sets = Sets(self._oracle, self._larger(point, offers))
         for _ in range(_MOVES):
-            size = sets.size
-            point = sets.largest()
-            moved = Sets(self._oracle, point)
-            if moved.size < _MOVE_GAIN * size:
+            moved = Sets(self._oracle, sets.largest())
+            if moved.size < _MOVE_GAIN * sets.size:
                 break
             sets = moved
         self._threshold = sets.size
-        if self._x0 is not None:
-            for k, right in enumerate(right_sets(self._x0), start=1):
-                limit = self._options.max_rank - sets.ranks[k]
-                sets.offer(k, right, 1e3 * self._floor(), limit)
+        for k, right in enumerate(offers if sets.size > 0 else [], start=1):
+            limit = self._options.max_rank - sets.ranks[k]
+            sets.offer(k, right, 1e3 * self._floor(), limit)
         return sets
+
+    def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
+        """The point, or a larger one on the offered fibres of the first core."""
+        if not offers:
+            return point
+        first = np.arange(self._oracle.shape[0])[:, None]
+        seen = np.abs(self._oracle.block(first, offers[0]))
+        i, j = divmod(int(seen.argmax()), seen.shape[1])
+        other = np.concatenate([first[i], offers[0][j]])
+        size = abs(self._oracle.pairs(point[None, :1], point[None, 1:])[0])
+        return other if seen[i, j] > size else point
 
     def _floor(self) -> float:
         """What roundoff makes of a zero."""
-        eps = float(np.finfo(self._oracle.dtype).eps)
-        return 16 * eps * self._oracle.largest
+        values = float(np.finfo(self._oracle.dtype).eps)
+        arithmetic = 16 * float(np.finfo(np.float64).eps)
+        return max(values, arithmetic) * self._oracle.largest
 
     def _measure(self, sets: Sets) -> Estimate:
         """The error of the train as it is; keeps the train if there was none better."""
