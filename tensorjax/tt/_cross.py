@@ -33,8 +33,8 @@ _ADVICE: dict[str, str] = {
 # misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
-# Of a small tensor, one entry of so many measures the error, but not fewer than so many.
-_FEW = 30
+# Of a small tensor, one entry of so many measures the error, but not fewer than so many in all.
+_SPARSE, _FEW = 10, 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +262,8 @@ class _Dtype:
 
     def finish(self, cores: Cores) -> Cores:
         """The cores as they will be after a cast to the dtype, still in double precision."""
-        wide = np.result_type(self._oracle.dtype, np.float64)
+        is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
+        wide = np.complex128 if is_complex else np.float64
         cast = [c.astype(wide) for c in self.result(cores)]
         return [*cast[:-1], scaled(cast[-1], -self._oracle.exponent)]
 
@@ -280,7 +281,7 @@ def _rounded(
     bound = search.estimate.bound
     if len(search.cores) == 1 or not math.isfinite(bound):
         return best
-    goal = max(tol, _SLACK * bound)
+    goal = tol if bound <= tol else _SLACK * bound
     for part in _PARTS:
         cores = finish(balanced(_svd_round(search.cores, None, part * (goal**2 - bound**2))[0]))
         estimate = search.held.estimate(cores)

@@ -14,8 +14,9 @@ import numpy as np
 
 from tensorjax.tt._oracle import Oracle
 
-# Random entries looked at before a block is taken to be met: so many more than its rank and mode.
-_PROBES = 8
+# Random entries looked at before a block is taken to be met: so many, and one for each index of its
+# larger mode (up to a limit) and of its bond.
+_PROBES, _MODE_PROBES = 8, 64
 
 
 class Sets:
@@ -154,7 +155,8 @@ class Sets:
         i = np.delete(np.arange(len(block.rows)), self._picked[k - 1])
         taken = np.isin(oracle.labels(block.columns, k), oracle.labels(self.right[k], k))
         j = np.flatnonzero(~taken)
-        count = _PROBES + len(self.left[k]) + max(oracle.shape[k - 1 : k + 1])
+        mode = max(oracle.shape[k - 1 : k + 1])
+        count = _PROBES + len(self.left[k]) + min(mode, _MODE_PROBES)
         if i.size * j.size <= count:
             return np.repeat(i, j.size), np.tile(j, i.size)
         return rng.choice(i, count), rng.choice(j, count)
@@ -206,7 +208,7 @@ class _Block:
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         """At single places, before any cross is added."""
         exact = self._oracle.pairs(self.rows[i], self.columns[j])
-        return exact - np.einsum("sr,rs->s", self._a[i], self._b[:, j])
+        return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         """The residual at single places after the last cross."""

@@ -18,10 +18,15 @@ Status = Literal["converged", "max_rank", "budget", "max_sweeps", "stalled", "st
 _STEEPEST, _FLATTEST = 0.1, 0.5
 # Without an error lower by this factor for so many times the evaluations, the search has stalled.
 _PROGRESS, _PATIENCE, _AT_LEAST = 0.7, 5, 20_000
-# Wrong held-out entries that become pivots where the blocks themselves show nothing wrong.
-_OFFERED = 4
+# Held-out entries that become pivots, where they are so many times more wrong than the blocks.
+_OFFERED, _HIDDEN = 4, 10.0
 # Moves of the first pivot along the fibres through it, each at least this much larger.
 _MOVES, _MOVE_GAIN = 4, 2.0
+# Fresh random entries agree with the held-out ones if none is wrong by more than so many times the
+# tolerance, relative to the largest value.
+_AGREES = 100
+# Fewer held-out entries than this are no reason to prefer their mean to zero.
+_TELLING = 10
 
 
 class Estimate(NamedTuple):
@@ -120,8 +125,9 @@ def _squares(x: Any) -> Any:
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     """All components, (m, 1) or (m, components), of a train at multi-indices (m, d)."""
     v = cores[0][0, index[:, 0]]
-    for k in range(1, index.shape[1]):
-        v = np.einsum("ma,mab->mb", v, cores[k].transpose(1, 0, 2)[index[:, k]], optimize=True)
+    for core, i in zip(cores[1:], index.T[1:], strict=False):
+        rows = np.ascontiguousarray(core.transpose(1, 0, 2))[i]
+        v = np.matmul(v[:, None], rows)[:, 0]
     return v @ cores[-1][:, :, 0] if len(cores) > index.shape[1] else v
 
 
@@ -182,7 +188,7 @@ class Search:
         estimate, count = self.held.estimate(cores), len(values)
         if not self.held.all and count > 1:  # each entry against the mean of the others
             estimate = Estimate(*(x * count / (count - 1) for x in estimate))
-        if estimate.bound < 1 and (self.held.all or count > 1):
+        if estimate.bound < 1 and (self.held.all or count >= _TELLING):
             return cores, estimate
         return self._finish([*ones[:-1], 0 * last]), Estimate(1.0, 0.0)
 
@@ -197,7 +203,7 @@ class Search:
             if moved.size < _MOVE_GAIN * sets.size:
                 break
             sets = moved
-        self._threshold = sets.size
+        self._threshold = _STEEPEST * sets.size
         for k, right in enumerate(offers if sets.size > 0 else [], start=1):
             limit = self._options.max_rank - sets.ranks[k]
             sets.offer(k, right, 1e3 * self._floor(), limit)
@@ -248,7 +254,7 @@ class Search:
             if estimate.bound <= options.tol and self._trusted(sets, level):
                 return "converged"
             if not added:
-                added = self._offer_wrong(sets)
+                added = self._offer_wrong(sets, level)
             idle = 0 if added else idle + 1
             full = max(sets.ranks) >= options.max_rank
             if self._stalled(idle) or (full and idle > 1 and level > self._threshold):
@@ -258,7 +264,7 @@ class Search:
 
     def _trusted(self, sets: Sets, level: float) -> bool:
         """Whether rare large errors can be ruled out, which may escape the held-out entries."""
-        if level > self._options.tol**0.5 * self._oracle.largest:
+        if level > _AGREES * self._options.tol * self._oracle.largest:
             return False  # seen by the fresh random entries of this sweep
         if not self._biased:
             return True
@@ -276,11 +282,12 @@ class Search:
         )
         return bool(self._options.callback(told))
 
-    def _offer_wrong(self, sets: Sets) -> int:
+    def _offer_wrong(self, sets: Sets, level: float) -> int:
         """Pivots from the held-out entries that are most wrong, where the blocks look right."""
+        hidden = _HIDDEN * max(level, self._threshold)
         wrong = self.held.errors(self._finish(sets.cores()))
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
-        worst = worst[wrong[worst] > self._threshold**2]
+        worst = worst[wrong[worst] > hidden**2]
         if not worst.size:
             return 0
         points, values = self.held.index[worst], self.held.values[worst]
