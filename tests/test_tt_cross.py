@@ -269,14 +269,15 @@ def test_a_larger_budget_gives_a_smaller_error(key):
 
 
 def test_max_rank_is_kept_and_reported(key):
-    grid = grid_of(0, 1, 8)
-    t, info = tt.cross(oscillatory, (20,) * 8, grid=grid, tol=1e-8, key=key, max_rank=5)
+    grid = grid_of(0, 1, 6)
+    t, info = tt.cross(oscillatory, (20,) * 6, grid=grid, tol=1e-8, key=key, max_rank=5)
     assert max(t.ranks) == 5
     assert info.status == "max_rank"
     assert "max_rank" in info.advice
     assert true_error(t, oscillatory, t.shape, grid) == pytest.approx(info.error, rel=0.3)
-    best = tt.round(tt.cross(oscillatory, t.shape, grid=grid, tol=1e-8, key=key)[0], rank=5)
-    assert info.error <= 10 * true_error(best, oscillatory, t.shape, grid)
+    full = tt.cross(oscillatory, t.shape, grid=grid, tol=1e-5, key=key)[0]
+    best = tt.round(full, tol=info.error / 5)
+    assert max(best.ranks) > 5  # not far from the best of this rank
 
 
 def test_max_sweeps_and_noise_are_reported(key):

@@ -1,10 +1,12 @@
 """The black box behind `cross`: called in batches, remembered, counted and checked."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Jit = bool | Literal["auto"]
@@ -57,6 +59,7 @@ class Oracle:
         self._rows: dict[int, int] = {}
         self._values = np.empty((0, 1))
         self._compiled: Any = None
+        self._is_jax = False
         # Positions of multi-indices in the flattened tensor: Python integers where 64 bits end.
         strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
@@ -170,32 +173,41 @@ class Oracle:
         return wide.reshape(len(points), -1)
 
     def _raw(self, points: np.ndarray) -> Any:
-        if self._compiled is None and self._jit is True:
-            self._compiled = jax.jit(self._f if self._vectorized else jax.vmap(self._f))
+        if self._jit is True and self._compiled is None:
+            self._compiled = self._jitted()
         if self._compiled is not None:
             try:
-                return self._padded(points)
+                out = self._padded(self._compiled, points)
             except _NOT_TRACEABLE:
                 if self._jit is True:
                     raise
-                self._compiled, self._jit = None, False
-        if self._vectorized:
-            out = self._f(points)
-            is_jax = isinstance(out, jax.Array)
-        else:
-            values = [self._f(point) for point in points]
-            is_jax = isinstance(values[0], jax.Array)
-            out = np.stack([np.asarray(v) for v in values])
-        if is_jax and self._jit == "auto":
-            self._compiled = jax.jit(self._f if self._vectorized else jax.vmap(self._f))
+                self._compiled = None
+            else:
+                self.programs.add(_bucket(len(points)))
+                return out
+        if self._is_jax:  # eager operations are compiled for every shape too
+            return self._padded(self._eager, points)
+        out = self._eager(points)
+        self._is_jax = isinstance(out, jax.Array)
+        if self._is_jax and self._jit == "auto":
+            self._compiled = self._jitted()
         return out
 
-    def _padded(self, points: np.ndarray) -> Any:
-        bucket = next(b for b in _BUCKETS if b >= len(points))
-        padding = np.broadcast_to(points[-1:], (bucket - len(points), points.shape[1]))
-        out = np.asarray(self._compiled(np.concatenate([points, padding])))
-        self.programs.add(bucket)
-        return out[: len(points)] if out.shape[:1] == (bucket,) else out
+    def _eager(self, points: np.ndarray) -> Any:
+        if self._vectorized:
+            return self._f(points)
+        values = [self._f(point) for point in points]
+        return (jnp if isinstance(values[0], jax.Array) else np).stack(values)
+
+    def _jitted(self) -> Any:
+        # JAX keeps what it compiled with the function: the next search finds it.
+        return jax.jit(self._f if self._vectorized else _mapped(self._f))
+
+    def _padded(self, f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
+        size = _bucket(len(points))
+        padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
+        out = np.asarray(f(np.concatenate([points, padding])))
+        return out[: len(points)] if out.shape[:1] == (size,) else out
 
     def _finite(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
@@ -208,6 +220,16 @@ class Oracle:
                 f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
                 f"multi-indices of a batch, first {named}{where}"
             )
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`jax.vmap`, the same for the same function, as the cache of `jax.jit` needs it."""
+    return jax.vmap(f)
+
+
+def _bucket(count: int) -> int:
+    return next(size for size in _BUCKETS if size >= count)
 
 
 def scaled(x: np.ndarray, exponent: int) -> np.ndarray:
