@@ -154,7 +154,7 @@ def cross(
     cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
-    train = TT([jax.device_put(c) for c in final.result(cores)])
+    train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, search, oracle, train)
 
 
@@ -215,7 +215,8 @@ def _generator(key: Any) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 
-def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> list[np.ndarray]:
+def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+    """The coordinates as rows of one array, filled up with zeros."""
     arrays = [np.asarray(g) for g in grid]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -223,7 +224,10 @@ def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> list[np.ndarray]:
             f"grid: expected one array (n_k,) for each mode of shape {sizes}, got shapes {shapes}"
         )
     _check.finite("grid", [g for g in arrays if g.dtype.kind in "fc"])
-    return arrays
+    out = np.zeros((len(sizes), max(sizes)), np.result_type(*arrays))
+    for row, g in zip(out, arrays, strict=True):
+        row[: len(g)] = g
+    return out
 
 
 def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:

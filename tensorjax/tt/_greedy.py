@@ -10,6 +10,8 @@ Sets only grow, so a fibre once evaluated is never given up. Left sets are neste
 therefore a part of F_{k−1}.
 """
 
+import itertools
+
 import numpy as np
 
 from tensorjax.tt._oracle import Oracle
@@ -36,10 +38,9 @@ class Sets:
         self.right = [point[None, k:] for k in range(d + 1)]
         # picked[k]: the places of left set k + 1 in left set k × mode k.
         self._picked = [point[k : k + 1] for k in range(d)]
-        self.fibres = [
-            oracle.block(self._rows(k), self.right[k + 1]).reshape(1, n, 1)
-            for k, n in enumerate(oracle.shape)
-        ]
+        # Where members of right set k stand in mode k × right set k + 1: mode and number there.
+        self._taken = [np.array([[i, 0]]) for i in point]
+        self.fibres = _fibres_through(oracle, point)
         self._cores: list[np.ndarray | None] = [None] * d
 
     @property
@@ -100,6 +101,8 @@ class Sets:
             if block.pivots:
                 picked, taken = np.array(block.pivots).T
                 before, after = np.stack(block.columns_seen, axis=1), np.stack(block.rows_seen)
+                place = np.stack(np.divmod(taken, len(self.right[k + 1])), axis=1)
+                self._taken[k] = np.concatenate([self._taken[k], place])
                 self._add(k, picked, block.columns[taken], before, after)
         return level, len(block.pivots)
 
@@ -151,15 +154,18 @@ class Sets:
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random places of the block of bond k, off the rows and columns that are exact already."""
-        oracle = self._oracle
-        i = np.delete(np.arange(len(block.rows)), self._picked[k - 1])
-        taken = np.isin(oracle.labels(block.columns, k), oracle.labels(self.right[k], k))
-        j = np.flatnonzero(~taken)
-        mode = max(oracle.shape[k - 1 : k + 1])
-        count = _PROBES + len(self.left[k]) + min(mode, _MODE_PROBES)
+        free = np.ones(len(block.rows), bool)
+        free[self._picked[k - 1]] = False
+        i = np.flatnonzero(free)
+        free = np.ones(len(block.columns), bool)
+        mode, number = self._taken[k].T
+        free[mode * len(self.right[k + 1]) + number] = False
+        j = np.flatnonzero(free)
+        longest = max(self._oracle.shape[k - 1 : k + 1])
+        count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
         if i.size * j.size <= count:
             return np.repeat(i, j.size), np.tile(j, i.size)
-        return rng.choice(i, count), rng.choice(j, count)
+        return i[rng.integers(0, i.size, count)], j[rng.integers(0, j.size, count)]
 
     def _add(
         self, k: int, picked: np.ndarray, right: np.ndarray, before: np.ndarray, after: np.ndarray
@@ -182,6 +188,16 @@ class Sets:
         self.fibres[k - 1] = np.concatenate([old, before], axis=2)
         self.fibres[k] = np.concatenate([self.fibres[k], after])
         self._cores[k - 1] = self._cores[k] = None
+
+
+def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
+    """The entries that share all but one index with the point, (1, n_k, 1) for each k."""
+    cuts = np.cumsum([0, *oracle.shape])
+    index = np.tile(point, (cuts[-1], 1))
+    for k, n in enumerate(oracle.shape):
+        index[cuts[k] : cuts[k + 1], k] = np.arange(n)
+    values = oracle.pairs(index[:, :1], index[:, 1:])
+    return [values[a:b].reshape(1, -1, 1) for a, b in itertools.pairwise(cuts)]
 
 
 class _Block:

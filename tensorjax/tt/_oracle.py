@@ -1,8 +1,9 @@
 """The black box behind `cross`: called in batches, remembered, counted and checked."""
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -22,6 +23,8 @@ class BudgetExhausted(Exception):
 class Oracle:
     """Entries of the tensor that a function of multi-indices stands for.
 
+    Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
+
     A vector-valued function makes a last mode of its components: all components of a multi-index
     are found by one evaluation. No multi-index is evaluated twice.
 
@@ -40,7 +43,7 @@ class Oracle:
         f: Callable[[Any], Any],
         shape: tuple[int, ...],
         *,
-        grid: Sequence[np.ndarray] | None,
+        grid: np.ndarray | None,
         vectorized: bool,
         jit: Jit,
         budget: int | None,
@@ -94,11 +97,6 @@ class Oracle:
         rows = self._find(keys.ravel(), take).reshape(keys.shape)
         return self._picked(rows, right[None, :, -1] if right.shape[1] else left[:, None, -1])
 
-    def labels(self, right: np.ndarray, first: int) -> np.ndarray:
-        """A number for each of the second parts (m, d − first), component included."""
-        keys = self._keys(right, first)
-        return keys * self._components[0] + right[:, -1] if self._components else keys
-
     def _keys(self, part: np.ndarray, first: int) -> Any:
         return np.dot(part, self._strides[first : first + part.shape[1]])
 
@@ -106,20 +104,30 @@ class Oracle:
         return self._values[rows, component if self._components else 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Where the entries lie in the memory; those that are not there yet are evaluated."""
+        """Where the entries lie in the memory; those that are not there yet are evaluated.
+
+        Args:
+          keys: (m,) of the multi-indices.
+          take: gives the multi-indices themselves at some of these places.
+        """
         wanted = keys.tolist()
         known = self._rows
-        rows = np.array([known.get(key, -1) for key in wanted], np.int64)
+        rows = np.fromiter(map(known.get, wanted, itertools.repeat(-1)), np.int64, len(wanted))
         missing = np.flatnonzero(rows < 0)
-        if missing.size:
-            fresh = {wanted[p]: p for p in missing.tolist()}
-            if self.evaluations + len(fresh) > self._budget:
-                raise BudgetExhausted
-            values = self._call(take(np.fromiter(fresh.values(), np.int64))[:, : self._modes])
-            known.update((key, row) for row, key in enumerate(fresh, start=self.evaluations))
-            self._store(values)
-            rows[missing] = [known[wanted[p]] for p in missing.tolist()]
         self.hits += len(wanted) - missing.size
+        if not missing.size:
+            return rows
+        first = self.evaluations
+        new = [wanted[p] for p in missing.tolist()]
+        places = {key: row for row, key in enumerate(dict.fromkeys(new), start=first)}
+        if first + len(places) > self._budget:
+            raise BudgetExhausted
+        once = missing
+        if len(places) < len(new):  # some come more than once
+            once = missing[np.unique([places[key] for key in new], return_index=True)[1]]
+        self._store(self._call(take(once)[:, : self._modes]))
+        known.update(places)
+        rows[missing] = [places[key] for key in new]
         return rows
 
     def _store(self, values: np.ndarray) -> None:
@@ -138,7 +146,7 @@ class Oracle:
     def _call(self, index: np.ndarray) -> np.ndarray:
         points = index
         if self._grid is not None:
-            points = np.stack([g[i] for g, i in zip(self._grid, index.T, strict=True)], axis=1)
+            points = self._grid[np.arange(self._modes), index]
         size = _BUCKETS[-1]
         pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
         values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]

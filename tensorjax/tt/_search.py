@@ -205,7 +205,7 @@ class Search:
             sets = moved
         self._threshold = _STEEPEST * sets.size
         for k, right in enumerate(offers if sets.size > 0 else [], start=1):
-            limit = self._options.max_rank - sets.ranks[k]
+            limit = self._options.max_rank - len(sets.left[k])
             sets.offer(k, right, 1e3 * self._floor(), limit)
         return sets
 
@@ -244,7 +244,7 @@ class Search:
             forward = self.sweeps % 2 == 1
             level, added = 0.0, 0
             for k in bonds if forward else reversed(bonds):
-                r = sets.ranks[k]
+                r = len(sets.left[k])
                 limit = min(max(2, r // 2), options.max_rank - r)
                 seen, new = sets.visit(k, self._threshold, limit, forward, self._rng)
                 level, added = max(level, seen), added + new
@@ -298,7 +298,7 @@ class Search:
         self._biased = True
         added = 0
         for k in range(1, points.shape[1]):
-            limit = self._options.max_rank - sets.ranks[k]
+            limit = self._options.max_rank - len(sets.left[k])
             added += sets.offer(k, points[:, k:], self._threshold, limit)
         return added
 
