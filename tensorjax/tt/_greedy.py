@@ -14,7 +14,7 @@ import itertools
 
 import numpy as np
 
-from tensorjax.tt._oracle import Oracle
+from tensorjax.tt._oracle import Oracle, Part
 
 # Random entries looked at before a block is taken to be met: so many, and one for each index of its
 # larger mode (up to a limit) and of its bond.
@@ -103,7 +103,8 @@ class Sets:
                 before, after = np.stack(block.columns_seen, axis=1), np.stack(block.rows_seen)
                 place = np.stack(np.divmod(taken, len(self.right[k + 1])), axis=1)
                 self._taken[k] = np.concatenate([self._taken[k], place])
-                self._add(k, picked, block.columns[taken], before, after)
+                left, right = block.rows.index[picked], block.columns.index[taken]
+                self._add(k, picked, left, right, before, after)
         return level, len(block.pivots)
 
     def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
@@ -115,13 +116,13 @@ class Sets:
         if limit < 1:
             return 0
         rows = self._rows(k - 1)
-        seen = self._oracle.block(rows, right)
+        seen = self._oracle.block(rows, self._oracle.part(right, k))
         a, _ = self._factors(k)
         residual = seen - a @ seen[self._picked[k - 1]]
         picked, taken = leading_pivots(residual, threshold, limit)
         if picked.size:
-            after = self._oracle.block(rows[picked], self._columns(k))
-            self._add(k, picked, right[taken], seen[:, taken], after)
+            after = self._oracle.block(rows.take(picked), self._columns(k))
+            self._add(k, picked, rows.index[picked], right[taken], seen[:, taken], after)
         return picked.size
 
     def _core(self, k: int) -> np.ndarray:
@@ -133,17 +134,21 @@ class Sets:
             self._cores[k] = core
         return core
 
-    def _rows(self, k: int) -> np.ndarray:
-        """Multi-indices left set k × mode k, (r n, k + 1)."""
+    def _rows(self, k: int) -> Part:
+        """Left set k × mode k, r n of them."""
         n, left = self._oracle.shape[k], self.left[k]
-        mode = np.tile(np.arange(n), len(left))
-        return np.concatenate([np.repeat(left, n, axis=0), mode[:, None]], axis=1)
+        index = np.empty((len(left), n, k + 1), np.int64)
+        index[:, :, :k] = left[:, None]
+        index[:, :, k] = np.arange(n)
+        return self._oracle.part(index.reshape(-1, k + 1), 0)
 
-    def _columns(self, k: int) -> np.ndarray:
-        """Multi-indices mode k × right set k + 1, (n r, d − k)."""
+    def _columns(self, k: int) -> Part:
+        """Mode k × right set k + 1, n r of them."""
         n, right = self._oracle.shape[k], self.right[k + 1]
-        mode = np.repeat(np.arange(n), len(right))
-        return np.concatenate([mode[:, None], np.tile(right, (n, 1))], axis=1)
+        index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
+        index[:, :, 0] = np.arange(n)[:, None]
+        index[:, :, 1:] = right
+        return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The interpolation of the block of bond k is the product of these two."""
@@ -154,10 +159,10 @@ class Sets:
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random places of the block of bond k, off the rows and columns that are exact already."""
-        free = np.ones(len(block.rows), bool)
+        free = np.ones(len(block.rows.keys), bool)
         free[self._picked[k - 1]] = False
         i = np.flatnonzero(free)
-        free = np.ones(len(block.columns), bool)
+        free = np.ones(len(block.columns.keys), bool)
         mode, number = self._taken[k].T
         free[mode * len(self.right[k + 1]) + number] = False
         j = np.flatnonzero(free)
@@ -168,21 +173,28 @@ class Sets:
         return i[rng.integers(0, i.size, count)], j[rng.integers(0, j.size, count)]
 
     def _add(
-        self, k: int, picked: np.ndarray, right: np.ndarray, before: np.ndarray, after: np.ndarray
+        self,
+        k: int,
+        picked: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        before: np.ndarray,
+        after: np.ndarray,
     ) -> None:
         """Adds pivots at bond k.
 
         Args:
           k: bond.
           picked: (q,) their places in left set k − 1 × mode k − 1.
-          right: (q, d − k) their right multi-indices.
+          left: (q, k) their left multi-indices.
+          right: (q, d − k) their right ones.
           before: (r n, q) new entries of the fibres of core k − 1.
           after: (q, n r) new entries of the fibres of core k.
         """
         old = self.fibres[k - 1]
         before = before.reshape(*old.shape[:2], -1)
         after = after.reshape(-1, *self.fibres[k].shape[1:])
-        self.left[k] = np.concatenate([self.left[k], self._rows(k - 1)[picked]])
+        self.left[k] = np.concatenate([self.left[k], left])
         self.right[k] = np.concatenate([self.right[k], right])
         self._picked[k - 1] = np.concatenate([self._picked[k - 1], picked])
         self.fibres[k - 1] = np.concatenate([old, before], axis=2)
@@ -196,7 +208,7 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
         index[cuts[k] : cuts[k + 1], k] = np.arange(n)
-    values = oracle.pairs(index[:, :1], index[:, 1:])
+    values = oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1))
     return [values[a:b].reshape(1, -1, 1) for a, b in itertools.pairwise(cuts)]
 
 
@@ -204,16 +216,14 @@ class _Block:
     """The block of a bond, its interpolation a @ b, and the crosses that are to be added to that.
 
     Attributes:
-      rows: (R, k) left multi-indices.
-      columns: (C, d − k) right multi-indices.
+      rows: R left multi-indices.
+      columns: C right multi-indices.
       pivots: places (i, j) of the crosses.
       columns_seen: entries of the tensor in the columns of the pivots, (R,) each.
       rows_seen: entries in their rows, (C,) each.
     """
 
-    def __init__(
-        self, oracle: Oracle, rows: np.ndarray, columns: np.ndarray, a: np.ndarray, b: np.ndarray
-    ):
+    def __init__(self, oracle: Oracle, rows: Part, columns: Part, a: np.ndarray, b: np.ndarray):
         self.rows, self.columns = rows, columns
         self.pivots: list[tuple[int, int]] = []
         self.columns_seen: list[np.ndarray] = []
@@ -223,7 +233,7 @@ class _Block:
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         """At single places, before any cross is added."""
-        exact = self._oracle.pairs(self.rows[i], self.columns[j])
+        exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
@@ -251,7 +261,7 @@ class _Block:
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
         """A column of the tensor and of the residual."""
-        seen = self._oracle.block(self.rows, self.columns[j : j + 1])[:, 0]
+        seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
             residual -= column * row[j]
@@ -259,7 +269,7 @@ class _Block:
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """A row of the tensor and of the residual."""
-        seen = self._oracle.block(self.rows[i : i + 1], self.columns)[0]
+        seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:
             residual -= column[i] * row

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,21 @@ _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 class BudgetExhausted(Exception):
     """The entries asked for would need more evaluations than are left."""
+
+
+class Part(NamedTuple):
+    """The first or the last indices of some entries.
+
+    Attributes:
+      index: (m, k) multi-indices.
+      keys: (m,) what they add to the position of an entry in the flattened tensor.
+    """
+
+    index: np.ndarray
+    keys: np.ndarray
+
+    def take(self, places: Any) -> "Part":
+        return Part(self.index[places], self.keys[places])
 
 
 class Oracle:
@@ -69,36 +84,42 @@ class Oracle:
 
     def start(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at the first multi-indices (m, d)."""
-        rows = self._find(self._keys(index, 0), lambda p: index[p])
+        values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
             self._strides = np.append(self._strides, self._strides[-1] * 0)
-        return self._values[rows]
+        return values
 
     def points(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
-        rows = self._find(self._keys(index, 0), lambda p: index[p])
+        rows = self._find(self.part(index, 0).keys, lambda p: index[p])
         return self._values[rows]  # only now: finding may have moved them
 
-    def pairs(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Entries (m,) at multi-indices whose first part is (m, k) and second (m, d − k)."""
-        keys = self._keys(left, 0) + self._keys(right, left.shape[1])
-        rows = self._find(keys, lambda p: np.concatenate([left[p], right[p]], axis=1))
-        return self._picked(rows, (right if right.shape[1] else left)[:, -1])
+    def part(self, index: np.ndarray, first: int) -> Part:
+        """Indices (m, k) of the modes from ``first`` on."""
+        return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
-    def block(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The matrix (a, b) of entries at all pairs of first parts (a, k) and second (b, d − k)."""
-        keys = self._keys(left, 0)[:, None] + self._keys(right, left.shape[1])[None]
-        b = len(right)
+    def pairs(self, left: Part, right: Part) -> np.ndarray:
+        """Entries (m,) that begin with ``left`` and end with ``right``, m of both."""
 
         def take(p: np.ndarray) -> np.ndarray:
-            return np.concatenate([left[p // b], right[p % b]], axis=1)
+            return np.concatenate([left.index[p], right.index[p]], axis=1)
+
+        rows = self._find(left.keys + right.keys, take)
+        return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
+
+    def block(self, left: Part, right: Part) -> np.ndarray:
+        """The matrix (a, b) of all entries that begin with one of a and end with one of b."""
+        keys = left.keys[:, None] + right.keys
+        b = keys.shape[1]
+
+        def take(p: np.ndarray) -> np.ndarray:
+            return np.concatenate([left.index[p // b], right.index[p % b]], axis=1)
 
         rows = self._find(keys.ravel(), take).reshape(keys.shape)
-        return self._picked(rows, right[None, :, -1] if right.shape[1] else left[:, None, -1])
-
-    def _keys(self, part: np.ndarray, first: int) -> Any:
-        return np.dot(part, self._strides[first : first + part.shape[1]])
+        if right.index.shape[1]:
+            return self._picked(rows, right.index[:, -1])
+        return self._picked(rows, left.index[:, -1:])
 
     def _picked(self, rows: np.ndarray, component: np.ndarray) -> np.ndarray:
         return self._values[rows, component if self._components else 0]
@@ -118,16 +139,18 @@ class Oracle:
         if not missing.size:
             return rows
         first = self.evaluations
-        new = [wanted[p] for p in missing.tolist()]
-        places = {key: row for row, key in enumerate(dict.fromkeys(new), start=first)}
+        new = wanted if missing.size == len(wanted) else [wanted[p] for p in missing.tolist()]
+        places = dict(zip(dict.fromkeys(new), itertools.count(first), strict=False))
         if first + len(places) > self._budget:
             raise BudgetExhausted
+        found = np.arange(first, first + len(places))
         once = missing
         if len(places) < len(new):  # some come more than once
-            once = missing[np.unique([places[key] for key in new], return_index=True)[1]]
+            found = np.array([places[key] for key in new])
+            once = missing[np.unique(found, return_index=True)[1]]
         self._store(self._call(take(once)[:, : self._modes]))
         known.update(places)
-        rows[missing] = [places[key] for key in new]
+        rows[missing] = found
         return rows
 
     def _store(self, values: np.ndarray) -> None:
@@ -150,7 +173,8 @@ class Oracle:
         size = _BUCKETS[-1]
         pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
         values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-        self._finite(values, index, points)
+        if not np.isfinite(values).all():
+            self._complain(values, index, points)
         if self.evaluations == 0:
             self.exponent = int(np.frexp(np.abs(values).max())[1])
         return scaled(values, -self.exponent)
@@ -217,17 +241,16 @@ class Oracle:
         out = np.asarray(f(np.concatenate([points, padding])))
         return out[: len(points)] if out.shape[:1] == (size,) else out
 
-    def _finite(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> None:
+    def _complain(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> NoReturn:
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-        if bad.size:
-            named = ", ".join(str(tuple(index[p].tolist())) for p in bad[:3])
-            where = ""
-            if self._grid is not None:
-                where = f" (coordinates {tuple(points[bad[0]].tolist())})"
-            raise ValueError(
-                f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
-                f"multi-indices of a batch, first {named}{where}"
-            )
+        named = ", ".join(str(tuple(index[p].tolist())) for p in bad[:3])
+        where = ""
+        if self._grid is not None:
+            where = f" (coordinates {tuple(points[bad[0]].tolist())})"
+        raise ValueError(
+            f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
+            f"multi-indices of a batch, first {named}{where}"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -242,6 +265,8 @@ def _bucket(count: int) -> int:
 
 def scaled(x: np.ndarray, exponent: int) -> np.ndarray:
     """x · 2^exponent, exact where it is in range."""
+    if exponent == 0:
+        return x
     half = exponent // 2
     return x * 2.0**half * 2.0 ** (exponent - half)
 

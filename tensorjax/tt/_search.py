@@ -213,12 +213,12 @@ class Search:
         """The point, or a larger one on the offered fibres of the first core."""
         if not offers:
             return point
-        first = np.arange(self._oracle.shape[0])[:, None]
-        seen = np.abs(self._oracle.block(first, offers[0]))
+        oracle = self._oracle
+        first = np.append(np.arange(oracle.shape[0]), point[0])[:, None]
+        others = np.concatenate([offers[0], point[None, 1:]])
+        seen = np.abs(oracle.block(oracle.part(first, 0), oracle.part(others, 1)))
         i, j = divmod(int(seen.argmax()), seen.shape[1])
-        other = np.concatenate([first[i], offers[0][j]])
-        size = abs(self._oracle.pairs(point[None, :1], point[None, 1:])[0])
-        return other if seen[i, j] > size else point
+        return np.concatenate([first[i], others[j]])
 
     def _floor(self) -> float:
         """What roundoff makes of a zero."""
