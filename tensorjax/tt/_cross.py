@@ -268,21 +268,24 @@ class _Dtype:
         """The cores as they will be after a cast to the dtype, still in double precision."""
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
-        cast = [c.astype(wide) for c in self.result(cores)]
+        cast = [c.astype(wide, copy=False) for c in self.result(cores)]
         return [*cast[:-1], scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
         """The cores of the dtype, and of the function's own scale."""
         last = scaled(cores[-1], self._oracle.exponent)
-        return [c.astype(self.value) for c in (*cores[:-1], last)]
+        value = self.value
+        return [c.astype(value, copy=False) for c in (*cores[:-1], last)]
 
 
 def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
     """The train found, of lower ranks where the error allows; and its error."""
-    best = search.cores, search.estimate
-    bound = search.estimate.bound
+    estimate = search.estimate
+    if estimate.bound > tol:  # it may come from a part of the held-out entries
+        estimate = search.held.estimate(search.cores)
+    best, bound = (search.cores, estimate), estimate.bound
     if len(search.cores) == 1 or not math.isfinite(bound):
         return best
     goal = tol if bound <= tol else _SLACK * bound

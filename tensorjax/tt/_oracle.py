@@ -140,22 +140,22 @@ class Oracle:
             return rows
         first = self.evaluations
         new = wanted if missing.size == len(wanted) else [wanted[p] for p in missing.tolist()]
-        places = dict(zip(dict.fromkeys(new), itertools.count(first), strict=False))
-        if first + len(places) > self._budget:
-            raise BudgetExhausted
-        found = np.arange(first, first + len(places))
+        found = np.arange(first, first + len(new))
         once = missing
-        if len(places) < len(new):  # some come more than once
+        if len(set(new)) < len(new):  # some come more than once
+            places = {key: row for row, key in enumerate(dict.fromkeys(new), start=first)}
             found = np.array([places[key] for key in new])
             once = missing[np.unique(found, return_index=True)[1]]
+        if first + once.size > self._budget:
+            raise BudgetExhausted
         self._store(self._call(take(once)[:, : self._modes]))
-        known.update(places)
+        known.update(zip(new, found.tolist(), strict=True))
         rows[missing] = found
         return rows
 
     def _store(self, values: np.ndarray) -> None:
         total = self.evaluations + len(values)
-        if total > len(self._values) or self._values.dtype != np.result_type(self._values, values):
+        if total > len(self._values) or self._values.dtype != values.dtype:
             kind = np.result_type(self._values, values)
             grown = np.empty((max(2 * total, 1024), values.shape[1]), kind)
             grown[: self.evaluations] = self._values[: self.evaluations]

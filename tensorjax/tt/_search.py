@@ -15,7 +15,7 @@ from tensorjax.tt._oracle import BudgetExhausted, Oracle
 
 Status = Literal["converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped"]
 # A sweep lowers the residual that it leaves alone by a factor in this range.
-_STEEPEST, _FLATTEST = 0.1, 0.5
+_STEEPEST, _FLATTEST = 0.07, 0.5
 # Without an error lower by this factor for so many times the evaluations, the search has stalled.
 _PROGRESS, _PATIENCE, _AT_LEAST = 0.7, 5, 20_000
 # Held-out entries that become pivots, where they are so many times more wrong than the blocks.
@@ -25,6 +25,9 @@ _MOVES, _MOVE_GAIN = 4, 2.0
 # Fresh random entries agree with the held-out ones if none is wrong by more than so many times the
 # tolerance, relative to the largest value.
 _AGREES = 100
+# One in so many held-out entries is looked at first, and the others if the error is not larger than
+# so many times the tolerance.
+_GLANCE, _FAR = 4, 10
 # Fewer held-out entries than this are no reason to prefer their mean to zero.
 _TELLING = 10
 
@@ -92,13 +95,25 @@ class HeldOut:
         has_components = len(self._oracle.shape) > len(self._shape)
         return np.append(self.index[i], j) if has_components else self.index[i].copy()
 
-    def errors(self, cores: Cores) -> np.ndarray:
-        """Squared errors, (count,)."""
-        return _squares(entries(cores, self.index) - self.values)
+    def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
+        """Squared errors, of the first ``count`` entries or of all."""
+        return _squares(entries(cores, self.index[:count]) - self.values[:count])
+
+    def glance(self, cores: Cores, tol: float) -> Estimate:
+        """The error, from a part of the entries if those show it far above the tolerance."""
+        count = len(self.index) // _GLANCE
+        if not self.all and count >= _TELLING:
+            estimate = self._estimate(self.errors(cores, count))
+            if estimate.error > _FAR * tol:
+                return estimate
+        return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
         """√(mean |error|² / mean |value|²), with its standard error by the delta method."""
-        wrong, right = self.errors(cores), _squares(self.values)
+        return self._estimate(self.errors(cores))
+
+    def _estimate(self, wrong: np.ndarray) -> Estimate:
+        right = _squares(self.values[: len(wrong)])
         scale = float(right.mean())
         if scale == 0:
             return Estimate(0.0 if not wrong.any() else math.inf, 0.0)
@@ -229,7 +244,7 @@ class Search:
     def _measure(self, sets: Sets) -> Estimate:
         """The error of the train as it is; keeps the train if there was none better."""
         cores = self._finish(sets.cores())
-        estimate = self.held.estimate(cores)
+        estimate = self.held.glance(cores, self._options.tol)
         if estimate.bound <= self.estimate.bound:
             self.cores, self.estimate = cores, estimate
         if estimate.bound < _PROGRESS * self._mark[0]:
