@@ -13,6 +13,8 @@ import numpy as np
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
 _BUCKETS = tuple(64 * 4**k for k in range(7))
+# Values between 2^−e and 2^e for this e can be squared and summed without care.
+_IN_RANGE = 100
 _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
@@ -176,7 +178,8 @@ class Oracle:
         if not np.isfinite(values).all():
             self._complain(values, index, points)
         if self.evaluations == 0:
-            self.exponent = int(np.frexp(np.abs(values).max())[1])
+            exponent = int(np.frexp(np.abs(values).max())[1])
+            self.exponent = exponent if abs(exponent) > _IN_RANGE else 0
         return scaled(values, -self.exponent)
 
     def _piece(self, points: np.ndarray) -> np.ndarray:

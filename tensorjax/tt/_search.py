@@ -15,7 +15,9 @@ from tensorjax.tt._oracle import BudgetExhausted, Oracle
 
 Status = Literal["converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped"]
 # A sweep lowers the residual that it leaves alone by a factor in this range.
-_STEEPEST, _FLATTEST = 0.07, 0.5
+_STEEPEST, _FLATTEST = 0.1, 0.5
+# With fewer pivots a bond than this, the next sweep may lower it by the square of that.
+_FEW_PIVOTS = 1.5
 # Without an error lower by this factor for so many times the evaluations, the search has stalled.
 _PROGRESS, _PATIENCE, _AT_LEAST = 0.7, 5, 20_000
 # Held-out entries that become pivots, where they are so many times more wrong than the blocks.
@@ -172,7 +174,8 @@ class Search:
         self._threshold = float(np.abs(self.held.values).max())
         self._mark = (math.inf, 0)
         self._biased = False  # whether pivots were made of held-out entries
-        self.cores, self.estimate = self._constant()
+        self.cores: Cores = []
+        self.estimate = Estimate(math.inf, math.inf)
 
     @property
     def seconds(self) -> float:
@@ -180,6 +183,7 @@ class Search:
 
     def run(self) -> Status:
         if self._threshold == 0 and self._x0 is None:
+            self.cores, self.estimate = self._constant()
             return "converged"  # every entry seen is zero, and so is the train
         try:
             self._sets = self._start()
@@ -190,6 +194,9 @@ class Search:
         except BudgetExhausted:
             if self._sets is not None:
                 self._measure(self._sets)
+            cores, estimate = self._constant()
+            if estimate.bound < self.estimate.bound:
+                self.cores, self.estimate = cores, estimate
             return "budget"
 
     def _constant(self) -> tuple[Cores, Estimate]:
@@ -274,7 +281,7 @@ class Search:
             full = max(sets.ranks) >= options.max_rank
             if self._stalled(idle) or (full and idle > 1 and level > self._threshold):
                 return "max_rank" if full else "stalled"
-            self._lower(level, bool(added), estimate)
+            self._lower(level, added / len(bonds), estimate)
         return "max_sweeps"
 
     def _trusted(self, sets: Sets, level: float) -> bool:
@@ -323,9 +330,10 @@ class Search:
             return True
         return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
 
-    def _lower(self, level: float, added: bool, estimate: Estimate) -> None:
-        """Lowers the threshold: steeply, and gently when the error is nearly there."""
+    def _lower(self, level: float, added: float, estimate: Estimate) -> None:
+        """Lowers the threshold: steeply, more so if that gave few pivots, gently near the end."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self._threshold if added else min(self._threshold, level)
-        lowered = base * min(max(_STEEPEST, need), _FLATTEST)
+        steep = _STEEPEST**2 if added < _FEW_PIVOTS else _STEEPEST
+        lowered = base * min(max(steep, need), _FLATTEST)
         self._threshold = max(lowered, self._floor())
