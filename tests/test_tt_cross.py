@@ -500,6 +500,7 @@ def call(f=fractions, shape=SHAPE, **options):
         (ValueError, "f: .*numbers", call(lambda i: np.array(["a"] * len(i)))),
         (ValueError, r"f: .*\(2,\).*first batch", call(
             lambda i: np.ones((len(i), 2 if len(i) > 25 else 3)))),
+        (ValueError, r"f: .*one shape", call(lambda i: np.ones(1 + i[0]), vectorized=False)),
         (ValueError, "tol: .*got 0", call(tol=0)),
         (ValueError, "tol: .*10 eps", call(tol=1e-16)),
         (ValueError, "tol: .*float32", call(tol=1e-8, dtype=jnp.float32)),

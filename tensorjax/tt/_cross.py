@@ -283,7 +283,7 @@ def _rounded(
 ) -> tuple[Cores, Estimate]:
     """The train found, of lower ranks where the error allows; and its error."""
     estimate = search.estimate
-    if estimate.bound > tol:  # it may come from a part of the held-out entries
+    if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
         estimate = search.held.estimate(search.cores)
     best, bound = (search.cores, estimate), estimate.bound
     if len(search.cores) == 1 or not math.isfinite(bound):

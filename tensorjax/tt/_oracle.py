@@ -222,17 +222,21 @@ class Oracle:
                 return out
         if self._is_jax:  # eager operations are compiled for every shape too
             return self._padded(self._eager, points)
-        out = self._eager(points)
-        self._is_jax = isinstance(out, jax.Array)
+        return self._eager(points) if self.evaluations else self._first(points)
+
+    def _first(self, points: np.ndarray) -> Any:
+        """The first values, which show whether this is a function of JAX."""
+        head = self._eager(points if self._vectorized else points[:1])
+        self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
             self._compiled = self._jitted()
-        return out
+        if self._vectorized or len(points) == 1:
+            return head
+        rest = self._raw(points[1:]) if self._is_jax else self._eager(points[1:])
+        return _joined([*np.asarray(head), *np.asarray(rest)])
 
     def _eager(self, points: np.ndarray) -> Any:
-        if self._vectorized:
-            return self._f(points)
-        values = [self._f(point) for point in points]
-        return (jnp if isinstance(values[0], jax.Array) else np).stack(values)
+        return self._f(points) if self._vectorized else _joined([self._f(p) for p in points])
 
     def _jitted(self) -> Any:
         # JAX keeps what it compiled with the function: the next search finds it.
@@ -260,6 +264,13 @@ class Oracle:
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`jax.vmap`, the same for the same function, as the cache of `jax.jit` needs it."""
     return jax.vmap(f)
+
+
+def _joined(values: list[Any]) -> Any:
+    shapes = {np.shape(v) for v in values}
+    if len(shapes) > 1:
+        raise ValueError(f"f: expected values of one shape, got {sorted(shapes)}")
+    return (jnp if isinstance(values[0], jax.Array) else np).stack(values)
 
 
 def _bucket(count: int) -> int:

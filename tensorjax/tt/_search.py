@@ -188,9 +188,8 @@ class Search:
         try:
             self._sets = self._start()
             self._measure(self._sets)
-            if self.estimate.bound <= self._options.tol:
-                return "converged"
-            return self._sweep_on(self._sets)
+            one_mode = len(self._oracle.shape) == 1
+            return "converged" if one_mode else self._sweep_on(self._sets)
         except BudgetExhausted:
             if self._sets is not None:
                 self._measure(self._sets)
