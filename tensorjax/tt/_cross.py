@@ -92,9 +92,9 @@ def cross(
     the largest residual (greedy two-site cross interpolation). No entry is evaluated twice.
 
     Args:
-      f: maps a batch of multi-indices, integers (batch, d), to values (batch,); or to
-        (batch, m), and the train then has a last mode of size m, whose entries cost nothing more.
-        A NumPy or a JAX function.
+      f: maps a batch of multi-indices, int64 (batch, d), to values (batch,); or to (batch, m), and
+        the train then has a last mode of size m, whose entries cost nothing more. A NumPy or a JAX
+        function, real or complex.
       shape: mode sizes (n_1, …, n_d).
       tol: relative error in the Frobenius norm. The search ends when the error at the held-out
         entries is below it by two standard errors.
@@ -118,7 +118,7 @@ def cross(
     Raises:
       ValueError: f returns NaN or Inf (the multi-indices are named) or a wrong shape; tol below
         10 eps; shapes of grid or x0 that do not fit.
-      TypeError: a key that is none, or a call under a JAX transformation.
+      TypeError: a key that is not one of `jax.random`, or a call under a JAX transformation.
 
     Example:
       >>> import jax, numpy as np
@@ -131,7 +131,7 @@ def cross(
       True
 
     Source: D. Savostyanov, "Quasioptimality of maximum-volume cross interpolation of tensors",
-    Linear Algebra Appl. 458 (2014), algorithm 2 (greedy cross); S. Dolgov, D. Savostyanov,
+    Linear Algebra Appl. 458 (2014), the greedy cross interpolation; S. Dolgov, D. Savostyanov,
     "Parallel cross interpolation for high-precision calculation of high-dimensional integrals",
     Comput. Phys. Commun. 246 (2020). Departures: a bond gets as many pivots in one visit as lie
     above a threshold that falls from sweep to sweep, so that ranks grow evenly; the wrong held-out

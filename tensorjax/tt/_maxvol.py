@@ -22,8 +22,8 @@ def maxvol(matrix: np.ndarray, *, growth: float = 1.05) -> np.ndarray:
       >>> print(sorted(maxvol(np.array([[1.0, 0.0], [0.1, 0.1], [0.0, 3.0]])).tolist()))
       [0, 2]
 
-    Source: S. Goreinov et al., "How to find a good submatrix" (2010), section 2. The first rows are
-    those of Gaussian elimination with row pivoting.
+    Source: S. Goreinov et al., "How to find a good submatrix" (2010), the algorithm maxvol. The
+    first rows are those of Gaussian elimination with row pivoting.
     """
     q = np.linalg.qr(matrix)[0]
     rows = _pivot_rows(q)
@@ -56,7 +56,7 @@ def right_sets(cores: Cores) -> list[np.ndarray]:
     cores span gives some multi-indices that the others determine already.
 
     Source: I. Oseledets, E. Tyrtyshnikov, "TT-cross approximation for multidimensional arrays",
-    Linear Algebra Appl. 432 (2010), algorithm 2, on a train at hand.
+    Linear Algebra Appl. 432 (2010), its sweep from right to left, on a train at hand.
     """
     sets: list[np.ndarray] = []
     right = np.zeros((1, 0), np.int64)

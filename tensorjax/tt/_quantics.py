@@ -113,7 +113,7 @@ def quantics_grid(
       True
 
     Source: B. Khoromskij, "O(d log N)-quantics approximation of N-d tensors in high-dimensional
-    numerical modeling", Constr. Approx. 34 (2011), section 2.
+    numerical modeling", Constr. Approx. 34 (2011).
     """
     ends = np.broadcast_arrays(np.atleast_1d(low).astype(float), np.atleast_1d(high).astype(float))
     first, last = ends
