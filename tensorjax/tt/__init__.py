@@ -33,6 +33,7 @@ from tensorjax.tt._build import (
     zeros,
 )
 from tensorjax.tt._complete import CompleteInfo, complete
+from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._manifold import (
     retract,
@@ -42,6 +43,12 @@ from tensorjax.tt._manifold import (
     transport,
 )
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
+from tensorjax.tt._quantics import (
+    QuanticsGrid,
+    index_to_quantics,
+    quantics_grid,
+    quantics_to_index,
+)
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._riemannian import (
     riemannian_cg,
@@ -57,6 +64,9 @@ from tensorjax.tt._stream import Stream, stream, stream_add, stream_train
 __all__ = [
     "TT",
     "CompleteInfo",
+    "CrossInfo",
+    "CrossProgress",
+    "QuanticsGrid",
     "SolveInfo",
     "Stream",
     "TTMatrix",
@@ -65,12 +75,14 @@ __all__ = [
     "concatenate",
     "conj",
     "contract_modes",
+    "cross",
     "distance",
     "effective_ranks",
     "evaluate",
     "from_dense",
     "hadamard",
     "identity",
+    "index_to_quantics",
     "inner",
     "kron",
     "linear_combination",
@@ -82,6 +94,8 @@ __all__ = [
     "ones_like",
     "orthogonalize",
     "pad",
+    "quantics_grid",
+    "quantics_to_index",
     "random",
     "random_matrix",
     "rank_one",

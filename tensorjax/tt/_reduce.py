@@ -1,7 +1,7 @@
 """Numbers out of tensor trains: inner products, norms, distances, entries, contracted modes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ from tensorjax.tt._algebra import _aligned, as_train, conj
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Numbers gathered at a time by `evaluate`: 256 MiB of float64.
 _GATHER_LIMIT = 2**25
+# Numbers in a table of multiplied cores at the ends of a train, and between.
+_END_TABLE, _TABLE = 2**22, 2**17
 
 
 @as_train
@@ -154,7 +156,9 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
       >>> print(tt.evaluate(tt.ones((2, 3)), [[0, 0], [1, 2]]))
       [1. 1.]
 
-    O(d r²) operations an entry; long batches are done in pieces, so memory stays bounded.
+    O(r²) operations an entry and core at most: for long batches, neighbouring cores are first
+    multiplied out as far as a table of no more rows than the batch holds them. Memory stays
+    bounded, for very long batches are done in pieces.
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
@@ -163,17 +167,66 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
 @jax.jit
 def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
-    def row(index: jax.Array) -> jax.Array:
-        v = jnp.ones((1,), t.dtype)
-        for k, core in enumerate(t.cores):
-            v = jnp.matmul(v, core[:, index[k], :], precision=_HIGHEST)
+    tables: list[jax.Array] = []
+    rows: list[jax.Array] = []
+    for a, b in _groups(t, indices.shape[0]):
+        # Rows first: what is gathered lies together.
+        tables.append(_product(t.cores[a:b]).transpose(1, 0, 2))
+        row = jnp.zeros((), jnp.int32)
+        for k in range(a, b):
+            n = t.shape[k]
+            i = indices[:, k].astype(jnp.int32)
+            row = row * n + jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1)
+        rows.append(row)
+
+    def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
+        v = tables[0][rows[0], 0]
+        for table, row in zip(tables[1:], rows[1:], strict=True):
+            # Not as a product of matrices: so the gather is fused, and never stored.
+            v = jnp.sum(v[:, None] * table[row], axis=0)
         return v[0]
 
-    widest = max(math.prod((c.shape[0], c.shape[2])) for c in t.cores)
+    widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
     if indices.shape[0] <= piece:
-        return jax.vmap(row)(indices)
-    return jax.lax.map(row, indices, batch_size=piece)
+        return jax.vmap(entry)(tuple(rows))
+    return jax.lax.map(entry, tuple(rows), batch_size=piece)
+
+
+def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
+    """Ranges of cores to multiply out, for a batch of so many entries.
+
+    Long ones at both ends, where products are vectors; small tables between, for the cache.
+    """
+
+    def fits(a: int, b: int) -> bool:
+        ends = a == 0 or b == t.order
+        numbers = math.prod(t.shape[a:b]) * t.ranks[a] * t.ranks[b]
+        return math.prod(t.shape[a:b]) <= batch and numbers <= (_END_TABLE if ends else _TABLE)
+
+    first = 1
+    while first < t.order and fits(0, first + 1):
+        first += 1
+    groups, last = [(0, first)], t.order
+    while last - 1 > first and fits(last - 1, t.order):
+        last -= 1
+    tail = [(last, t.order)] if last < t.order else []
+    while first < last:
+        b = first + 1
+        while b < last and fits(first, b + 1):
+            b += 1
+        groups.append((first, b))
+        first = b
+    return groups + tail
+
+
+def _product(cores: Sequence[jax.Array]) -> jax.Array:
+    """Neighbouring cores as one, (r, ∏ n, s)."""
+    out = cores[0]
+    for core in cores[1:]:
+        out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
+        out = out.reshape(out.shape[0], -1, out.shape[-1])
+    return out
 
 
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:

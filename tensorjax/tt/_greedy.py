@@ -1,0 +1,306 @@
+"""Greedy cross interpolation: nested index sets of a train, grown pivot by pivot.
+
+Bond k = 0 … d lies left of mode k. Its *left set* holds r_k multi-indices of the modes before it,
+its *right set* as many of the modes after it. Core k of the interpolation needs the *fibres*
+F_k = f(left set k, all of mode k, right set k + 1), and the train is
+
+  f ≈ F_0 P_1⁻¹ F_1 P_2⁻¹ ⋯ F_{d−1},   P_k = f(left set k, right set k).
+
+Sets only grow, so a fibre once evaluated is never given up. Left sets are nested, and P_k is
+therefore a part of F_{k−1}.
+"""
+
+import itertools
+
+import numpy as np
+
+from tensorjax.tt._oracle import Oracle, Part
+
+# Random entries looked at before a block is taken to be met: so many, and one for each index of its
+# larger mode (up to a limit) and of its bond.
+_PROBES, _MODE_PROBES = 8, 64
+
+
+class Sets:
+    """Index sets and fibres of all bonds.
+
+    Attributes:
+      left: left[k] (r_k, k) multi-indices; left[k + 1] ⊂ left[k] × mode k.
+      right: right[k] (r_k, d − k) multi-indices.
+      fibres: fibres[k] (r_k, n_k, r_{k+1}).
+    """
+
+    def __init__(self, oracle: Oracle, point: np.ndarray):
+        """Rank one, through one entry (d,) that must not be zero."""
+        d = len(oracle.shape)
+        self._oracle = oracle
+        self.left = [point[None, :k] for k in range(d + 1)]
+        self.right = [point[None, k:] for k in range(d + 1)]
+        # picked[k]: the places of left set k + 1 in left set k × mode k.
+        self._picked = [point[k : k + 1] for k in range(d)]
+        # Where members of right set k stand in mode k × right set k + 1: mode and number there.
+        self._taken = [np.array([[i, 0]]) for i in point]
+        self.fibres = _fibres_through(oracle, point)
+        self._cores: list[np.ndarray | None] = [None] * d
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(map(len, self.left))
+
+    @property
+    def size(self) -> float:
+        """|f| at the first pivot."""
+        return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
+
+    def largest(self) -> np.ndarray:
+        """The multi-index of the largest entry on the fibres of a train of rank one."""
+        fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
+        k = int(np.argmax([f.max() for f in fibres]))
+        point = self.left[-1][0].copy()
+        point[k] = int(fibres[k].argmax())
+        return point
+
+    def cores(self) -> list[np.ndarray]:
+        """Cores (r_k, n_k, r_{k+1}) of the interpolating train."""
+        return [self._core(k) for k in range(len(self.fibres))]
+
+    def visit(
+        self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
+    ) -> tuple[float, int]:
+        """Looks for entries that the train misses around bond k, and adds them as pivots.
+
+        Random entries of the block (left set × mode) × (mode × right set) show where the residual
+        is large. Through the worst of them goes a column, through the largest residual of that a
+        row, and where they cross is the pivot; going backward the row comes first.
+
+        Args:
+          k: bond, 1 … d − 1.
+          threshold: residuals up to here are left alone.
+          limit: pivots to add at most.
+          forward: whether columns come first.
+          rng: of the random entries.
+
+        Returns:
+          The largest residual at the random entries, and the number of pivots added.
+        """
+        block = _Block(self._oracle, self._rows(k - 1), self._columns(k), *self._factors(k))
+        i, j = self._probes(k, block, rng)
+        if not i.size:
+            return 0.0, 0
+        residual = block.residual(i, j)
+        level = float(np.abs(residual).max())
+        try:
+            while len(block.pivots) < limit:
+                worst = int(np.abs(residual).argmax())
+                if not abs(residual[worst]) > threshold:
+                    break
+                if not block.cross(int(i[worst]), int(j[worst]), forward, threshold):
+                    break
+                residual = block.reduced(residual, i, j)
+        finally:  # the budget may end in the middle: what is found is kept
+            if block.pivots:
+                picked, taken = np.array(block.pivots).T
+                before, after = np.stack(block.columns_seen, axis=1), np.stack(block.rows_seen)
+                place = np.stack(np.divmod(taken, len(self.right[k + 1])), axis=1)
+                self._taken[k] = np.concatenate([self._taken[k], place])
+                left, right = block.rows.index[picked], block.columns.index[taken]
+                self._add(k, picked, left, right, before, after)
+        return level, len(block.pivots)
+
+    def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
+        """Takes those of the given right multi-indices (m, d − k) whose columns the train misses.
+
+        Returns:
+          The number of pivots added at bond k.
+        """
+        if limit < 1:
+            return 0
+        rows = self._rows(k - 1)
+        seen = self._oracle.block(rows, self._oracle.part(right, k))
+        a, _ = self._factors(k)
+        residual = seen - a @ seen[self._picked[k - 1]]
+        picked, taken = leading_pivots(residual, threshold, limit)
+        if picked.size:
+            after = self._oracle.block(rows.take(picked), self._columns(k))
+            self._add(k, picked, rows.index[picked], right[taken], seen[:, taken], after)
+        return picked.size
+
+    def _core(self, k: int) -> np.ndarray:
+        core = self._cores[k]
+        if core is None:
+            core = self.fibres[k]
+            if k < len(self.fibres) - 1:
+                core = _interpolant(core, self._picked[k])
+            self._cores[k] = core
+        return core
+
+    def _rows(self, k: int) -> Part:
+        """Left set k × mode k, r n of them."""
+        n, left = self._oracle.shape[k], self.left[k]
+        index = np.empty((len(left), n, k + 1), np.int64)
+        index[:, :, :k] = left[:, None]
+        index[:, :, k] = np.arange(n)
+        return self._oracle.part(index.reshape(-1, k + 1), 0)
+
+    def _columns(self, k: int) -> Part:
+        """Mode k × right set k + 1, n r of them."""
+        n, right = self._oracle.shape[k], self.right[k + 1]
+        index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
+        index[:, :, 0] = np.arange(n)[:, None]
+        index[:, :, 1:] = right
+        return self._oracle.part(index.reshape(n * len(right), -1), k)
+
+    def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The interpolation of the block of bond k is the product of these two."""
+        r = len(self.left[k])
+        return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
+
+    def _probes(
+        self, k: int, block: "_Block", rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Random places of the block of bond k, off the rows and columns that are exact already."""
+        free = np.ones(len(block.rows.keys), bool)
+        free[self._picked[k - 1]] = False
+        i = np.flatnonzero(free)
+        free = np.ones(len(block.columns.keys), bool)
+        mode, number = self._taken[k].T
+        free[mode * len(self.right[k + 1]) + number] = False
+        j = np.flatnonzero(free)
+        longest = max(self._oracle.shape[k - 1 : k + 1])
+        count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
+        if i.size * j.size <= count:
+            return np.repeat(i, j.size), np.tile(j, i.size)
+        return i[rng.integers(0, i.size, count)], j[rng.integers(0, j.size, count)]
+
+    def _add(
+        self,
+        k: int,
+        picked: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        before: np.ndarray,
+        after: np.ndarray,
+    ) -> None:
+        """Adds pivots at bond k.
+
+        Args:
+          k: bond.
+          picked: (q,) their places in left set k − 1 × mode k − 1.
+          left: (q, k) their left multi-indices.
+          right: (q, d − k) their right ones.
+          before: (r n, q) new entries of the fibres of core k − 1.
+          after: (q, n r) new entries of the fibres of core k.
+        """
+        old = self.fibres[k - 1]
+        before = before.reshape(*old.shape[:2], -1)
+        after = after.reshape(-1, *self.fibres[k].shape[1:])
+        self.left[k] = np.concatenate([self.left[k], left])
+        self.right[k] = np.concatenate([self.right[k], right])
+        self._picked[k - 1] = np.concatenate([self._picked[k - 1], picked])
+        self.fibres[k - 1] = np.concatenate([old, before], axis=2)
+        self.fibres[k] = np.concatenate([self.fibres[k], after])
+        self._cores[k - 1] = self._cores[k] = None
+
+
+def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
+    """The entries that share all but one index with the point, (1, n_k, 1) for each k."""
+    cuts = np.cumsum([0, *oracle.shape])
+    index = np.tile(point, (cuts[-1], 1))
+    for k, n in enumerate(oracle.shape):
+        index[cuts[k] : cuts[k + 1], k] = np.arange(n)
+    values = oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1))
+    return [values[a:b].reshape(1, -1, 1) for a, b in itertools.pairwise(cuts)]
+
+
+class _Block:
+    """The block of a bond, its interpolation a @ b, and the crosses that are to be added to that.
+
+    Attributes:
+      rows: R left multi-indices.
+      columns: C right multi-indices.
+      pivots: places (i, j) of the crosses.
+      columns_seen: entries of the tensor in the columns of the pivots, (R,) each.
+      rows_seen: entries in their rows, (C,) each.
+    """
+
+    def __init__(self, oracle: Oracle, rows: Part, columns: Part, a: np.ndarray, b: np.ndarray):
+        self.rows, self.columns = rows, columns
+        self.pivots: list[tuple[int, int]] = []
+        self.columns_seen: list[np.ndarray] = []
+        self.rows_seen: list[np.ndarray] = []
+        self._oracle, self._a, self._b = oracle, a, b
+        self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """At single places, before any cross is added."""
+        exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
+        return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
+
+    def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """The residual at single places after the last cross."""
+        column, row = self._crosses[-1]
+        return residual - column[i] * row[j]
+
+    def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
+        """Adds a pivot in column j (forward) or in row i, unless it is roundoff after all."""
+        if forward:
+            seen_column, column = self._column(j)
+            i = int(np.abs(column).argmax())
+            seen_row, row = self._row(i)
+        else:
+            seen_row, row = self._row(i)
+            j = int(np.abs(row).argmax())
+            seen_column, column = self._column(j)
+        if not abs(row[j]) > threshold:
+            return False
+        self.pivots.append((i, j))
+        self.columns_seen.append(seen_column)
+        self.rows_seen.append(seen_row)
+        self._crosses.append((column, row / row[j]))
+        return True
+
+    def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
+        """A column of the tensor and of the residual."""
+        seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
+        residual = seen - self._a @ self._b[:, j]
+        for column, row in self._crosses:
+            residual -= column * row[j]
+        return seen, residual
+
+    def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """A row of the tensor and of the residual."""
+        seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
+        residual = seen - self._a[i] @ self._b
+        for column, row in self._crosses:
+            residual -= column[i] * row
+        return seen, residual
+
+
+def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
+    """F P⁻¹ with P the picked rows of F: by an orthonormal basis, for P is ill-conditioned."""
+    q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
+    return np.linalg.solve(q[picked].T, q.T).T.reshape(fibres.shape)
+
+
+def leading_pivots(
+    matrix: np.ndarray, threshold: float, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the first pivots of LU with complete pivoting, while above a threshold.
+
+    Example:
+      >>> import numpy as np
+      >>> leading_pivots(np.array([[1.0, 0.0, 2.0], [4.0, 0.0, 8.0]]), 1e-9, 3)
+      (array([1]), array([2]))
+    """
+    matrix = matrix.copy()
+    rows: list[int] = []
+    columns: list[int] = []
+    for _ in range(min(limit, *matrix.shape)):
+        i, j = divmod(int(np.abs(matrix).argmax()), matrix.shape[1])
+        if not abs(matrix[i, j]) > threshold:
+            break
+        rows.append(i)
+        columns.append(j)
+        matrix -= np.outer(matrix[:, j], matrix[i] / matrix[i, j])
+        matrix[i] = matrix[:, j] = 0
+    return np.array(rows, np.int64), np.array(columns, np.int64)

@@ -1,0 +1,293 @@
+"""The black box behind `cross`: called in batches, remembered, counted and checked."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Jit = bool | Literal["auto"]
+# Batches of compiled functions are padded to one of these sizes, and cut at the last.
+_BUCKETS = tuple(64 * 4**k for k in range(7))
+# Values between 2^−e and 2^e for this e can be squared and summed without care.
+_IN_RANGE = 100
+_NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+class BudgetExhausted(Exception):
+    """The entries asked for would need more evaluations than are left."""
+
+
+class Part(NamedTuple):
+    """The first or the last indices of some entries.
+
+    Attributes:
+      index: (m, k) multi-indices.
+      keys: (m,) what they add to the position of an entry in the flattened tensor.
+    """
+
+    index: np.ndarray
+    keys: np.ndarray
+
+    def take(self, places: Any) -> "Part":
+        return Part(self.index[places], self.keys[places])
+
+
+class Oracle:
+    """Entries of the tensor that a function of multi-indices stands for.
+
+    Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
+
+    A vector-valued function makes a last mode of its components: all components of a multi-index
+    are found by one evaluation. No multi-index is evaluated twice.
+
+    Attributes:
+      shape: mode sizes, of the components too once ``start`` is done.
+      evaluations: multi-indices handed to the function, all different.
+      hits: entries asked for again and found in the memory.
+      dtype: of the function's values.
+      largest: |value| seen so far.
+      exponent: all values are given out over 2^exponent, which keeps their squares in range.
+      programs: batch sizes for which the function was compiled.
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Any], Any],
+        shape: tuple[int, ...],
+        *,
+        grid: np.ndarray | None,
+        vectorized: bool,
+        jit: Jit,
+        budget: int | None,
+    ):
+        self.shape = shape
+        self.evaluations = 0
+        self.hits = 0
+        self.programs: set[int] = set()
+        self.dtype: Any = None
+        self.largest = 0.0
+        self.exponent = 0
+        self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
+        self._budget = math.inf if budget is None else budget
+        self._modes = len(shape)
+        self._components: tuple[int, ...] | None = None
+        self._rows: dict[int, int] = {}
+        self._values = np.empty((0, 1))
+        self._compiled: Any = None
+        self._is_jax = False
+        # Positions of multi-indices in the flattened tensor: Python integers where 64 bits end.
+        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+        self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
+
+    def start(self, index: np.ndarray) -> np.ndarray:
+        """All components, (m, 1) or (m, components), at the first multi-indices (m, d)."""
+        values = self.points(index)
+        if self._components:
+            self.shape = (*self.shape[: self._modes], *self._components)
+            self._strides = np.append(self._strides, self._strides[-1] * 0)
+        return values
+
+    def points(self, index: np.ndarray) -> np.ndarray:
+        """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
+        rows = self._find(self.part(index, 0).keys, lambda p: index[p])
+        return self._values[rows]  # only now: finding may have moved them
+
+    def part(self, index: np.ndarray, first: int) -> Part:
+        """Indices (m, k) of the modes from ``first`` on."""
+        return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
+
+    def pairs(self, left: Part, right: Part) -> np.ndarray:
+        """Entries (m,) that begin with ``left`` and end with ``right``, m of both."""
+
+        def take(p: np.ndarray) -> np.ndarray:
+            return np.concatenate([left.index[p], right.index[p]], axis=1)
+
+        rows = self._find(left.keys + right.keys, take)
+        return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
+
+    def block(self, left: Part, right: Part) -> np.ndarray:
+        """The matrix (a, b) of all entries that begin with one of a and end with one of b."""
+        keys = left.keys[:, None] + right.keys
+        b = keys.shape[1]
+
+        def take(p: np.ndarray) -> np.ndarray:
+            return np.concatenate([left.index[p // b], right.index[p % b]], axis=1)
+
+        rows = self._find(keys.ravel(), take).reshape(keys.shape)
+        if right.index.shape[1]:
+            return self._picked(rows, right.index[:, -1])
+        return self._picked(rows, left.index[:, -1:])
+
+    def _picked(self, rows: np.ndarray, component: np.ndarray) -> np.ndarray:
+        return self._values[rows, component if self._components else 0]
+
+    def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Where the entries lie in the memory; those that are not there yet are evaluated.
+
+        Args:
+          keys: (m,) of the multi-indices.
+          take: gives the multi-indices themselves at some of these places.
+        """
+        wanted = keys.tolist()
+        known = self._rows
+        rows = np.fromiter(map(known.get, wanted, itertools.repeat(-1)), np.int64, len(wanted))
+        missing = np.flatnonzero(rows < 0)
+        self.hits += len(wanted) - missing.size
+        if not missing.size:
+            return rows
+        first = self.evaluations
+        new = wanted if missing.size == len(wanted) else [wanted[p] for p in missing.tolist()]
+        found = np.arange(first, first + len(new))
+        once = missing
+        if len(set(new)) < len(new):  # some come more than once
+            places = {key: row for row, key in enumerate(dict.fromkeys(new), start=first)}
+            found = np.array([places[key] for key in new])
+            once = missing[np.unique(found, return_index=True)[1]]
+        if first + once.size > self._budget:
+            raise BudgetExhausted
+        self._store(self._call(take(once)[:, : self._modes]))
+        known.update(zip(new, found.tolist(), strict=True))
+        rows[missing] = found
+        return rows
+
+    def _store(self, values: np.ndarray) -> None:
+        total = self.evaluations + len(values)
+        if total > len(self._values) or self._values.dtype != values.dtype:
+            kind = np.result_type(self._values, values)
+            grown = np.empty((max(2 * total, 1024), values.shape[1]), kind)
+            grown[: self.evaluations] = self._values[: self.evaluations]
+            self._values = grown
+        self._values[self.evaluations : total] = values
+        self.largest = max(self.largest, float(np.abs(values).max()))
+        self.evaluations = total
+
+    # Calling -------------------------------------------------------------------------------------
+
+    def _call(self, index: np.ndarray) -> np.ndarray:
+        points = index
+        if self._grid is not None:
+            points = self._grid[np.arange(self._modes), index]
+        size = _BUCKETS[-1]
+        pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
+        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        if not np.isfinite(values).all():
+            self._complain(values, index, points)
+        if self.evaluations == 0:
+            exponent = int(np.frexp(np.abs(values).max())[1])
+            self.exponent = exponent if abs(exponent) > _IN_RANGE else 0
+        return scaled(values, -self.exponent)
+
+    def _piece(self, points: np.ndarray) -> np.ndarray:
+        """Values (m, 1) or (m, components) in double precision."""
+        out = self._raw(points)
+        values = np.asarray(out)
+        if values.dtype.kind not in "biufc":
+            values = _widened(values)
+        kinds = "(batch,) or (batch, components)"
+        if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
+            raise ValueError(
+                f"f: expected {kinds} for a batch of {len(points)}, got shape {values.shape}; "
+                "if f takes one multi-index at a time, pass vectorized=False"
+            )
+        components = values.shape[1:]
+        if self._components is None:
+            self._components = components
+        elif components != self._components:
+            raise ValueError(
+                f"f: expected {self._components or 'scalar'} values as in the first batch, "
+                f"got shape {values.shape}"
+            )
+        kind = values.dtype if values.dtype.kind in "fc" else np.dtype(np.float64)
+        self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
+        wide = values.astype(np.result_type(kind, np.float64), copy=False)
+        return wide.reshape(len(points), -1)
+
+    def _raw(self, points: np.ndarray) -> Any:
+        if self._jit is True and self._compiled is None:
+            self._compiled = self._jitted()
+        if self._compiled is not None:
+            try:
+                out = self._padded(self._compiled, points)
+            except _NOT_TRACEABLE:
+                if self._jit is True:
+                    raise
+                self._compiled = None
+            else:
+                self.programs.add(_bucket(len(points)))
+                return out
+        if self._is_jax:  # eager operations are compiled for every shape too
+            return self._padded(self._eager, points)
+        return self._eager(points) if self.evaluations else self._first(points)
+
+    def _first(self, points: np.ndarray) -> Any:
+        """The first values, which show whether this is a function of JAX."""
+        head = self._eager(points if self._vectorized else points[:1])
+        self._is_jax = isinstance(head, jax.Array)
+        if self._is_jax and self._jit == "auto":
+            self._compiled = self._jitted()
+        if self._vectorized or len(points) == 1:
+            return head
+        rest = self._raw(points[1:]) if self._is_jax else self._eager(points[1:])
+        return _joined([*np.asarray(head), *np.asarray(rest)])
+
+    def _eager(self, points: np.ndarray) -> Any:
+        return self._f(points) if self._vectorized else _joined([self._f(p) for p in points])
+
+    def _jitted(self) -> Any:
+        # JAX keeps what it compiled with the function: the next search finds it.
+        return jax.jit(self._f if self._vectorized else _mapped(self._f))
+
+    def _padded(self, f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
+        size = _bucket(len(points))
+        padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
+        out = np.asarray(f(np.concatenate([points, padding])))
+        return out[: len(points)] if out.shape[:1] == (size,) else out
+
+    def _complain(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> NoReturn:
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        named = ", ".join(str(tuple(index[p].tolist())) for p in bad[:3])
+        where = ""
+        if self._grid is not None:
+            where = f" (coordinates {tuple(points[bad[0]].tolist())})"
+        raise ValueError(
+            f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
+            f"multi-indices of a batch, first {named}{where}"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`jax.vmap`, the same for the same function, as the cache of `jax.jit` needs it."""
+    return jax.vmap(f)
+
+
+def _joined(values: list[Any]) -> Any:
+    shapes = {np.shape(v) for v in values}
+    if len(shapes) > 1:
+        raise ValueError(f"f: expected values of one shape, got {sorted(shapes)}")
+    return (jnp if isinstance(values[0], jax.Array) else np).stack(values)
+
+
+def _bucket(count: int) -> int:
+    return next(size for size in _BUCKETS if size >= count)
+
+
+def scaled(x: np.ndarray, exponent: int) -> np.ndarray:
+    """x · 2^exponent, exact where it is in range."""
+    if exponent == 0:
+        return x
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
+
+
+def _widened(values: np.ndarray) -> np.ndarray:
+    """Half precisions that NumPy does not know, as float32."""
+    try:
+        return values.astype(np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"f: expected numbers, got an array of dtype {values.dtype}") from None

@@ -1,0 +1,546 @@
+"""Cross approximation against the functions themselves, and quantics grids against arithmetic."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+from tensorjax.tt import _maxvol
+from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm
+
+
+def fractions(x):
+    return 1 / (1.0 + x.sum(axis=1))
+
+
+def ackley(x):
+    root = np.sqrt((x**2).mean(axis=1))
+    return 20 + math.e - 20 * np.exp(-0.2 * root) - np.exp(np.cos(2 * np.pi * x).mean(axis=1))
+
+
+def oscillatory(x):
+    return np.cos(x.sum(axis=1) + 2 * (x[:, 1:] * x[:, :-1]).sum(axis=1))
+
+
+def peak(x):
+    return 1 / (0.01 + ((x - 0.5) ** 2).sum(axis=1))
+
+
+def grid_of(low, high, d, n=20):
+    return [np.linspace(low, high, n)] * d
+
+
+def true_error(t, f, shape, grid=None, count=4000):
+    """Relative error at random entries that the search knows nothing of."""
+    index = np.random.default_rng(7).integers(0, shape, (count, len(shape)))
+    points = (
+        index
+        if grid is None
+        else np.stack([g[i] for g, i in zip(grid, index.T, strict=True)], axis=1)
+    )
+    values = np.asarray(f(points))
+    return error(tt.evaluate(t, index), values) / norm(values)
+
+
+class Counted:
+    """A function that remembers what it was asked."""
+
+    def __init__(self, f):
+        self.f, self.seen = f, []
+
+    def __call__(self, x):
+        self.seen += [tuple(row) for row in np.asarray(x).tolist()]
+        return self.f(x)
+
+
+# Accuracy and cost -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("f", "low", "high", "fewest"),
+    [
+        # Evaluations of the best of tntorch, teneva and torchTT on the same functions.
+        (fractions, 0.0, 1.0, 17_480),
+        (ackley, -32.768, 32.768, 36_140),
+        (oscillatory, 0.0, 1.0, 72_340),
+        (peak, 0.0, 1.0, 72_340),
+    ],
+    ids=lambda p: getattr(p, "__name__", None),
+)
+def test_ten_dimensional_functions_to_1e_6_in_few_evaluations(key, f, low, high, fewest):
+    grid = grid_of(low, high, 10)
+    counted = Counted(f)
+    t, info = tt.cross(counted, (20,) * 10, grid=grid, tol=1e-6, key=key)
+    assert info.status == "converged", info
+    assert info.advice == ""
+    assert true_error(t, f, t.shape, grid) <= 1e-6
+    assert info.error + 2 * info.error_std <= 1e-6
+    assert info.error_std > 0
+    assert info.evaluations == len(counted.seen) == len(set(counted.seen))
+    assert info.evaluations < fewest / 1.5
+    assert info.ranks == t.ranks
+    assert info.seconds > 0
+    assert info.sweeps > 0
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-9, 1e-12])
+def test_the_error_is_below_the_tolerance_and_well_estimated(key, tol):
+    f = fractions
+    t, info = tt.cross(f, (12,) * 6, tol=tol, key=key)
+    exact = true_error(t, f, t.shape)
+    assert info.status == "converged"
+    assert exact <= tol
+    assert abs(exact - info.error) <= 8 * info.error_std + 1e-14
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_a_train_of_known_ranks_is_found_exactly(rng, key, dtype):
+    shape, ranks = (5, 4, 6, 3, 5), (3, 5, 4, 2)
+    x = dense(tt.TT(cores(rng, shape, ranks, dtype))).astype(dtype)
+    tol = 1e3 * eps(dtype)
+    t, info = tt.cross(lambda i: x[tuple(i.T)], shape, tol=tol, key=key)
+    assert info.status == "converged"
+    assert t.dtype == dtype
+    assert t.ranks == (1, *ranks, 1)
+    assert error(dense(t), x) <= 10 * tol * norm(x)
+    assert info.evaluations < x.size
+
+
+@pytest.mark.parametrize("shape", [(7,), (1,), (1, 5, 1, 4, 1), (40, 30), (2,) * 10])
+def test_orders_and_small_modes(key, shape):
+    t, info = tt.cross(fractions, shape, tol=1e-8, key=key)
+    x = fractions(np.argwhere(np.ones(shape))).reshape(shape)
+    assert info.status == "converged"
+    assert error(dense(t), x) <= 2e-8 * norm(x)
+    assert info.evaluations <= x.size
+
+
+def test_constants_zero_and_integers(key):
+    t, info = tt.cross(lambda i: np.full(len(i), 3), (4,) * 6, tol=1e-8, key=key)
+    assert t.ranks == (1,) * 7
+    assert np.allclose(dense(t), 3)
+    assert info.status == "converged"
+    t, info = tt.cross(lambda i: np.zeros(len(i)), (4,) * 6, tol=1e-8, key=key)
+    assert not dense(t).any()
+    assert "zero" in info.advice
+    t, info = tt.cross(lambda i: i.sum(axis=1), (4,) * 6, tol=1e-8, key=key)
+    assert max(t.ranks) == 2
+    assert np.allclose(dense(t), np.indices((4,) * 6).sum(0))
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_very_small_and_large_values(key, size):
+    t, info = tt.cross(lambda i: size * fractions(i), (8,) * 5, tol=1e-6, key=key)
+    x = fractions(np.argwhere(np.ones((8,) * 5))).reshape((8,) * 5)
+    assert info.status == "converged"
+    assert error(dense(t) / size, x) <= 1.5e-6 * norm(x)
+
+
+def test_structure_that_blocks_hide_is_found_by_wrong_held_out_entries(key):
+    """Zero unless the first and the last index agree: neighbouring modes know nothing of it."""
+
+    def f(i):
+        return 0.1 + (i[:, 0] == i[:, -1])
+
+    t, info = tt.cross(f, (5,) * 8, tol=1e-8, key=key)
+    assert info.status == "converged"
+    assert true_error(t, f, t.shape) <= 1e-8
+
+
+def test_shapes_beyond_64_bits(key):
+    shape = (50,) * 20
+    t, info = tt.cross(lambda i: 1 / (1 + i.sum(axis=1) / 100), shape, tol=1e-6, key=key)
+    assert info.status == "converged"
+    assert true_error(t, lambda i: 1 / (1 + i.sum(axis=1) / 100), shape) <= 1e-6
+
+
+# The function's ways -----------------------------------------------------------------------------
+
+
+def test_components_are_a_last_mode_and_cost_nothing(key):
+    def f(x):
+        return np.stack([fractions(x), np.cos(x.sum(axis=1)), x[:, 0] * x[:, -1]], axis=1)
+
+    grid = grid_of(0, 1, 6)
+    counted = Counted(f)
+    t, info = tt.cross(counted, (20,) * 6, grid=grid, tol=1e-6, key=key)
+    assert info.status == "converged"
+    assert t.shape == (20,) * 6 + (3,)
+    assert info.evaluations == len(set(counted.seen)) == len(counted.seen)
+    for c in range(3):
+        part = tt.contract_modes(t, {-1: jnp.eye(3)[c]})
+        index = np.random.default_rng(0).integers(0, 20, (2000, 6))
+        points = np.linspace(0, 1, 20)[index]
+        assert error(tt.evaluate(part, index), f(points)[:, c]) <= 3e-6 * norm(f(points))
+
+
+def test_one_component_is_still_a_mode(key):
+    t, info = tt.cross(lambda i: fractions(i)[:, None], (5,) * 4, tol=1e-6, key=key)
+    assert t.shape == (5, 5, 5, 5, 1)
+    assert info.status == "converged"
+
+
+def test_functions_of_one_multi_index(key):
+    batch, _ = tt.cross(fractions, (6,) * 4, tol=1e-8, key=key)
+    for f in (lambda i: 1 / (1.0 + i.sum()), lambda i: 1 / (1 + jnp.sum(i).astype(float))):
+        t, info = tt.cross(f, (6,) * 4, tol=1e-8, key=key, vectorized=False)
+        assert info.status == "converged"
+        assert error(dense(t), dense(batch)) <= 2e-8 * norm(dense(batch))
+    t, _ = tt.cross(
+        lambda i: np.array([1.0, i.sum()]), (6,) * 4, tol=1e-8, key=key, vectorized=False
+    )
+    assert t.shape == (6, 6, 6, 6, 2)
+
+
+def test_jax_functions_are_compiled_for_few_batch_sizes(key):
+    def f(x):
+        return 1 / (1 + jnp.sum(x, axis=1))
+
+    grid = grid_of(0, 1, 6)
+    t, info = tt.cross(f, (20,) * 6, grid=grid, tol=1e-6, key=key)
+    assert info.status == "converged"
+    assert true_error(t, fractions, t.shape, grid) <= 1e-6
+    assert 1 <= info.programs <= 7
+    with compilations() as programs:
+        again, _ = tt.cross(f, (20,) * 6, grid=grid, tol=1e-6, key=key)
+    assert programs == []
+    assert all(
+        (np.asarray(a) == np.asarray(b)).all() for a, b in zip(t.cores, again.cores, strict=True)
+    )
+    plain, other = tt.cross(f, (20,) * 6, grid=grid, tol=1e-6, key=key, jit=False)
+    assert other.programs == 0
+    assert other.evaluations == pytest.approx(info.evaluations, rel=0.3)
+    assert float(tt.distance(plain, t)) <= 3e-6 * float(tt.norm(t))
+
+
+def test_functions_that_jax_cannot_trace_run_as_they_are(key):
+    def f(i):
+        x = fractions(np.asarray(i))  # a tracer cannot be turned into an array
+        return jnp.asarray(x)
+
+    t, info = tt.cross(f, (6,) * 4, tol=1e-8, key=key)
+    assert info.status == "converged"
+    assert info.programs == 0
+    assert true_error(t, fractions, t.shape) <= 1e-8
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        tt.cross(f, (6,) * 4, tol=1e-8, key=key, jit=True)
+
+
+def test_single_precision_values_and_results(key):
+    t, info = tt.cross(lambda i: fractions(i).astype(np.float32), (8,) * 5, tol=1e-5, key=key)
+    assert t.dtype == np.float32
+    assert info.status == "converged"
+    t, info = tt.cross(fractions, (8,) * 5, tol=1e-5, key=key, dtype=jnp.float32)
+    assert t.dtype == np.float32
+    assert true_error(t, fractions, t.shape) <= 1e-5
+    t, _ = tt.cross(fractions, (8,) * 5, tol=1e-8, key=key, dtype=complex)
+    assert t.dtype == np.complex128
+
+
+# Limits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 10, 60, 400, 2000, 8000])
+def test_the_budget_is_never_exceeded_and_the_best_train_returned(key, budget):
+    grid = grid_of(0, 1, 10)
+    counted = Counted(oscillatory)
+    t, info = tt.cross(counted, (20,) * 10, grid=grid, tol=1e-6, key=key, max_evaluations=budget)
+    assert info.status == "budget"
+    assert "max_evaluations" in info.advice
+    assert len(counted.seen) == info.evaluations <= budget
+    exact = true_error(t, oscillatory, t.shape, grid)
+    assert exact <= 1.2
+    assert abs(exact - info.error) <= 0.2 * exact + 8 * info.error_std
+    if budget >= 8000:
+        assert exact <= 0.1
+
+
+def test_a_larger_budget_gives_a_smaller_error(key):
+    errors = [
+        tt.cross(oscillatory, (20,) * 6, grid=grid_of(0, 1, 6), tol=1e-9, key=key,
+                 max_evaluations=b)[1].error
+        for b in (500, 2000, 5000)
+    ]  # fmt: skip
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_max_rank_is_kept_and_reported(key):
+    grid = grid_of(0, 1, 6)
+    t, info = tt.cross(oscillatory, (20,) * 6, grid=grid, tol=1e-8, key=key, max_rank=5)
+    assert max(t.ranks) == 5
+    assert info.status == "max_rank"
+    assert "max_rank" in info.advice
+    assert true_error(t, oscillatory, t.shape, grid) == pytest.approx(info.error, rel=0.3)
+    full = tt.cross(oscillatory, t.shape, grid=grid, tol=1e-5, key=key)[0]
+    best = tt.round(full, tol=info.error / 5)
+    assert max(best.ranks) > 5  # not far from the best of this rank
+
+
+def test_max_sweeps_and_noise_are_reported(key):
+    _, info = tt.cross(oscillatory, (20,) * 8, tol=1e-8, key=key, max_sweeps=2)
+    assert info.status == "max_sweeps"
+    assert info.sweeps == 2
+
+    def noise(i):
+        return np.sin(1e5 * np.sin(i @ 7.3 ** np.arange(8)))
+
+    t, info = tt.cross(noise, (8,) * 8, tol=1e-6, key=key)
+    assert info.status == "stalled"
+    assert "noisy" in info.advice
+    assert info.error <= 1.1
+    assert np.isfinite(np.asarray(tt.norm(t)))
+
+
+def test_the_callback_sees_every_sweep_and_may_stop(key):
+    told = []
+    _, info = tt.cross(fractions, (10,) * 6, tol=1e-6, key=key, callback=told.append)
+    assert [p.sweep for p in told] == list(range(1, info.sweeps + 1))
+    assert told[-1].error <= 1e-6
+    assert all(a.evaluations <= b.evaluations for a, b in itertools.pairwise(told))
+    assert len(told[0].ranks) == 7
+    t, info = tt.cross(fractions, (10,) * 6, tol=1e-6, key=key, callback=lambda p: p.sweep == 2)
+    assert info.status == "stopped"
+    assert info.sweeps == 2
+    assert true_error(t, fractions, t.shape) < 0.5
+
+
+def test_the_key_determines_the_result(key):
+    first, again, other = (
+        tt.cross(peak, (20,) * 6, grid=grid_of(0, 1, 6), tol=1e-6, key=k)
+        for k in (key, key, jax.random.key(1))
+    )
+    for a, b in zip(first[0].cores, again[0].cores, strict=True):
+        assert (np.asarray(a) == np.asarray(b)).all()
+    assert first[1].evaluations == again[1].evaluations
+    assert first[1].error == again[1].error
+    assert first[1].error != other[1].error
+
+
+def test_a_warm_start_spares_sweeps(key):
+    grid = grid_of(0, 1, 8)
+    near, cold = tt.cross(oscillatory, (20,) * 8, grid=grid, tol=1e-6, key=key)
+
+    def f(x):
+        return oscillatory(1.01 * x)
+
+    t, warm = tt.cross(f, (20,) * 8, grid=grid, tol=1e-6, key=key, x0=near)
+    assert warm.status == "converged"
+    assert true_error(t, f, t.shape, grid) <= 1e-6
+    assert warm.sweeps < cold.sweeps
+    assert warm.evaluations < 1.1 * cold.evaluations
+
+
+def test_a_start_finds_what_no_random_entry_shows(key):
+    """A peak of one entry in 10^10; a train that is large there leads to it."""
+    place = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+    def f(i):
+        return np.all(i == place, axis=1).astype(float)
+
+    _, blind = tt.cross(f, (10,) * 10, tol=1e-6, key=key)
+    assert "zero" in blind.advice
+    x0 = tt.rank_one([jnp.exp(-((jnp.arange(10.0) - p) ** 2)) for p in place])
+    t, _ = tt.cross(f, (10,) * 10, tol=1e-6, key=key, x0=x0)
+    assert float(tt.evaluate(t, place)) == pytest.approx(1)
+    assert float(tt.norm(t)) == pytest.approx(1)
+
+
+# Rows of large volume ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_maxvol_rows_bound_all_coefficients(rng, dtype):
+    a = rng.standard_normal((60, 6)).astype(dtype)
+    if dtype == np.complex128:
+        a = a + 1j * rng.standard_normal((60, 6))
+    rows = _maxvol.maxvol(a)
+    assert len(set(rows.tolist())) == 6
+    assert np.abs(np.linalg.solve(a[rows].T, a.T)).max() <= 1.05 + 1e-9
+    random = [abs(np.linalg.det(a[rng.choice(60, 6, replace=False)])) for _ in range(200)]
+    assert abs(np.linalg.det(a[rows])) >= max(random)
+
+
+def test_right_sets_of_a_train_span_its_unfoldings(rng):
+    x = cores(rng, (4, 5, 3, 6), 3, np.float64)
+    sets = _maxvol.right_sets(x)
+    whole = dense(tt.TT(x))
+    for k, right in enumerate(sets, start=1):
+        unfolding = whole.reshape(math.prod(whole.shape[:k]), -1)
+        columns = np.ravel_multi_index(tuple(right.T), whole.shape[k:])
+        chosen = unfolding[:, columns]
+        fitted = chosen @ np.linalg.lstsq(chosen, unfolding, rcond=None)[0]
+        assert error(fitted, unfolding) <= 1e-10 * norm(unfolding)
+
+
+# Quantics ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("base", "bits", "dims"), [(2, 5, 1), (2, 4, 3), (3, 3, 2)])
+def test_digits_and_indices_are_inverse(base, bits, dims, interleaved):
+    index = np.random.default_rng(0).integers(0, base**bits, (4, 7, dims))
+    digits = tt.index_to_quantics(index, bits, base=base, interleaved=interleaved)
+    assert digits.shape == (4, 7, dims * bits)
+    back = tt.quantics_to_index(digits, dims=dims, base=base, interleaved=interleaved)
+    assert (back == index).all()
+    first = digits[0, 0, :dims] if interleaved else digits[0, 0, ::bits]
+    assert (first == index[0, 0] // base ** (bits - 1)).all()
+
+
+def test_a_grid_has_the_points_it_says():
+    grid = tt.quantics_grid([0.0, -1.0], [1.0, 1.0], 3)
+    assert grid.shape == (2,) * 6
+    assert grid.points == 8
+    assert grid.spacing == (0.125, 0.25)
+    digits = grid.digits([[0, 0], [7, 3]])
+    assert np.allclose(grid.coordinates(digits), [[0, -1], [0.875, -0.25]])
+    assert (grid.index(grid.nearest([0.5, 0.3])) == [4, 5]).all()
+    closed = tt.quantics_grid(0, 1, 3, endpoint=True)
+    assert closed.coordinates([[1, 1, 1]])[0, 0] == 1
+
+
+def test_cross_on_two_to_the_thirty_points(key):
+    grid = tt.quantics_grid(0, 1, 30)
+
+    def f(digits):
+        x = grid.coordinates(digits)[:, 0]
+        return np.sin(30 * x) * np.exp(-x)
+
+    t, info = tt.cross(f, grid.shape, tol=1e-8, key=key)
+    assert info.status == "converged"
+    assert max(t.ranks) == 2
+    assert info.evaluations < 6000
+    x = np.random.default_rng(0).uniform(0, 1, (1000, 1))
+    digits = grid.nearest(x)
+    assert error(tt.evaluate(t, digits), f(digits)) <= 1e-8 * norm(f(digits))
+
+
+def test_cross_on_an_interleaved_plane(key):
+    grid = tt.quantics_grid([-1, -1], [1, 1], 10)
+
+    def f(digits):
+        x, y = grid.coordinates(digits).T
+        return np.exp(-3 * (x**2 + y**2) + x * y)
+
+    t, info = tt.cross(f, grid.shape, tol=1e-6, key=key)
+    assert info.status == "converged"
+    assert true_error(t, f, grid.shape) <= 1e-6
+
+
+# Many entries ------------------------------------------------------------------------------------
+
+
+def test_evaluate_takes_long_batches_by_tables(rng):
+    t = tt.TT(cores(rng, (3, 4, 5, 4, 3, 6), (3, 8, 20, 9, 4), np.float64))
+    index = np.stack([rng.integers(-n, n, 20_000) for n in t.shape], axis=1)
+    exact = dense(t)[tuple(index.T)]
+    assert error(tt.evaluate(t, index), exact) <= 1e-13 * norm(exact)
+    assert error(tt.evaluate(t, index[:3].astype(np.int8)), exact[:3]) <= 1e-13 * norm(exact)
+    weights = rng.standard_normal(len(index))
+    gradient = jax.grad(lambda t: jnp.sum(tt.evaluate(t, index) * weights))(t)
+    step = tt.TT(cores(rng, t.shape, (3, 8, 20, 9, 4), np.float64))
+    h = 1e-6
+    moved = [
+        tt.TT([c + s * h * e for c, e in zip(t.cores, step.cores, strict=True)]) for s in (1, -1)
+    ]
+    slope = sum(
+        s * float(jnp.sum(tt.evaluate(m, index) * weights))
+        for s, m in zip((1, -1), moved, strict=True)
+    ) / (2 * h)
+    exact_slope = sum(
+        float(jnp.sum(g * e)) for g, e in zip(gradient.cores, step.cores, strict=True)
+    )
+    assert slope == pytest.approx(exact_slope, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_million_entries_in_bounded_memory(key):
+    t = tt.random(key, (20,) * 10, 16)
+    index = np.random.default_rng(0).integers(0, 20, (10**6, 10))
+    out = np.asarray(tt.evaluate(t, index))
+    assert out.shape == (10**6,)
+    some = slice(None, None, 997)
+    assert error(out[some], tt.evaluate(t, index[some])) <= 1e-12 * norm(out[some])
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+K = jax.random.key(0)
+SHAPE = (4,) * 5
+
+
+def bad_at(value):
+    def f(i):
+        x = fractions(i)
+        x[i[:, 0] == 2] = value
+        return x
+
+    return f
+
+
+def call(f=fractions, shape=SHAPE, **options):
+    return lambda: tt.cross(f, shape, **{"tol": 1e-6, "key": K, **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "run"),
+    [
+        (ValueError, r"f: .*NaN or Inf at .*first \(2, ", call(bad_at(np.nan))),
+        (ValueError, r"f: .*NaN or Inf at .*first \(2, ", call(bad_at(np.inf))),
+        (ValueError, r"coordinates \(0.5, ", call(
+            lambda x: np.where(x[:, 0] == 0.5, np.nan, 1.0), grid=[np.arange(4) / 4] * 5)),
+        (ValueError, r"f: .*\(batch,\).*got shape \(\).*vectorized", call(lambda i: 1.0)),
+        (ValueError, r"f: .*\(batch,\).*got shape \(5,\)", call(lambda i: i[0])),
+        (ValueError, r"f: .*got shape \(.*, 1, 1\)", call(lambda i: fractions(i)[:, None, None])),
+        (ValueError, "f: .*numbers", call(lambda i: np.array(["a"] * len(i)))),
+        (ValueError, r"f: .*\(2,\).*first batch", call(
+            lambda i: np.ones((len(i), 2 if len(i) > 25 else 3)))),
+        (ValueError, r"f: .*one shape", call(lambda i: np.ones(1 + i[0]), vectorized=False)),
+        (ValueError, "tol: .*got 0", call(tol=0)),
+        (ValueError, "tol: .*10 eps", call(tol=1e-16)),
+        (ValueError, "tol: .*float32", call(tol=1e-8, dtype=jnp.float32)),
+        (ValueError, "shape: ", call(shape=(3, 0))),
+        (ValueError, "max_rank: .*got 0", call(max_rank=0)),
+        (ValueError, "max_evaluations: .*got 0", call(max_evaluations=0)),
+        (ValueError, "max_sweeps: .*got 0", call(max_sweeps=0)),
+        (ValueError, "held_out: .*got 1", call(held_out=1)),
+        (ValueError, "jit: .*'yes'", call(jit="yes")),
+        (ValueError, "grid: .*one array", call(grid=[np.arange(4.0)] * 4)),
+        (ValueError, "grid: .*one array", call(grid=[np.arange(3.0)] * 5)),
+        (ValueError, "grid: .*NaN", call(grid=[np.full(4, np.nan)] * 5)),
+        (ValueError, "dtype: .*complex", call(lambda i: 1j * fractions(i), dtype=float)),
+        (TypeError, "dtype: .*int", call(dtype=int)),
+        (TypeError, "key: .*int", call(key=0)),
+        (TypeError, "x0: .*ndarray", call(x0=np.ones(SHAPE))),
+        (ValueError, "x0: .*shape", call(x0=tt.ones((4, 4)))),
+        (ValueError, "low, high", lambda: tt.quantics_grid(1, 0, 4)),
+        (ValueError, "low, high", lambda: tt.quantics_grid(0, np.inf, 4)),
+        (ValueError, "bits: .*2\\*\\*53", lambda: tt.quantics_grid(0, 1, 60)),
+        (ValueError, "bits: .*got 0", lambda: tt.quantics_grid(0, 1, 0)),
+        (ValueError, r"index: .*\[0, 8\).*8", lambda: tt.index_to_quantics([[8]], 3)),
+        (ValueError, "digits: .*dims", lambda: tt.quantics_to_index([[0, 1, 1]], dims=2)),
+        (ValueError, r"digits: .*\[0, 2\)", lambda: tt.quantics_to_index([[0, 2]])),
+        (ValueError, "index: .*integers", lambda: tt.index_to_quantics([[0.5]], 3)),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(kind, message, run):
+    with pytest.raises(kind, match=message):
+        run()
+
+
+def test_an_error_of_the_function_passes_through(key):
+    def f(i):
+        raise RuntimeError("no license")
+
+    with pytest.raises(RuntimeError, match="no license"):
+        tt.cross(f, (3, 3), tol=1e-6, key=key)
+
+
+def test_under_jit_there_is_a_clear_error(key):
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(lambda k: tt.cross(fractions, (3, 3), tol=1e-6, key=k)[0])(key)
