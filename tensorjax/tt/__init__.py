@@ -35,20 +35,25 @@ from tensorjax.tt._build import (
     trim,
     zeros,
 )
+from tensorjax.tt._chain import chain_operator
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
+from tensorjax.tt._eigs import EigInfo, eigsh
 from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
 from tensorjax.tt._round import orthogonalize, round
 from tensorjax.tt._sample import sample
 
 __all__ = [
     "TT",
+    "EigInfo",
     "TTMatrix",
     "add",
+    "chain_operator",
     "concatenate",
     "conj",
     "contract_modes",
     "distance",
     "effective_ranks",
+    "eigsh",
     "evaluate",
     "from_dense",
     "hadamard",

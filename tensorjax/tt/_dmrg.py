@@ -1,0 +1,361 @@
+"""Sweeps of DMRG on host arrays: one local eigenproblem after the other, from left to right.
+
+A sweep starts with its centre at the first core and all others right-orthogonal, and ends with the
+mirror image of that; so a sweep back is a sweep forth of the mirrored chain, with the interfaces
+that the first one left behind. Nothing is compiled, for the shapes change at every step.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._cores import absorb, tall, times_right, wide
+from tensorjax.tt import _interfaces as interfaces
+
+Array = np.ndarray
+# Local spaces up to this size are diagonalised: that is faster there, and never gets stuck.
+_DENSE = 64
+# Found states whose shadow in a local space is shorter than this constrain nothing there.
+_SHADOW = 1e-13
+
+
+@dataclasses.dataclass
+class Chain:
+    """An operator, a state with its centre at the first core, and what lies right of each core.
+
+    Attributes:
+      operator: cores (r, m, n, r').
+      cores: of the state, (r, n, r'); all but the first are right-orthogonal.
+      rights: ``rights[k]`` is the interface of the operator right of core k.
+      found: cores of the states to stay orthogonal to.
+      overlaps: ``overlaps[j][k]`` is the interface of ⟨found j|state⟩ right of core k.
+    """
+
+    operator: list[Array]
+    cores: list[Array]
+    rights: list[Array]
+    found: list[list[Array]]
+    overlaps: list[list[Array]]
+
+
+class Rule(NamedTuple):
+    """How a sweep is done.
+
+    Attributes:
+      sites: of a local problem, 1 or 2.
+      cap: largest rank kept.
+      share: of the norm squared that may be discarded at each bond.
+      steps: of Lanczos per local problem, at most.
+      goal: residual at which a local problem is solved.
+      extra: directions added to each bond.
+    """
+
+    sites: int
+    cap: int
+    share: float
+    steps: int
+    goal: float
+    extra: int
+
+
+class Pass(NamedTuple):
+    """What a sweep found.
+
+    Attributes:
+      value: the eigenvalue of the last local problem.
+      gradient: root of the sum of the squared residuals that the local problems started from: about
+        ‖A x − λ x‖ before the sweep, and exactly its local part.
+      discarded: energy cut off by truncations, all bonds together.
+      spread: the largest magnitude of an eigenvalue of a local problem, a lower bound of ‖A‖₂.
+      capped: whether the cap cut off more than the share allowed.
+    """
+
+    value: float
+    gradient: float
+    discarded: float
+    spread: float
+    capped: bool
+
+
+def prepared(operator: list[Array], cores: list[Array], found: list[list[Array]]) -> Chain:
+    """A chain from any cores: right-orthogonalised, of norm one, with all interfaces."""
+    out = list(cores)
+    for k in range(len(out) - 1, 0, -1):
+        q, r = linalg.qr(linalg.adjoint(wide(out[k])))
+        out[k] = linalg.adjoint(q).reshape(-1, *out[k].shape[1:])
+        moved = times_right(out[k - 1], linalg.adjoint(r))
+        out[k - 1] = moved / (np.linalg.norm(moved) or 1.0)
+    out[0] = out[0] / (np.linalg.norm(out[0]) or 1.0)
+    rights = [interfaces.edge(out[0])]
+    overlaps = [[interfaces.edge(out[0], operator=False)] for _ in found]
+    for k in range(len(out) - 1, 0, -1):
+        rights.append(interfaces.right(rights[-1], out[k], operator[k], out[k]))
+        for y, line in zip(found, overlaps, strict=True):
+            line.append(interfaces.right_overlap(line[-1], y[k], out[k]))
+    return Chain(operator, out, rights[::-1], found, [line[::-1] for line in overlaps])
+
+
+def mirrored(cores: Sequence[Array]) -> list[Array]:
+    """The cores from right to left, bonds exchanged."""
+    return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
+
+
+# Local problems ----------------------------------------------------------------------------------
+
+
+class Local:
+    """A between two interfaces: an operator on the tensors (r, n, …, r') of one or two sites."""
+
+    def __init__(self, left: Array, sites: Sequence[Array], right: Array):
+        self.parts = left, sites, right
+        self.left = left.reshape(-1, left.shape[-1])
+        self.sites = [a.transpose(1, 3, 0, 2).reshape(-1, a.shape[0] * a.shape[2]) for a in sites]
+        self.right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
+
+    def __call__(self, x: Array) -> Array:
+        # Products of matrices alone: the axes meet in the order in which they lie in memory.
+        t = self.left @ x.reshape(len(x), -1)
+        rows = self.parts[0].shape[0]
+        for a, core in zip(self.sites, self.parts[1], strict=True):
+            t = a @ t.reshape(rows, a.shape[1], -1)
+            rows *= core.shape[1]
+        return (t.reshape(rows, -1) @ self.right).reshape(x.shape)
+
+    def dense(self) -> Array:
+        """The matrix."""
+        left, sites, right = self.parts
+        t = left.swapaxes(1, 2)
+        for a in sites:
+            t = np.tensordot(t, a, 1)
+        t = np.tensordot(t, right, ((-1,), (1,)))
+        t = t.transpose(*range(0, t.ndim, 2), *range(1, t.ndim, 2))
+        size = int(np.prod(t.shape[: t.ndim // 2]))
+        return t.reshape(size, size)
+
+
+class Solved(NamedTuple):
+    """The lowest eigenpair of a local problem, and what its search saw."""
+
+    value: float
+    x: Array
+    start: float  # residual of the tensor it started from
+    spread: float
+
+
+def lowest(local: Local, x: Array, shadows: Array, rule: Rule, rng: Any) -> Solved:
+    """The lowest eigenpair orthogonal to the columns of ``shadows``, from the tensor ``x`` on."""
+    start = x.ravel() - shadows @ (shadows.conj().T @ x.ravel())
+    if np.linalg.norm(start) < 1e-8:  # all of it has been found before
+        start = rng.uniform(-1, 1, start.size).astype(x.dtype)
+        start -= shadows @ (shadows.conj().T @ start)
+    start /= np.linalg.norm(start)
+    if start.size <= _DENSE:
+        value, out, residual, spread = _diagonalised(local.dense(), start, shadows)
+    else:
+        value, out, residual, spread = _lanczos(local, x.shape, start, shadows, rule)
+    return Solved(value, out.reshape(x.shape), residual, spread)
+
+
+def _diagonalised(h: Array, start: Array, shadows: Array) -> tuple[float, Array, float, float]:
+    if shadows.shape[1]:
+        free = np.linalg.qr(shadows, mode="complete")[0][:, shadows.shape[1] :]
+        w, z = np.linalg.eigh(free.conj().T @ h @ free)
+        z = free @ z
+        image = free @ (free.conj().T @ (h @ start))
+    else:
+        w, z = np.linalg.eigh(h)
+        image = h @ start
+    residual = np.linalg.norm(image - np.vdot(start, image).real * start)
+    return float(w[0]), z[:, 0], float(residual), float(np.abs(w[[0, -1]]).max())
+
+
+def _lanczos(
+    local: Local, shape: Any, start: Array, shadows: Array, rule: Rule
+) -> tuple[float, Array, float, float]:
+    """Lanczos with full reorthogonalisation, a few steps from a good start."""
+    steps = min(rule.steps, start.size - shadows.shape[1])
+    basis = np.empty((steps, start.size), start.dtype)
+    diagonal, beside = np.empty(steps), np.empty(steps)
+    basis[0] = start
+    w = s = np.empty(0)
+    for m in range(steps):
+        image = local(basis[m].reshape(shape)).ravel()
+        diagonal[m] = np.vdot(basis[m], image).real
+        kept = basis[: m + 1]
+        for _ in range(2):  # twice is enough (Kahan, Parlett)
+            if shadows.shape[1]:
+                image -= shadows @ (shadows.conj().T @ image)
+            image -= (kept.conj() @ image) @ kept
+        beside[m] = np.linalg.norm(image)
+        couplings = beside[:m]
+        t = np.diag(diagonal[: m + 1]) + np.diag(couplings, 1) + np.diag(couplings, -1)
+        w, s = np.linalg.eigh(t)
+        residual = beside[m] * abs(s[-1, 0])
+        if residual <= max(rule.goal, 1e-14 * np.abs(w).max()) or m + 1 == steps:
+            break
+        basis[m + 1] = image / beside[m]
+    out = s[:, 0] @ basis[: len(s)]
+    out /= np.linalg.norm(out)
+    return float(w[0]), out, float(beside[0]), float(np.abs(w).max())
+
+
+def _shadows(chain: Chain, left: Sequence[Array], window: slice, like: Array) -> Array:
+    """Orthonormal columns that span what the found states are in a local space."""
+    if not chain.found:
+        return np.zeros((like.size, 0), like.dtype)
+    columns = []
+    for cores, line, a in zip(chain.found, chain.overlaps, left, strict=True):
+        t = a.conj().T
+        for core in cores[window]:
+            t = np.tensordot(t, core, 1)
+        columns.append(np.tensordot(t, line[window.stop - 1].conj(), 1).ravel())
+    u, s, _ = np.linalg.svd(np.stack(columns, 1), full_matrices=False)
+    return u[:, s > _SHADOW]
+
+
+# Sweeps ------------------------------------------------------------------------------------------
+
+
+def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
+    """One sweep from left to right, and the mirror image of what it leaves."""
+    cores, operator = list(chain.cores), chain.operator
+    lefts = [interfaces.edge(cores[0])]
+    overlaps = [[interfaces.edge(cores[0], operator=False)] for _ in chain.found]
+    solved, totals = Solved(0.0, cores[0], 0.0, 0.0), np.zeros(2)
+    spread, capped = 0.0, False
+    for k in range(len(cores) - 1):
+        window = slice(k, k + rule.sites)
+        theta = cores[k] if rule.sites == 1 else _pair(cores[k], cores[k + 1])
+        shadows = _shadows(chain, [line[-1] for line in overlaps], window, theta)
+        if shadows.shape[1] < theta.size:
+            local = Local(lefts[k], operator[window], chain.rights[window.stop - 1])
+            solved = lowest(local, theta, shadows, rule, rng)
+        else:  # a space that the found states fill has nothing to offer
+            solved = Solved(solved.value, theta, 0.0, 0.0)
+        u, carry, lost, cut = _split(solved.x, rule)
+        totals += solved.start**2, lost
+        spread, capped = max(spread, solved.spread), capped or cut
+        if rule.extra:
+            more, missing = _directions(lefts[k], chain, cores, k, u, solved, rule, rng)
+            totals[0] += missing**2
+            carry = np.concatenate([carry, np.zeros((more.shape[1], carry.shape[1]))])
+            u = np.concatenate([u, more], axis=1)
+        cores[k] = u.reshape(*cores[k].shape[:2], -1)
+        if rule.sites == 1:
+            cores[k + 1] = absorb(carry, cores[k + 1])
+        else:
+            cores[k + 1] = carry.reshape(-1, *cores[k + 1].shape[1:])
+        lefts.append(interfaces.left(lefts[k], cores[k], operator[k], cores[k]))
+        for y, line in zip(chain.found, overlaps, strict=True):
+            line.append(interfaces.left_overlap(line[-1], y[k], cores[k]))
+    back = Chain(
+        mirrored(operator),
+        mirrored(cores),
+        lefts[::-1],
+        [mirrored(y) for y in chain.found],
+        [line[::-1] for line in overlaps],
+    )
+    return back, Pass(solved.value, totals[0] ** 0.5, totals[1], spread, capped)
+
+
+def _pair(a: Array, b: Array) -> Array:
+    return (tall(a) @ wide(b)).reshape(*a.shape[:2], *b.shape[1:])
+
+
+def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
+    """Left isometry, the rest, the energy cut off, and whether the cap mattered."""
+    matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
+    if rule.share == 0:  # all of the bond stays, directions without weight included
+        return *linalg.qr(matrix), 0.0, False
+    method = linalg.choose("auto", rule.share, matrix.dtype)
+    u, _, lost = linalg.left_basis(matrix, share=rule.share, method=method)
+    cut = u.shape[1] > rule.cap
+    carry = linalg.project(u[:, : rule.cap], matrix)
+    size = float(np.linalg.norm(carry))
+    lost = 1 - size**2 if cut else max(float(lost), 0.0)
+    return u[:, : rule.cap], carry / size, lost, cut
+
+
+def _directions(
+    left: Array, chain: Chain, cores: list[Array], k: int, u: Array, solved: Solved, rule: Rule,
+    rng: np.random.Generator,
+) -> tuple[Array, float]:  # fmt: skip
+    """Columns orthonormal to u: where A would take the pair at k, and one at random.
+
+    The first are from a random sketch of what the two-site residual has outside u, whose norm is
+    returned too.
+    """
+    rows, used = u.shape
+    count = max(min(rule.extra, rows - used, cores[k + 1][0].size - used), 0)
+    candidates = rng.uniform(-1, 1, (rows, count)).astype(u.dtype)
+    missing = 0.0
+    if rule.sites == 1:
+        pair = _pair(solved.x, cores[k + 1])
+        local = Local(left, chain.operator[k : k + 2], chain.rights[k + 1])
+        image = (local(pair) - solved.value * pair).reshape(rows, -1)
+        image -= u @ (u.conj().T @ image)
+        missing = float(np.linalg.norm(image))
+        sketch = rng.uniform(-1, 1, (image.shape[1], max(count - 1, 0))).astype(u.dtype)
+        candidates[:, : sketch.shape[1]] = image @ sketch / (missing or 1.0)
+    for _ in range(2):
+        candidates = candidates - u @ (u.conj().T @ candidates)
+        candidates = np.linalg.qr(candidates)[0]
+    return candidates, missing
+
+
+# What a state is worth ---------------------------------------------------------------------------
+
+
+def settled(chain: Chain) -> tuple[Chain, float]:
+    """The state made orthogonal to all found ones and of norm one, and its Rayleigh quotient."""
+    centre = chain.cores[0]
+    ends = [interfaces.edge(centre, operator=False)] * len(chain.found)
+    shadows = _shadows(chain, ends, slice(0, 1), centre)
+    centre = centre - (shadows @ (shadows.conj().T @ centre.ravel())).reshape(centre.shape)
+    centre = centre / np.linalg.norm(centre)
+    image = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])(centre)
+    cores = [centre, *chain.cores[1:]]
+    return dataclasses.replace(chain, cores=cores), float(np.vdot(centre, image).real)
+
+
+def residual(chain: Chain, value: float) -> float:
+    """‖A x − λ x‖ of a settled state: by Gram matrices, or triangles where those are too coarse.
+
+    x is right-orthogonal, so that the residual falls into orthogonal parts: at site k the rows of
+    the local image that are orthogonal to those of x, times A x on the left of it.
+    """
+    total, noise = _residual_energy(chain, value, squared=True)
+    if total < 100 * noise:
+        total, _ = _residual_energy(chain, value, squared=False)
+    return max(total, 0.0) ** 0.5
+
+
+def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[float, float]:
+    """‖A x − λ x‖² and about its roundoff; ``squared``: whether Gram matrices are carried along."""
+    centre, kind = chain.cores[0], chain.cores[0].dtype
+    local = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])
+    total = float(np.linalg.norm(local(centre) - value * centre)) ** 2
+    noise, seen = 0.0, np.ones((1, 1), kind)
+    for k, (a, x, right) in enumerate(zip(chain.operator, chain.cores, chain.rights, strict=True)):
+        image = np.tensordot(a, x, ((2,), (1,))).transpose(0, 3, 1, 2, 4)  # (a, r, m, b, s)
+        image = image.reshape(a.shape[0] * x.shape[0], a.shape[1], -1)
+        if k:
+            rows = image.reshape(-1, image.shape[2]) @ right.reshape(len(right), -1).T
+            rows, kept = rows.reshape(len(image), -1), wide(x)
+            rows -= (rows @ kept.conj().T) @ kept
+            if squared:
+                total += float(np.vdot(rows, seen @ rows).real)
+                weights = np.linalg.norm(rows, axis=1) ** 2
+                noise += float(weights @ np.diagonal(seen).real) * np.finfo(kind).eps
+            else:
+                total += float(np.linalg.norm(seen @ rows)) ** 2
+        moved = absorb(seen, image)
+        if squared:
+            seen = tall(image).conj().T @ tall(moved)
+        else:
+            seen = tall(moved)
+            seen = np.linalg.qr(seen, mode="r") if len(seen) > seen.shape[1] else seen
+    return total, noise

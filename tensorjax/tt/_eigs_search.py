@@ -1,0 +1,233 @@
+"""Searches for eigenpairs: what each sweep of DMRG is to do, and when to stop."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._cores import Cores, cut_ranks
+from tensorjax.tt import _dmrg as dmrg
+from tensorjax.tt._build import rank_bounds
+
+Status = Literal["converged", "max_rank", "stalled", "max_sweeps"]
+# Rank of the random start; what is kept may double from sweep to sweep.
+_START = 8
+# Steps of Lanczos per local problem: its residual falls enough, and the next sweep does the rest.
+_STEPS = 4
+# Directions added to every bond: in the first sweeps with two sites, and in all with one.
+_ESCAPE, _EXPAND = 2, 8
+# Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
+_SMALL, _LARGEST = 16, 4096
+
+
+class Sweep(NamedTuple):
+    """What a callback is told after each sweep.
+
+    Attributes:
+      pair: which eigenpair is searched, 0 … k−1.
+      sweep: count of sweeps for this pair, from 1 on; one goes there or back.
+      value: present eigenvalue.
+      residual: estimate of ‖A x − λ x‖ before the sweep, from the local problems.
+      rank: largest TT-rank now.
+      discarded: share of ‖x‖² cut off during the sweep.
+    """
+
+    pair: int
+    sweep: int
+    value: float
+    residual: float
+    rank: int
+    discarded: float
+
+
+class Pair(NamedTuple):
+    """An eigenpair and how it was found; ``bound`` is what was asked of its residual."""
+
+    value: float
+    cores: Cores
+    residual: float
+    bound: float
+    truncation: float
+    sweeps: int
+    status: Status
+
+
+class Search(NamedTuple):
+    """What the searches of all pairs share; ``operator`` in double precision on the host."""
+
+    operator: Cores
+    dtype: Any
+    tol: float
+    limit: int
+    sites: int
+    expand: int | None
+    max_sweeps: int
+    rng: np.random.Generator
+    report: Callable[[Sweep], None]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(c.shape[1] for c in self.operator)
+
+    def bound(self, scale: float, spread: float, tol: float | None = None) -> float:
+        """The residual asked: relative to ``scale``, or what roundoff leaves of ‖A‖₂ = spread."""
+        floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
+        return max((self.tol if tol is None else tol) * scale, floor * spread)
+
+
+def widened(core: Any, dtype: Any) -> np.ndarray:
+    """A core on the host, in double precision, complex if ``dtype`` is."""
+    wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
+    return np.asarray(core).astype(wide, copy=False)
+
+
+def find_pairs(search: Search, starts: list[Cores], k: int) -> list[Pair]:
+    """The k lowest pairs, in ascending order."""
+    size = math.prod(search.shape)
+    fits = max(rank_bounds(search.shape), default=1) <= search.limit
+    if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
+        return _dense_pairs(search, k)
+    # What the first pairs lack, the others inherit: their own tolerance is part of the whole.
+    tol = search.tol if k == 1 else search.tol / (2 * k**0.5)
+    pairs: list[Pair] = []
+    for j in range(k):
+        given = j < len(starts)
+        expand = search.expand if search.expand is not None else 0 if given else _EXPAND
+        cores = starts[j] if given else _random_cores(search)
+        pairs.append(_one_pair(search, cores, pairs, expand, tol))
+    return sorted(pairs, key=lambda pair: pair.value)
+
+
+def _random_cores(search: Search) -> Cores:
+    shape, rank = search.shape, min(_START, search.limit)
+    ranks = cut_ranks((1, *[rank] * (len(shape) - 1), 1), shape)
+    kind = search.operator[0].dtype
+    cores = []
+    for j, n in enumerate(shape):
+        core = search.rng.standard_normal((ranks[j], n, ranks[j + 1])).astype(kind)
+        if np.iscomplexobj(core):
+            core += 1j * search.rng.standard_normal(core.shape)
+        cores.append(core)
+    return cores
+
+
+def _dense_pairs(search: Search, k: int) -> list[Pair]:
+    """All pairs at once, where the space is small."""
+    one = np.ones((1, 1, 1), search.operator[0].dtype)
+    w, z = np.linalg.eigh(dmrg.Local(one, search.operator, one).dense())
+    spread = float(np.abs(w[[0, -1]]).max())
+    pairs: list[Pair] = []
+    for j in range(k):
+        cores = [z[:, j].reshape(1, search.shape[0], -1)]
+        for n in search.shape[1:]:
+            q, r = np.linalg.qr(cores[-1].reshape(-1, cores[-1].shape[2]))
+            cores[-1] = q.reshape(*cores[-1].shape[:2], -1)
+            cores.append(r.reshape(len(r), n, -1))
+        pairs.append(_judged(search, cores, pairs, spread, "stalled"))
+        seen = (pairs[-1].value, pairs[-1].residual, max(len(c) for c in cores), 0.0)
+        search.report(Sweep(j, 0, *seen))
+    return pairs
+
+
+def _one_pair(search: Search, cores: Cores, found: list[Pair], expand: int, tol: float) -> Pair:
+    """Sweeps until the residual is small enough, or will not get smaller."""
+    chain = dmrg.prepared(search.operator, cores, [p.cores for p in found])
+    course = _Course(search, expand, tol, max((abs(p.value) for p in found), default=0.0))
+    while course.status is None:
+        rule = course.rule()
+        chain, seen = dmrg.sweep(chain, rule, search.rng)
+        course.note(rule, seen)
+        rank = max(len(c) for c in chain.cores)
+        search.report(
+            Sweep(len(found), course.sweeps, seen.value, seen.gradient, rank, seen.discarded)
+        )
+        if course.hopeful and rule.extra == 0:
+            course.judge(dmrg.residual(*dmrg.settled(chain)))
+    cores = dmrg.settled(chain)[0].cores
+    cores = dmrg.mirrored(cores) if course.sweeps % 2 else cores
+    pair = _judged(search, cores, found, course.spread, course.status)
+    return pair._replace(truncation=seen.discarded, sweeps=course.sweeps)
+
+
+class _Course:
+    """The course of one search: truncation follows the residual down, the cap on ranks doubles."""
+
+    def __init__(self, search: Search, expand: int, tol: float, scale: float):
+        self.search, self.expand, self.tol, self.scale = search, expand, tol, scale
+        self.sweeps, self.waited, self.tightness = 0, 0, 1.0
+        self.gradient = self.best = self.value = math.inf
+        self.spread = 0.0
+        self.finishing = False
+        self.status: Status | None = None
+
+    @property
+    def asked(self) -> float:
+        scale = max(self.scale, abs(self.value)) if math.isfinite(self.value) else math.inf
+        return self.search.bound(scale, self.spread, self.tol)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the ranks stay what they are."""
+        return self.search.sites == 1 and self.expand == 0
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether the residual may be small enough by now."""
+        return self.gradient <= self.asked
+
+    def rule(self) -> dmrg.Rule:
+        """What to do in the next sweep."""
+        s = self.search
+        bonds = len(s.operator) - 1
+        share, goal = 1e-2, math.inf
+        if math.isfinite(self.gradient):
+            accuracy = max(0.1 * self.gradient, 0.3 * self.asked * self.tightness)
+            share = min(share, (accuracy / (self.spread or 1.0)) ** 2)
+            goal = 0.3 * accuracy / bonds**0.5
+        last = self.sweeps + 1 == s.max_sweeps or self.finishing or self.hopeful
+        many = self.expand if s.sites == 1 else _ESCAPE if self.sweeps < 3 else 0
+        cap = min(s.limit, _START * 2 ** min(self.sweeps + 1, 32))
+        return dmrg.Rule(
+            sites=s.sites,
+            cap=cap,
+            share=0.0 if self.fixed else share / bonds,
+            steps=_STEPS,
+            goal=goal,
+            extra=0 if last else many,
+        )
+
+    def note(self, rule: dmrg.Rule, seen: dmrg.Pass) -> None:
+        """Takes in what a sweep found, and decides whether to go on."""
+        settled = abs(self.value - seen.value) <= self.asked
+        self.sweeps += 1
+        self.value, self.gradient = seen.value, seen.gradient
+        self.spread = max(self.spread, seen.spread)
+        limited = self.fixed or (seen.capped and rule.cap == self.search.limit)
+        if self.gradient < 0.8 * self.best or not settled:
+            self.best, self.waited = min(self.best, self.gradient), 0
+        else:
+            self.waited += 1
+        if self.finishing or (self.waited >= (2 if limited else 4) and rule.extra == 0):
+            self.status = "max_rank" if limited else "stalled"
+        self.finishing = self.waited >= (2 if limited else 4)
+        if self.status is None and self.sweeps == self.search.max_sweeps:
+            self.status = "max_sweeps"
+
+    def judge(self, residual: float) -> None:
+        """Takes in the residual as it was measured."""
+        if residual <= self.asked:
+            self.status = "converged"
+        self.tightness *= 0.3
+
+
+def _judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
+    """The pair as it will be handed out, rounded to the dtype, with its residual measured."""
+    rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
+    chain, value = dmrg.settled(dmrg.prepared(search.operator, rounded, []))
+    residual = dmrg.residual(chain, value)
+    scale = max([abs(value), *(abs(p.value) for p in found)])
+    bound = search.bound(scale, spread)
+    status = "converged" if residual <= bound else status
+    return Pair(value, chain.cores, residual, bound, 0.0, 0, status)
