@@ -18,8 +18,8 @@ from tensorjax.tt import _interfaces as interfaces
 Array = np.ndarray
 # Local spaces up to this size are diagonalised: that is faster there, and never gets stuck.
 _DENSE = 64
-# Found states whose shadow in a local space is shorter than this constrain nothing there.
-_SHADOW = 1e-13
+# Found states are projected out at the end where that moves the state by no more than this.
+_HARMLESS = 1e-6
 
 
 @dataclasses.dataclass
@@ -30,7 +30,8 @@ class Chain:
       operator: cores (r, m, n, r').
       cores: of the state, (r, n, r'); all but the first are right-orthogonal.
       rights: ``rights[k]`` is the interface of the operator right of core k.
-      found: cores of the states to stay orthogonal to.
+      found: cores of the states to stay orthogonal to; the operator is deflated by them.
+      shift: by how much deflation raises their eigenvalues.
       overlaps: ``overlaps[j][k]`` is the interface of ⟨found j|state⟩ right of core k.
     """
 
@@ -39,6 +40,7 @@ class Chain:
     rights: list[Array]
     found: list[list[Array]]
     overlaps: list[list[Array]]
+    shift: float
 
 
 class Rule(NamedTuple):
@@ -80,7 +82,9 @@ class Pass(NamedTuple):
     capped: bool
 
 
-def prepared(operator: list[Array], cores: list[Array], found: list[list[Array]]) -> Chain:
+def prepared(
+    operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
+) -> Chain:
     """A chain from any cores: right-orthogonalised, of norm one, with all interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
@@ -95,7 +99,7 @@ def prepared(operator: list[Array], cores: list[Array], found: list[list[Array]]
         rights.append(interfaces.right(rights[-1], out[k], operator[k], out[k]))
         for y, line in zip(found, overlaps, strict=True):
             line.append(interfaces.right_overlap(line[-1], y[k], out[k]))
-    return Chain(operator, out, rights[::-1], found, [line[::-1] for line in overlaps])
+    return Chain(operator, out, rights[::-1], found, [line[::-1] for line in overlaps], shift)
 
 
 def mirrored(cores: Sequence[Array]) -> list[Array]:
@@ -107,10 +111,21 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 class Local:
-    """A between two interfaces: an operator on the tensors (r, n, …, r') of one or two sites."""
+    """A between two interfaces: an operator on the tensors (r, n, …, r') of one or two sites.
 
-    def __init__(self, left: Array, sites: Sequence[Array], right: Array):
+    With ``shadows``, what found states are there as rows, it is A + shift Σ f fᴴ.
+    """
+
+    def __init__(
+        self,
+        left: Array,
+        sites: Sequence[Array],
+        right: Array,
+        shadows: Array | None = None,
+        shift: float = 0.0,
+    ):
         self.parts = left, sites, right
+        self.shadows, self.shift = shadows, shift
         self.left = left.reshape(-1, left.shape[-1])
         self.sites = [a.transpose(1, 3, 0, 2).reshape(-1, a.shape[0] * a.shape[2]) for a in sites]
         self.right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
@@ -122,7 +137,11 @@ class Local:
         for a, core in zip(self.sites, self.parts[1], strict=True):
             t = a @ t.reshape(rows, a.shape[1], -1)
             rows *= core.shape[1]
-        return (t.reshape(rows, -1) @ self.right).reshape(x.shape)
+        t = (t.reshape(rows, -1) @ self.right).reshape(x.shape)
+        if self.shadows is not None:
+            overlaps = self.shadows.conj() @ x.ravel()
+            t += self.shift * (overlaps @ self.shadows).reshape(x.shape)
+        return t
 
     def dense(self) -> Array:
         """The matrix."""
@@ -133,87 +152,88 @@ class Local:
         t = np.tensordot(t, right, ((-1,), (1,)))
         t = t.transpose(*range(0, t.ndim, 2), *range(1, t.ndim, 2))
         size = int(np.prod(t.shape[: t.ndim // 2]))
-        return t.reshape(size, size)
+        t = t.reshape(size, size)
+        return t if self.shadows is None else t + self.shift * self.shadows.T @ self.shadows.conj()
 
 
 class Solved(NamedTuple):
-    """The lowest eigenpair of a local problem, and what its search saw."""
+    """The lowest eigenpair of a local problem, and what its search saw.
+
+    Attributes:
+      value: the eigenvalue.
+      x: the tensor.
+      start: residual of the tensor it started from.
+      spread: largest magnitude of an eigenvalue.
+      others: (j, …) the eigenvectors that come next, as far as they are known.
+    """
 
     value: float
     x: Array
-    start: float  # residual of the tensor it started from
+    start: float
     spread: float
+    others: Array
 
 
-def lowest(local: Local, x: Array, shadows: Array, rule: Rule, rng: Any) -> Solved:
-    """The lowest eigenpair orthogonal to the columns of ``shadows``, from the tensor ``x`` on."""
-    start = x.ravel() - shadows @ (shadows.conj().T @ x.ravel())
-    if np.linalg.norm(start) < 1e-8:  # all of it has been found before
-        start = rng.uniform(-1, 1, start.size).astype(x.dtype)
-        start -= shadows @ (shadows.conj().T @ start)
-    start /= np.linalg.norm(start)
-    if start.size <= _DENSE:
-        value, out, residual, spread = _diagonalised(local.dense(), start, shadows)
-    else:
-        value, out, residual, spread = _lanczos(local, x.shape, start, shadows, rule)
-    return Solved(value, out.reshape(x.shape), residual, spread)
-
-
-def _diagonalised(h: Array, start: Array, shadows: Array) -> tuple[float, Array, float, float]:
-    if shadows.shape[1]:
-        free = np.linalg.qr(shadows, mode="complete")[0][:, shadows.shape[1] :]
-        w, z = np.linalg.eigh(free.conj().T @ h @ free)
-        z = free @ z
-        image = free @ (free.conj().T @ (h @ start))
-    else:
+def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
+    """The lowest eigenpair, from the tensor ``x`` on."""
+    if x.size <= _DENSE:
+        h = local.dense()
+        image = h @ x.ravel()
+        residual = float(np.linalg.norm(image - np.vdot(x, image).real * x.ravel()))
         w, z = np.linalg.eigh(h)
-        image = h @ start
-    residual = np.linalg.norm(image - np.vdot(start, image).real * start)
-    return float(w[0]), z[:, 0], float(residual), float(np.abs(w[[0, -1]]).max())
+        rows = z.T
+    else:
+        w, rows, residual = _lanczos(local, x, rule, rng)
+    vectors = rows.reshape(-1, *x.shape)
+    spread = float(np.abs(w[[0, -1]]).max())
+    return Solved(float(w[0]), vectors[0], residual, spread, vectors[1:])
 
 
-def _lanczos(
-    local: Local, shape: Any, start: Array, shadows: Array, rule: Rule
-) -> tuple[float, Array, float, float]:
-    """Lanczos with full reorthogonalisation, a few steps from a good start."""
-    steps = min(rule.steps, start.size - shadows.shape[1])
-    basis = np.empty((steps, start.size), start.dtype)
+def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
+    """Lanczos with full reorthogonalisation: eigenvalues, vectors as rows, first residual."""
+    steps = min(rule.steps, x.size)
+    basis = np.empty((steps, x.size), x.dtype)
     diagonal, beside = np.empty(steps), np.empty(steps)
-    basis[0] = start
-    w = s = np.empty(0)
+    basis[0] = x.ravel() / np.linalg.norm(x)
+    w = z = np.empty((1, 1))
     for m in range(steps):
-        image = local(basis[m].reshape(shape)).ravel()
+        image = local(basis[m].reshape(x.shape)).ravel()
         diagonal[m] = np.vdot(basis[m], image).real
-        kept = basis[: m + 1]
-        for _ in range(2):  # twice is enough (Kahan, Parlett)
-            if shadows.shape[1]:
-                image -= shadows @ (shadows.conj().T @ image)
-            image -= (kept.conj() @ image) @ kept
+        image = _orthogonal(image, basis[: m + 1])
         beside[m] = np.linalg.norm(image)
-        couplings = beside[:m]
-        t = np.diag(diagonal[: m + 1]) + np.diag(couplings, 1) + np.diag(couplings, -1)
-        w, s = np.linalg.eigh(t)
-        residual = beside[m] * abs(s[-1, 0])
-        if residual <= max(rule.goal, 1e-14 * np.abs(w).max()) or m + 1 == steps:
+        t = np.diag(diagonal[: m + 1]) + np.diag(beside[:m], 1) + np.diag(beside[:m], -1)
+        w, z = np.linalg.eigh(t)
+        residual, noise = beside[m] * abs(z[-1, 0]), 1e-14 * np.abs(w).max()
+        if m + 1 == steps or (residual <= max(rule.goal, noise) and not rule.extra):
             break
-        basis[m + 1] = image / beside[m]
-    out = s[:, 0] @ basis[: len(s)]
-    out /= np.linalg.norm(out)
-    return float(w[0]), out, float(beside[0]), float(np.abs(w).max())
+        if beside[m] <= noise:
+            # An invariant subspace, which need not hold the lowest vector: on from a random one.
+            beside[m] = 0
+            image = rng.uniform(-1, 1, x.size).astype(x.dtype)
+            image = _orthogonal(image, basis[: m + 1])
+        basis[m + 1] = image / np.linalg.norm(image)
+    vectors = z.T @ basis[: len(w)]
+    vectors[0] /= np.linalg.norm(vectors[0])
+    return w, vectors, float(beside[0])
 
 
-def _shadows(chain: Chain, left: Sequence[Array], window: slice, like: Array) -> Array:
-    """Orthonormal columns that span what the found states are in a local space."""
+def _orthogonal(x: Array, rows: Array) -> Array:
+    for _ in range(2):  # twice is enough (Kahan, Parlett)
+        x = x - (rows.conj() @ x) @ rows
+    return x
+
+
+def _shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
+    """What the found states are in a local space, as rows."""
     if not chain.found:
-        return np.zeros((like.size, 0), like.dtype)
-    columns = []
+        return None
+    rows = []
     for cores, line, a in zip(chain.found, chain.overlaps, left, strict=True):
         t = a.conj().T
         for core in cores[window]:
             t = np.tensordot(t, core, 1)
-        columns.append(np.tensordot(t, line[window.stop - 1].conj(), 1).ravel())
-    u, s, _ = np.linalg.svd(np.stack(columns, 1), full_matrices=False)
-    return u[:, s > _SHADOW]
+        rows.append(np.tensordot(t, line[window.stop - 1].conj(), 1).ravel())
+    return np.stack(rows)
 
 
 # Sweeps ------------------------------------------------------------------------------------------
@@ -224,22 +244,20 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
     cores, operator = list(chain.cores), chain.operator
     lefts = [interfaces.edge(cores[0])]
     overlaps = [[interfaces.edge(cores[0], operator=False)] for _ in chain.found]
-    solved, totals = Solved(0.0, cores[0], 0.0, 0.0), np.zeros(2)
+    solved, totals = Solved(0.0, cores[0], 0.0, 0.0, cores[0][None]), np.zeros(2)
     spread, capped = 0.0, False
     for k in range(len(cores) - 1):
         window = slice(k, k + rule.sites)
         theta = cores[k] if rule.sites == 1 else _pair(cores[k], cores[k + 1])
-        shadows = _shadows(chain, [line[-1] for line in overlaps], window, theta)
-        if shadows.shape[1] < theta.size:
-            local = Local(lefts[k], operator[window], chain.rights[window.stop - 1])
-            solved = lowest(local, theta, shadows, rule, rng)
-        else:  # a space that the found states fill has nothing to offer
-            solved = Solved(solved.value, theta, 0.0, 0.0)
+        shadows = _shadows(chain, [line[-1] for line in overlaps], window)
+        right = chain.rights[window.stop - 1]
+        local = Local(lefts[k], operator[window], right, shadows, chain.shift)
+        solved = lowest(local, theta, rule, rng)
         u, carry, lost, cut = _split(solved.x, rule)
         totals += solved.start**2, lost
         spread, capped = max(spread, solved.spread), capped or cut
         if rule.extra:
-            more, missing = _directions(lefts[k], chain, cores, k, u, solved, rule, rng)
+            more, missing = _directions(lefts[k], chain, cores, k, u, solved, rule)
             totals[0] += missing**2
             carry = np.concatenate([carry, np.zeros((more.shape[1], carry.shape[1]))])
             u = np.concatenate([u, more], axis=1)
@@ -257,6 +275,7 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
         lefts[::-1],
         [mirrored(y) for y in chain.found],
         [line[::-1] for line in overlaps],
+        chain.shift,
     )
     return back, Pass(solved.value, totals[0] ** 0.5, totals[1], spread, capped)
 
@@ -281,40 +300,50 @@ def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
 
 def _directions(
     left: Array, chain: Chain, cores: list[Array], k: int, u: Array, solved: Solved, rule: Rule,
-    rng: np.random.Generator,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Columns orthonormal to u: where A would take the pair at k, and one at random.
+    """Columns orthonormal to u that the state may want, without weight in it as yet.
 
-    The first are from a random sketch of what the two-site residual has outside u, whose norm is
-    returned too.
+    With two sites they are from the next eigenvectors of the local problem: where the lowest one is
+    a local minimum, those lead out of it. With one site they are from what A makes of the state
+    outside u on the pair at k, whose norm is returned too.
     """
     rows, used = u.shape
     count = max(min(rule.extra, rows - used, cores[k + 1][0].size - used), 0)
-    candidates = rng.uniform(-1, 1, (rows, count)).astype(u.dtype)
+    images = [x.reshape(rows, -1) for x in solved.others[: rule.extra]]
     missing = 0.0
     if rule.sites == 1:
         pair = _pair(solved.x, cores[k + 1])
         local = Local(left, chain.operator[k : k + 2], chain.rights[k + 1])
-        image = (local(pair) - solved.value * pair).reshape(rows, -1)
-        image -= u @ (u.conj().T @ image)
-        missing = float(np.linalg.norm(image))
-        sketch = rng.uniform(-1, 1, (image.shape[1], max(count - 1, 0))).astype(u.dtype)
-        candidates[:, : sketch.shape[1]] = image @ sketch / (missing or 1.0)
+        images = [(local(pair) - solved.value * pair).reshape(rows, -1)]
+        images[0] -= u @ (u.conj().T @ images[0])
+        missing = float(np.linalg.norm(images[0]))
+    if count == 0:
+        return u[:, :0], missing
+    wanted = np.concatenate([*images, np.zeros((rows, count))], axis=1)
+    wanted = wanted - u @ (u.conj().T @ wanted)
+    more = linalg.left_basis(wanted, rank=count, method="randomized").u
     for _ in range(2):
-        candidates = candidates - u @ (u.conj().T @ candidates)
-        candidates = np.linalg.qr(candidates)[0]
-    return candidates, missing
+        more = np.linalg.qr(more - u @ (u.conj().T @ more))[0]
+    return more, missing
 
 
 # What a state is worth ---------------------------------------------------------------------------
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """The state made orthogonal to all found ones and of norm one, and its Rayleigh quotient."""
+    """The state of norm one, orthogonal to the found ones, and its Rayleigh quotient.
+
+    Deflation makes them orthogonal about as well as they are converged. The rest is projected out
+    in the centre, unless the bonds on its right know too little of the found states.
+    """
     centre = chain.cores[0]
     ends = [interfaces.edge(centre, operator=False)] * len(chain.found)
-    shadows = _shadows(chain, ends, slice(0, 1), centre)
-    centre = centre - (shadows @ (shadows.conj().T @ centre.ravel())).reshape(centre.shape)
+    shadows = _shadows(chain, ends, slice(0, 1))
+    if shadows is not None:
+        overlap = shadows.conj() @ centre.ravel()
+        change = np.linalg.lstsq(shadows.conj(), overlap, rcond=None)[0]
+        if np.linalg.norm(change) <= max(_HARMLESS, 2 * np.linalg.norm(overlap)):
+            centre = centre - change.reshape(centre.shape)
     centre = centre / np.linalg.norm(centre)
     image = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])(centre)
     cores = [centre, *chain.cores[1:]]

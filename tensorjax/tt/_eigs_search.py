@@ -14,10 +14,16 @@ from tensorjax.tt._build import rank_bounds
 Status = Literal["converged", "max_rank", "stalled", "max_sweeps"]
 # Rank of the random start; what is kept may double from sweep to sweep.
 _START = 8
-# Steps of Lanczos per local problem: its residual falls enough, and the next sweep does the rest.
-_STEPS = 4
-# Directions added to every bond: in the first sweeps with two sites, and in all with one.
-_ESCAPE, _EXPAND = 2, 8
+# Steps of Lanczos per local problem, doubled up to the second where sweeps gain little: the residual
+# of a local problem need not be small, for the next sweep goes on from it.
+_STEPS, _MOST_STEPS = 4, 64
+# In the first sweeps with two sites, so many directions are added to every bond, and more steps of
+# Lanczos taken, so that the search sees its way out of local minima.
+_EARLY, _ESCAPE, _ESCAPE_STEPS = 5, 8, 16
+# Random starts of all pairs but the first: neighbours in the spectrum may lie far apart in space.
+_TRIALS = 4
+# Directions that one site adds by default.
+_EXPAND = 8
 # Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
 _SMALL, _LARGEST = 16, 4096
 
@@ -92,11 +98,14 @@ def find_pairs(search: Search, starts: list[Cores], k: int) -> list[Pair]:
     # What the first pairs lack, the others inherit: their own tolerance is part of the whole.
     tol = search.tol if k == 1 else search.tol / (2 * k**0.5)
     pairs: list[Pair] = []
+    spread = 0.0
     for j in range(k):
         given = j < len(starts)
         expand = search.expand if search.expand is not None else 0 if given else _EXPAND
-        cores = starts[j] if given else _random_cores(search)
-        pairs.append(_one_pair(search, cores, pairs, expand, tol))
+        course = _Course(search, expand, tol, pairs, spread)
+        trials = [starts[j]] if given else [_random_cores(search) for _ in range(_TRIALS if j else 1)]
+        pairs.append(_one_pair(search, course, trials, pairs))
+        spread = max(spread, course.spread)
     return sorted(pairs, key=lambda pair: pair.value)
 
 
@@ -131,18 +140,18 @@ def _dense_pairs(search: Search, k: int) -> list[Pair]:
     return pairs
 
 
-def _one_pair(search: Search, cores: Cores, found: list[Pair], expand: int, tol: float) -> Pair:
+def _one_pair(search: Search, course: "_Course", trials: list[Cores], found: list[Pair]) -> Pair:
     """Sweeps until the residual is small enough, or will not get smaller."""
-    chain = dmrg.prepared(search.operator, cores, [p.cores for p in found])
-    course = _Course(search, expand, tol, max((abs(p.value) for p in found), default=0.0))
+    others = [p.cores for p in found]
+    chains = [dmrg.prepared(search.operator, x, others, course.shift) for x in trials]
+    chain = chains[0] if len(chains) == 1 else _best(search, course, chains)
     while course.status is None:
         rule = course.rule()
         chain, seen = dmrg.sweep(chain, rule, search.rng)
         course.note(rule, seen)
         rank = max(len(c) for c in chain.cores)
-        search.report(
-            Sweep(len(found), course.sweeps, seen.value, seen.gradient, rank, seen.discarded)
-        )
+        size = (seen.value, seen.gradient, rank, seen.discarded)
+        search.report(Sweep(len(found), course.sweeps, *size))
         if course.hopeful and rule.extra == 0:
             course.judge(dmrg.residual(*dmrg.settled(chain)))
     cores = dmrg.settled(chain)[0].cores
@@ -151,14 +160,30 @@ def _one_pair(search: Search, cores: Cores, found: list[Pair], expand: int, tol:
     return pair._replace(truncation=seen.discarded, sweeps=course.sweeps)
 
 
+def _best(search: Search, course: "_Course", chains: list[dmrg.Chain]) -> dmrg.Chain:
+    """The start that promises most, after two rough sweeps of each."""
+    values = []
+    for j, chain in enumerate(chains):
+        for _ in range(2):
+            chain, seen = dmrg.sweep(chain, course.rule(), search.rng)
+        chains[j] = chain
+        values.append(seen.value)
+    return chains[int(np.argmin(values))]
+
+
 class _Course:
     """The course of one search: truncation follows the residual down, the cap on ranks doubles."""
 
-    def __init__(self, search: Search, expand: int, tol: float, scale: float):
-        self.search, self.expand, self.tol, self.scale = search, expand, tol, scale
-        self.sweeps, self.waited, self.tightness = 0, 0, 1.0
-        self.gradient = self.best = self.value = math.inf
-        self.spread = 0.0
+    def __init__(
+        self, search: Search, expand: int, tol: float, found: list[Pair], spread: float
+    ):
+        self.search, self.expand, self.tol = search, expand, tol
+        self.scale = max((abs(p.value) for p in found), default=0.0)
+        # Enough to raise found pairs above all others.
+        self.shift = 2 * spread or 1.0
+        self.sweeps, self.waited, self.tightness, self.steps = 0, 0, 1.0, _STEPS
+        self.gradient = self.previous = self.least = self.best = self.value = math.inf
+        self.spread = spread
         self.finishing = False
         self.status: Status | None = None
 
@@ -175,25 +200,26 @@ class _Course:
     @property
     def hopeful(self) -> bool:
         """Whether the residual may be small enough by now."""
-        return self.gradient <= self.asked
+        return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> dmrg.Rule:
         """What to do in the next sweep."""
         s = self.search
         bonds = len(s.operator) - 1
         share, goal = 1e-2, math.inf
-        if math.isfinite(self.gradient):
-            accuracy = max(0.1 * self.gradient, 0.3 * self.asked * self.tightness)
+        if math.isfinite(self.least):
+            accuracy = max(0.1 * self.least, 0.3 * self.asked * self.tightness)
             share = min(share, (accuracy / (self.spread or 1.0)) ** 2)
             goal = 0.3 * accuracy / bonds**0.5
         last = self.sweeps + 1 == s.max_sweeps or self.finishing or self.hopeful
-        many = self.expand if s.sites == 1 else _ESCAPE if self.sweeps < 3 else 0
+        early = s.sites == 2 and self.sweeps < _EARLY
+        many = self.expand if s.sites == 1 else _ESCAPE if early else 0
         cap = min(s.limit, _START * 2 ** min(self.sweeps + 1, 32))
         return dmrg.Rule(
             sites=s.sites,
             cap=cap,
             share=0.0 if self.fixed else share / bonds,
-            steps=_STEPS,
+            steps=max(self.steps, _ESCAPE_STEPS if early else 0),
             goal=goal,
             extra=0 if last else many,
         )
@@ -202,16 +228,20 @@ class _Course:
         """Takes in what a sweep found, and decides whether to go on."""
         settled = abs(self.value - seen.value) <= self.asked
         self.sweeps += 1
+        if seen.gradient > 0.5 * self.previous and not seen.capped:
+            self.steps = min(2 * self.steps, _MOST_STEPS)
+        self.previous, self.least = self.gradient, min(self.least, seen.gradient)
         self.value, self.gradient = seen.value, seen.gradient
-        self.spread = max(self.spread, seen.spread)
+        if not self.scale:  # deflated operators have a norm of their own
+            self.spread = max(self.spread, seen.spread)
         limited = self.fixed or (seen.capped and rule.cap == self.search.limit)
         if self.gradient < 0.8 * self.best or not settled:
             self.best, self.waited = min(self.best, self.gradient), 0
         else:
             self.waited += 1
-        if self.finishing or (self.waited >= (2 if limited else 4) and rule.extra == 0):
+        if self.finishing or (self.waited >= (2 if limited else 6) and rule.extra == 0):
             self.status = "max_rank" if limited else "stalled"
-        self.finishing = self.waited >= (2 if limited else 4)
+        self.finishing = self.waited >= (2 if limited else 6)
         if self.status is None and self.sweeps == self.search.max_sweeps:
             self.status = "max_sweeps"
 
