@@ -337,17 +337,29 @@ def settled(chain: Chain) -> tuple[Chain, float]:
     in the centre, unless the bonds on its right know too little of the found states.
     """
     centre = chain.cores[0]
-    ends = [interfaces.edge(centre, operator=False)] * len(chain.found)
-    shadows = _shadows(chain, ends, slice(0, 1))
+    shadows = _centre_shadows(chain)
     if shadows is not None:
         overlap = shadows.conj() @ centre.ravel()
         change = np.linalg.lstsq(shadows.conj(), overlap, rcond=None)[0]
-        if np.linalg.norm(change) <= max(_HARMLESS, 2 * np.linalg.norm(overlap)):
+        if np.linalg.norm(change) <= min(0.1, max(_HARMLESS, 2 * np.linalg.norm(overlap))):
             centre = centre - change.reshape(centre.shape)
     centre = centre / np.linalg.norm(centre)
     image = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])(centre)
     cores = [centre, *chain.cores[1:]]
     return dataclasses.replace(chain, cores=cores), float(np.vdot(centre, image).real)
+
+
+def _centre_shadows(chain: Chain) -> Array | None:
+    ends = [interfaces.edge(chain.cores[0], operator=False)] * len(chain.found)
+    return _shadows(chain, ends, slice(0, 1))
+
+
+def overlap(chain: Chain) -> float:
+    """The largest |⟨found|state⟩|."""
+    shadows = _centre_shadows(chain)
+    if shadows is None:
+        return 0.0
+    return float(np.abs(shadows.conj() @ chain.cores[0].ravel()).max())
 
 
 def residual(chain: Chain, value: float) -> float:

@@ -14,14 +14,16 @@ from tensorjax.tt._build import rank_bounds
 Status = Literal["converged", "max_rank", "stalled", "max_sweeps"]
 # Rank of the random start; what is kept may double from sweep to sweep.
 _START = 8
-# Steps of Lanczos per local problem, doubled up to the second where sweeps gain little: the residual
-# of a local problem need not be small, for the next sweep goes on from it.
+# Steps of Lanczos per local problem, doubled up to the second number where sweeps gain little: the
+# residual of a local problem need not be small, for the next sweep goes on from it.
 _STEPS, _MOST_STEPS = 4, 64
 # In the first sweeps with two sites, so many directions are added to every bond, and more steps of
 # Lanczos taken, so that the search sees its way out of local minima.
-_EARLY, _ESCAPE, _ESCAPE_STEPS = 5, 8, 16
+_EARLY, _ESCAPE, _ESCAPE_STEPS = 4, 4, 8
 # Random starts of all pairs but the first: neighbours in the spectrum may lie far apart in space.
 _TRIALS = 4
+# Overlap with a found state from which on a state is no other one.
+_APART = 1e-3
 # Directions that one site adds by default.
 _EXPAND = 8
 # Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
@@ -103,7 +105,9 @@ def find_pairs(search: Search, starts: list[Cores], k: int) -> list[Pair]:
         given = j < len(starts)
         expand = search.expand if search.expand is not None else 0 if given else _EXPAND
         course = _Course(search, expand, tol, pairs, spread)
-        trials = [starts[j]] if given else [_random_cores(search) for _ in range(_TRIALS if j else 1)]
+        trials = (
+            [starts[j]] if given else [_random_cores(search) for _ in range(_TRIALS if j else 1)]
+        )
         pairs.append(_one_pair(search, course, trials, pairs))
         spread = max(spread, course.spread)
     return sorted(pairs, key=lambda pair: pair.value)
@@ -174,11 +178,10 @@ def _best(search: Search, course: "_Course", chains: list[dmrg.Chain]) -> dmrg.C
 class _Course:
     """The course of one search: truncation follows the residual down, the cap on ranks doubles."""
 
-    def __init__(
-        self, search: Search, expand: int, tol: float, found: list[Pair], spread: float
-    ):
+    def __init__(self, search: Search, expand: int, tol: float, found: list[Pair], spread: float):
         self.search, self.expand, self.tol = search, expand, tol
         self.scale = max((abs(p.value) for p in found), default=0.0)
+        self.deflated = bool(found)
         # Enough to raise found pairs above all others.
         self.shift = 2 * spread or 1.0
         self.sweeps, self.waited, self.tightness, self.steps = 0, 0, 1.0, _STEPS
@@ -214,7 +217,7 @@ class _Course:
         last = self.sweeps + 1 == s.max_sweeps or self.finishing or self.hopeful
         early = s.sites == 2 and self.sweeps < _EARLY
         many = self.expand if s.sites == 1 else _ESCAPE if early else 0
-        cap = min(s.limit, _START * 2 ** min(self.sweeps + 1, 32))
+        cap = min(s.limit, _START * 2 ** min(max(self.sweeps - _EARLY, 0) + 1, 32))
         return dmrg.Rule(
             sites=s.sites,
             cap=cap,
@@ -230,9 +233,11 @@ class _Course:
         self.sweeps += 1
         if seen.gradient > 0.5 * self.previous and not seen.capped:
             self.steps = min(2 * self.steps, _MOST_STEPS)
-        self.previous, self.least = self.gradient, min(self.least, seen.gradient)
+        self.previous = self.gradient
+        if self.search.sites == 2 or self.fixed or rule.extra:  # else it sees a part only
+            self.least = min(self.least, seen.gradient)
         self.value, self.gradient = seen.value, seen.gradient
-        if not self.scale:  # deflated operators have a norm of their own
+        if not self.deflated:  # or it would be the norm of the deflated operator
             self.spread = max(self.spread, seen.spread)
         limited = self.fixed or (seen.capped and rule.cap == self.search.limit)
         if self.gradient < 0.8 * self.best or not settled:
@@ -249,15 +254,20 @@ class _Course:
         """Takes in the residual as it was measured."""
         if residual <= self.asked:
             self.status = "converged"
+        elif self.fixed:
+            self.status = "max_rank"
+        self.gradient = residual
         self.tightness *= 0.3
 
 
 def _judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
     """The pair as it will be handed out, rounded to the dtype, with its residual measured."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
+    chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
+    apart = dmrg.overlap(chain) <= _APART
     chain, value = dmrg.settled(dmrg.prepared(search.operator, rounded, []))
     residual = dmrg.residual(chain, value)
     scale = max([abs(value), *(abs(p.value) for p in found)])
     bound = search.bound(scale, spread)
-    status = "converged" if residual <= bound else status
+    status = "converged" if residual <= bound and apart else status
     return Pair(value, chain.cores, residual, bound, 0.0, 0, status)
