@@ -244,7 +244,7 @@ def test_too_small_budgets_return_the_best_so_far_with_its_error():
     values, (x,), info = tt.eigsh(a, tol=1e-10, max_rank=2)
     assert info.status == "max_rank"
     assert max(x.ranks) == 2
-    assert exact < float(values[0]) < 0.999 * exact
+    assert exact + 1e-2 < float(values[0]) < 0.99 * exact
     residual = float(tt.distance(a @ x, x * values[0]))
     assert residual == pytest.approx(float(info.residual[0]), rel=1e-6)
     assert float(values[0]) - exact <= residual

@@ -1,6 +1,7 @@
 """The lowest eigenpairs of Hermitian TT-matrices, by DMRG."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -141,7 +142,7 @@ def eigsh(
     start = time.perf_counter()
     _check_operator(A, tol)
     starts = _starts(A, x0, k)
-    dtype = jnp.result_type(A.dtype, *(t.dtype for t in starts))
+    dtype = functools.reduce(jnp.promote_types, (t.dtype for t in starts), A.dtype)
     seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
     history: list[Sweep] = []
 
@@ -182,8 +183,8 @@ def _info(search: Search, pairs: list[Pair], history: list[Sweep], seconds: floa
 
 def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
     real = jnp.finfo(search.dtype).dtype
-    values = jnp.asarray(np.array([p.value for p in pairs]).astype(real))
-    return values, [TT([jnp.asarray(c.astype(search.dtype)) for c in p.cores]) for p in pairs]
+    values = jax.device_put(np.array([p.value for p in pairs]).astype(real))
+    return values, [TT(jax.device_put([c.astype(search.dtype) for c in p.cores])) for p in pairs]
 
 
 # Arguments ---------------------------------------------------------------------------------------

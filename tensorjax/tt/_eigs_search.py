@@ -108,7 +108,7 @@ def find_pairs(search: Search, starts: list[Cores], k: int) -> list[Pair]:
         trials = (
             [starts[j]] if given else [_random_cores(search) for _ in range(_TRIALS if j else 1)]
         )
-        pairs.append(_one_pair(search, course, trials, pairs))
+        pairs.append(_one_pair(search, course, trials, given, pairs))
         spread = max(spread, course.spread)
     return sorted(pairs, key=lambda pair: pair.value)
 
@@ -144,11 +144,15 @@ def _dense_pairs(search: Search, k: int) -> list[Pair]:
     return pairs
 
 
-def _one_pair(search: Search, course: "_Course", trials: list[Cores], found: list[Pair]) -> Pair:
+def _one_pair(
+    search: Search, course: "_Course", trials: list[Cores], given: bool, found: list[Pair]
+) -> Pair:
     """Sweeps until the residual is small enough, or will not get smaller."""
     others = [p.cores for p in found]
     chains = [dmrg.prepared(search.operator, x, others, course.shift) for x in trials]
     chain = chains[0] if len(chains) == 1 else _best(search, course, chains)
+    if given:
+        course.begin(chain)
     while course.status is None:
         rule = course.rule()
         chain, seen = dmrg.sweep(chain, rule, search.rng)
@@ -186,9 +190,16 @@ class _Course:
         self.shift = 2 * spread or 1.0
         self.sweeps, self.waited, self.tightness, self.steps = 0, 0, 1.0, _STEPS
         self.gradient = self.previous = self.least = self.best = self.value = math.inf
-        self.spread = spread
+        self.spread, self.rank = spread, 1
         self.finishing = False
         self.status: Status | None = None
+
+    def begin(self, chain: dmrg.Chain) -> None:
+        """Takes in how good a given start is, not to spoil it."""
+        start, self.value = dmrg.settled(chain)
+        self.spread = max(self.spread, abs(self.value))
+        self.gradient = self.least = dmrg.residual(start, self.value)
+        self.rank = max(len(c) for c in chain.cores)
 
     @property
     def asked(self) -> float:
@@ -217,7 +228,7 @@ class _Course:
         last = self.sweeps + 1 == s.max_sweeps or self.finishing or self.hopeful
         early = s.sites == 2 and self.sweeps < _EARLY
         many = self.expand if s.sites == 1 else _ESCAPE if early else 0
-        cap = min(s.limit, _START * 2 ** min(max(self.sweeps - _EARLY, 0) + 1, 32))
+        cap = min(s.limit, max(self.rank, _START * 2 ** min(max(self.sweeps - _EARLY, 0) + 1, 32)))
         return dmrg.Rule(
             sites=s.sites,
             cap=cap,
