@@ -390,7 +390,7 @@ def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[floa
             if squared:
                 total += float(np.vdot(rows, seen @ rows).real)
                 weights = np.linalg.norm(rows, axis=1) ** 2
-                noise += float(weights @ np.diagonal(seen).real) * np.finfo(kind).eps
+                noise += float(weights @ np.abs(np.diagonal(seen))) * np.finfo(kind).eps
             else:
                 total += float(np.linalg.norm(seen @ rows)) ** 2
         moved = absorb(seen, image)

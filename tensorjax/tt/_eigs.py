@@ -142,7 +142,7 @@ def eigsh(
     start = time.perf_counter()
     _check_operator(A, tol)
     starts = _starts(A, x0, k)
-    dtype = functools.reduce(jnp.promote_types, (t.dtype for t in starts), A.dtype)
+    dtype = functools.reduce(np.promote_types, (t.dtype for t in starts), A.dtype)
     seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
     history: list[Sweep] = []
 
@@ -167,9 +167,9 @@ def eigsh(
 
 
 def _info(search: Search, pairs: list[Pair], history: list[Sweep], seconds: float) -> EigInfo:
-    statuses = tuple(p.status for p in pairs)
+    statuses: tuple[Status, ...] = tuple(p.status for p in pairs)
     return EigInfo(
-        status=max(statuses, key=_ORDER.index),
+        status=max(statuses, key=lambda s: _ORDER.index(s)),
         statuses=statuses,
         residual=np.array([p.residual for p in pairs]),
         bound=np.array([p.bound for p in pairs]),
