@@ -193,28 +193,31 @@ def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array
     """Lanczos with full reorthogonalisation: eigenvalues, vectors as rows, first residual."""
     steps = min(rule.steps, x.size)
     basis = np.empty((steps, x.size), x.dtype)
-    diagonal, beside = np.empty(steps), np.empty(steps)
+    t, residuals = np.zeros((steps, steps)), []
     basis[0] = x.ravel() / np.linalg.norm(x)
-    w = z = np.empty((1, 1))
+    w = z = np.ones((1, 1))
     for m in range(steps):
         image = local(basis[m].reshape(x.shape)).ravel()
-        diagonal[m] = np.vdot(basis[m], image).real
+        t[m, m] = np.vdot(basis[m], image).real
         image = _orthogonal(image, basis[: m + 1])
-        beside[m] = np.linalg.norm(image)
-        t = np.diag(diagonal[: m + 1]) + np.diag(beside[:m], 1) + np.diag(beside[:m], -1)
-        w, z = np.linalg.eigh(t)
-        residual, noise = beside[m] * abs(z[-1, 0]), 1e-14 * np.abs(w).max()
-        if m + 1 == steps or (residual <= max(rule.goal, noise) and not rule.extra):
+        beside = float(np.linalg.norm(image))
+        # Directions for other bonds need all the vectors: then no step is spared.
+        if m + 1 == steps or not rule.extra:
+            w, z = np.linalg.eigh(t[: m + 1, : m + 1])
+        residuals.append(beside * abs(z[-1, 0]))
+        noise = 1e-14 * float(np.abs(t[: m + 1, : m + 1]).max())
+        if m + 1 == steps or (residuals[m] <= max(rule.goal, noise) and not rule.extra):
             break
-        if beside[m] <= noise:
+        if beside <= noise:
             # An invariant subspace, which need not hold the lowest vector: on from a random one.
-            beside[m] = 0
+            beside = 0.0
             image = rng.uniform(-1, 1, x.size).astype(x.dtype)
             image = _orthogonal(image, basis[: m + 1])
+        t[m, m + 1] = t[m + 1, m] = beside
         basis[m + 1] = image / np.linalg.norm(image)
     vectors = z.T @ basis[: len(w)]
     vectors[0] /= np.linalg.norm(vectors[0])
-    return w, vectors, float(beside[0])
+    return w, vectors, residuals[0]
 
 
 def _orthogonal(x: Array, rows: Array) -> Array:
