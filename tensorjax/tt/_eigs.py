@@ -92,9 +92,11 @@ def eigsh(
     """The k lowest eigenpairs A x = λ x of a Hermitian TT-matrix, by DMRG.
 
     The energy ⟨x|A|x⟩ is lowered core by core (or two at a time), sweeping to and fro; ranks grow
-    as the truncation, which follows the residual down, asks for. Each further state is searched in
-    the orthogonal complement of those found, by projecting them out of every local problem, so that
-    multiple eigenvalues come with as many vectors.
+    as the truncation, which follows the residual down, asks for. For each further state the found
+    ones are deflated, A + 2‖A‖₂ Σ f fᴴ, which changes neither eigenvectors nor the other values, so
+    that multiple eigenvalues come with as many vectors; what overlap is left is projected out. The
+    residuals prove that these are eigenpairs. That no lower one was missed, DMRG cannot prove: it
+    starts the search of each further pair from several random trains and keeps the best.
 
     Args:
       A: TTMatrix with equal row and column modes, real symmetric or complex Hermitian.
@@ -115,7 +117,7 @@ def eigsh(
 
     Returns:
       (k,) real eigenvalues in ascending order; a list of k TTs, of norm one and orthogonal to each
-      other; and `EigInfo` with measured residuals, status and advice. Where the status is not
+      other (to roundoff as a rule, and to about ``tol`` always); and `EigInfo` with measured residuals, status and advice. Where the status is not
       "converged", they are the best so far.
 
     Raises:
@@ -129,15 +131,16 @@ def eigsh(
       >>> x, z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0])
       >>> ising = tt.chain_operator(12, site=-z, bond=-np.kron(x, x))
       >>> values, states, info = tt.eigsh(ising, tol=1e-4)
-      >>> print(values, info.status)
-      [-14.92597] converged
+      >>> print(f"{values[0]:.4f} {info.status}")
+      -14.9260 converged
 
     Source: S. White, Phys. Rev. Lett. 69, 2863 (1992); U. Schollwöck, "The density-matrix
     renormalization group in the age of matrix product states", Ann. Phys. 326, 96 (2011), section
     6; expansion for one site: A. Gleis, J.-W. Li, J. von Delft, Phys. Rev. Lett. 130, 246402
     (2023). Departures, ours: the sum of the local residuals, which cost nothing, sets truncation,
     accuracy of the local Lanczos runs, and the end; the two-site residual of the expansion is
-    sketched at random. All is done on the host in double precision, and nothing is compiled.
+    sketched at random; in the first sweeps with two sites, the next eigenvectors of the local
+    problems widen the bonds, which leads out of local minima. All is done on the host in double precision, and nothing is compiled.
     """
     start = time.perf_counter()
     _check_operator(A, tol)
