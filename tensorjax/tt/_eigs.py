@@ -117,8 +117,8 @@ def eigsh(
 
     Returns:
       (k,) real eigenvalues in ascending order; a list of k TTs, of norm one and orthogonal to each
-      other (to roundoff as a rule, and to about ``tol`` always); and `EigInfo` with measured residuals, status and advice. Where the status is not
-      "converged", they are the best so far.
+      other (to roundoff as a rule, to about ``tol`` always); and `EigInfo` with measured residuals,
+      status and advice. Where the status is not "converged", they are the best so far.
 
     Raises:
       TypeError: ``A`` or ``x0`` of the wrong kind, or traced: the ranks depend on the data.
@@ -140,7 +140,8 @@ def eigsh(
     (2023). Departures, ours: the sum of the local residuals, which cost nothing, sets truncation,
     accuracy of the local Lanczos runs, and the end; the two-site residual of the expansion is
     sketched at random; in the first sweeps with two sites, the next eigenvectors of the local
-    problems widen the bonds, which leads out of local minima. All is done on the host in double precision, and nothing is compiled.
+    problems widen the bonds, which leads out of local minima. All is done on the host in double
+    precision, and nothing is compiled.
     """
     start = time.perf_counter()
     _check_operator(A, tol)

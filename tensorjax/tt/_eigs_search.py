@@ -10,6 +10,7 @@ from tensorjax import linalg
 from tensorjax._cores import Cores, cut_ranks
 from tensorjax.tt import _dmrg as dmrg
 from tensorjax.tt._build import rank_bounds
+from tensorjax.tt._local import Local, Rule
 
 Status = Literal["converged", "max_rank", "stalled", "max_sweeps"]
 # Rank of the random start; what is kept may double from sweep to sweep.
@@ -129,7 +130,7 @@ def _random_cores(search: Search) -> Cores:
 def _dense_pairs(search: Search, k: int) -> list[Pair]:
     """All pairs at once, where the space is small."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
-    w, z = np.linalg.eigh(dmrg.Local(one, search.operator, one).dense())
+    w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())
     pairs: list[Pair] = []
     for j in range(k):
@@ -216,7 +217,7 @@ class _Course:
         """Whether the residual may be small enough by now."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
-    def rule(self) -> dmrg.Rule:
+    def rule(self) -> Rule:
         """What to do in the next sweep."""
         s = self.search
         bonds = len(s.operator) - 1
@@ -229,7 +230,7 @@ class _Course:
         early = s.sites == 2 and self.sweeps < _EARLY
         many = self.expand if s.sites == 1 else _ESCAPE if early else 0
         cap = min(s.limit, max(self.rank, _START * 2 ** min(max(self.sweeps - _EARLY, 0) + 1, 32)))
-        return dmrg.Rule(
+        return Rule(
             sites=s.sites,
             cap=cap,
             share=0.0 if self.fixed else share / bonds,
@@ -238,7 +239,7 @@ class _Course:
             extra=0 if last else many,
         )
 
-    def note(self, rule: dmrg.Rule, seen: dmrg.Pass) -> None:
+    def note(self, rule: Rule, seen: dmrg.Pass) -> None:
         """Takes in what a sweep found, and decides whether to go on."""
         settled = abs(self.value - seen.value) <= self.asked
         self.sweeps += 1
