@@ -225,7 +225,7 @@ def test_one_site_keeps_the_ranks_of_its_start_or_widens_them(key):
 
 
 def test_a_good_start_saves_sweeps_and_a_complex_one_makes_it_complex():
-    a = ising(12)
+    a = ising(9)
     _, states, info = tt.eigsh(a, k=2, tol=1e-8)
     again = tt.eigsh(a, k=2, tol=1e-8, x0=states)
     assert sum(again[2].sweeps) < sum(info.sweeps)
