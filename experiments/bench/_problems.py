@@ -257,13 +257,13 @@ def _their_crosses(name: str, grid: np.ndarray, order: int, answer: Any) -> list
         g = _Counted(lambda i: _functions(np, order)[name][2](grid[i.astype(int)]))
         for eps, more in ((1e-5, 1), (1e-5, 2), (1e-6, 2), (1e-6, 3)):
 
-            def theirs(eps: float = eps, more: int = more, g: Any = g) -> Any:
+            def again(eps: float = eps, more: int = more, g: Any = g) -> Any:
                 g.count = 0
                 start = teneva.rand([len(grid)] * order, 1, seed=0)
                 y = teneva.cross(g, start, e=eps, nswp=30, dr_min=1, dr_max=more, cache={})
                 return y, g.count
 
-            ways.append(Way("teneva", f"e {eps}, dr {more}", theirs, lambda out: answer(*out)))
+            ways.append(Way("teneva", f"e {eps}, dr {more}", again, lambda out: answer(*out)))
     return ways
 
 
@@ -323,13 +323,13 @@ def _solvers(a: tt.TTMatrix, b: tt.TT) -> list[Way]:
 
 def chains(order: int, ranks: tuple[int, ...]) -> list[Problem]:
     """Ground states of spin chains with open ends; energies beside the lowest of all found."""
-    x, z = np.array([[0, 1.0], [1, 0]]), np.diag([1.0, -1.0])
+    x, z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag(np.array([1.0, -1.0]))
     y = np.array([[0, -1j], [1j, 0]])
     exchange = (np.kron(x, x) + np.kron(y, y).real + np.kron(z, z)) / 4
     # Free fermions: minus the sum of the singular values of a bidiagonal matrix.
     exact = -np.linalg.svd(np.eye(order) + np.eye(order, k=1), compute_uv=False).sum()
     operators = {
-        "Ising, critical": (tt.chain_operator(order, site=-z, bond=-np.kron(x, x)), exact),
+        "Ising, critical": (tt.chain_operator(order, site=-1.0 * z, bond=-1.0 * np.kron(x, x)), exact),
         "Heisenberg": (tt.chain_operator(order, bond=exchange), None),
     }
     problems = []

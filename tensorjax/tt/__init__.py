@@ -32,9 +32,11 @@ from tensorjax.tt._build import (
     trim,
     zeros,
 )
+from tensorjax.tt._chain import chain_operator
 from tensorjax.tt._complete import CompleteInfo, complete
 from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
+from tensorjax.tt._eigs import EigInfo, eigsh
 from tensorjax.tt._manifold import (
     retract,
     tangent_inner,
@@ -66,11 +68,13 @@ __all__ = [
     "CompleteInfo",
     "CrossInfo",
     "CrossProgress",
+    "EigInfo",
     "QuanticsGrid",
     "SolveInfo",
     "Stream",
     "TTMatrix",
     "add",
+    "chain_operator",
     "complete",
     "concatenate",
     "conj",
@@ -78,6 +82,7 @@ __all__ = [
     "cross",
     "distance",
     "effective_ranks",
+    "eigsh",
     "evaluate",
     "from_dense",
     "hadamard",

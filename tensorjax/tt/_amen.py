@@ -14,7 +14,7 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores import Cores, absorb, tall, times_right
 from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
-from tensorjax.tt._local import Apply, Local, gmres, solve_dense
+from tensorjax.tt._solve_local import Apply, Local, gmres, solve_dense
 from tensorjax.tt._system import Measure, Outcome, Report, System
 
 Array = Any

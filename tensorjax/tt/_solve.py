@@ -17,7 +17,7 @@ from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _amen as amen
 from tensorjax.tt import _gmres as gmres
 from tensorjax.tt import _hosted as hosted
-from tensorjax.tt._local import PRECONDITIONERS, Apply
+from tensorjax.tt._solve_local import PRECONDITIONERS, Apply
 from tensorjax.tt._system import Outcome, Report, System
 
 Search = Callable[[System, float, Report], Outcome]

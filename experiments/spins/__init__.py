@@ -1,0 +1,14 @@
+"""The critical Ising chain by DMRG, as a tensor train and as a MERA; see README.md."""
+
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(
+        name="spins",
+        module="experiments.spins.main",
+        paper="Pfeuty, Ann. Phys. 57 (1970) 79; Evenbly, Vidal, arXiv 0707.1454",
+        summary="ground state of the critical Ising chain: energy, ⟨σz⟩, correlations, TT and MERA",
+        quick="80 s",
+        packages=("matplotlib",),
+    ),
+)

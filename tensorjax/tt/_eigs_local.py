@@ -1,0 +1,149 @@
+"""Local eigenproblems of DMRG: A restricted to the tensors of one or two sites.
+
+The interfaces on either side are those of `tensorjax.tt._interfaces`; all arrays are NumPy's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+# Local spaces up to this size are diagonalised: that is faster there, and never gets stuck.
+_DENSE = 64
+
+
+class Rule(NamedTuple):
+    """How a sweep is done.
+
+    Attributes:
+      sites: of a local problem, 1 or 2.
+      cap: largest rank kept.
+      share: of the norm squared that may be discarded at each bond.
+      steps: of Lanczos per local problem, at most.
+      goal: residual at which a local problem is solved.
+      extra: directions added to each bond.
+    """
+
+    sites: int
+    cap: int
+    share: float
+    steps: int
+    goal: float
+    extra: int
+
+
+class Local:
+    """A between two interfaces: an operator on the tensors (r, n, …, r') of one or two sites.
+
+    With ``shadows``, what found states are there as rows, it is A + shift Σ f fᴴ.
+    """
+
+    def __init__(
+        self,
+        left: Array,
+        sites: Sequence[Array],
+        right: Array,
+        shadows: Array | None = None,
+        shift: float = 0.0,
+    ):
+        self.parts = left, sites, right
+        self.shadows, self.shift = shadows, shift
+        self.left = left.reshape(-1, left.shape[-1])
+        self.sites = [a.transpose(1, 3, 0, 2).reshape(-1, a.shape[0] * a.shape[2]) for a in sites]
+        self.right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
+
+    def __call__(self, x: Array) -> Array:
+        # Products of matrices alone: the axes meet in the order in which they lie in memory.
+        t = self.left @ x.reshape(len(x), -1)
+        rows = self.parts[0].shape[0]
+        for a, core in zip(self.sites, self.parts[1], strict=True):
+            t = a @ t.reshape(rows, a.shape[1], -1)
+            rows *= core.shape[1]
+        t = (t.reshape(rows, -1) @ self.right).reshape(x.shape)
+        if self.shadows is not None:
+            overlaps = self.shadows.conj() @ x.ravel()
+            t += self.shift * (overlaps @ self.shadows).reshape(x.shape)
+        return t
+
+    def dense(self) -> Array:
+        """The matrix."""
+        left, sites, right = self.parts
+        t = left.swapaxes(1, 2)
+        for a in sites:
+            t = np.tensordot(t, a, 1)
+        t = np.tensordot(t, right, ((-1,), (1,)))
+        t = t.transpose(*range(0, t.ndim, 2), *range(1, t.ndim, 2))
+        size = int(np.prod(t.shape[: t.ndim // 2]))
+        t = t.reshape(size, size)
+        return t if self.shadows is None else t + self.shift * self.shadows.T @ self.shadows.conj()
+
+
+class Solved(NamedTuple):
+    """The lowest eigenpair of a local problem, and what its search saw.
+
+    Attributes:
+      value: the eigenvalue.
+      x: the tensor.
+      start: residual of the tensor it started from.
+      spread: largest magnitude of an eigenvalue.
+      others: (j, …) the eigenvectors that come next, as far as they are known.
+    """
+
+    value: float
+    x: Array
+    start: float
+    spread: float
+    others: Array
+
+
+def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
+    """The lowest eigenpair, from the tensor ``x`` on."""
+    if x.size <= _DENSE:
+        h = local.dense()
+        image = h @ x.ravel()
+        residual = float(np.linalg.norm(image - np.vdot(x, image).real * x.ravel()))
+        w, z = np.linalg.eigh(h)
+        rows = z.T
+    else:
+        w, rows, residual = _lanczos(local, x, rule, rng)
+    vectors = rows.reshape(-1, *x.shape)
+    spread = float(np.abs(w[[0, -1]]).max())
+    return Solved(float(w[0]), vectors[0], residual, spread, vectors[1:])
+
+
+def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
+    """Lanczos with full reorthogonalisation: eigenvalues, vectors as rows, first residual."""
+    steps = min(rule.steps, x.size)
+    basis = np.empty((steps, x.size), x.dtype)
+    t, residuals = np.zeros((steps, steps)), []
+    basis[0] = x.ravel() / np.linalg.norm(x)
+    w = z = np.ones((1, 1))
+    for m in range(steps):
+        image = local(basis[m].reshape(x.shape)).ravel()
+        t[m, m] = np.vdot(basis[m], image).real
+        image = _orthogonal(image, basis[: m + 1])
+        beside = float(np.linalg.norm(image))
+        # Directions for other bonds need all the vectors: then no step is spared.
+        if m + 1 == steps or not rule.extra:
+            w, z = np.linalg.eigh(t[: m + 1, : m + 1])
+        residuals.append(beside * abs(z[-1, 0]))
+        noise = 1e-14 * float(np.abs(t[: m + 1, : m + 1]).max())
+        if m + 1 == steps or (residuals[m] <= max(rule.goal, noise) and not rule.extra):
+            break
+        if beside <= noise:
+            # An invariant subspace, which need not hold the lowest vector: on from a random one.
+            beside = 0.0
+            image = rng.uniform(-1, 1, x.size).astype(x.dtype)
+            image = _orthogonal(image, basis[: m + 1])
+        t[m, m + 1] = t[m + 1, m] = beside
+        basis[m + 1] = image / np.linalg.norm(image)
+    vectors = z.T @ basis[: len(w)]
+    vectors[0] /= np.linalg.norm(vectors[0])
+    return w, vectors, residuals[0]
+
+
+def _orthogonal(x: Array, rows: Array) -> Array:
+    for _ in range(2):  # twice is enough (Kahan, Parlett)
+        x = x - (rows.conj() @ x) @ rows
+    return x

@@ -1,0 +1,304 @@
+"""Eigenpairs by DMRG and operators of chains: exact energies, dense oracles, budgets, bad input."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+from tests.oracles import DTYPES, compilations, dense, eps, error, normal
+
+X, Z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0])
+Y = np.array([[0.0, -1.0j], [1.0j, 0.0]])
+HEISENBERG = (np.kron(X, X) + np.kron(Y, Y).real + np.kron(Z, Z)) / 4
+
+
+def ising(order, field=1.0):
+    return tt.chain_operator(order, site=-field * Z, bond=-np.kron(X, X))
+
+
+def ising_energy(order, field=1.0):
+    """Free fermions: minus the sum of the singular values of the bidiagonal matrix A + B."""
+    couplings = field * np.eye(order) + np.eye(order, k=1)
+    return -float(np.linalg.svd(couplings, compute_uv=False).sum())
+
+
+def local_sum(terms, sizes, width):
+    """Σ_k 1 ⊗ terms[k] ⊗ 1 as a dense matrix."""
+    out = np.zeros((math.prod(sizes),) * 2, np.result_type(*terms))
+    for k, h in enumerate(terms):
+        left, right = math.prod(sizes[:k]), math.prod(sizes[k + width :])
+        out += np.kron(np.kron(np.eye(left), h), np.eye(right))
+    return out
+
+
+def hermitian(key, sizes, rank, dtype=float):
+    a = tt.random_matrix(key, sizes, sizes, rank, dtype)
+    return tt.round((a + tt.conj(tt.transpose(a))) * 0.5, tol=1e-13)
+
+
+def check(a, values, states, info, tol, count=None):
+    """Values, vectors, orthogonality, and what the info says, against a dense eigensolver."""
+    h = dense(a)
+    exact = np.linalg.eigvalsh(h)
+    k = len(states)
+    assert values.shape == (k,)
+    vectors = np.stack([dense(x).ravel() for x in states], 1)
+    assert error(vectors.conj().T @ vectors, np.eye(k)) <= 10 * max(tol, eps(a.dtype) * 100)
+    true = np.linalg.norm(h @ vectors - vectors * np.asarray(values), axis=0)
+    slack = 1e3 * eps(a.dtype) * np.abs(exact).max()
+    assert info.status == "converged", str(info)
+    assert (info.residual <= info.bound).all()
+    assert np.allclose(true, info.residual, rtol=0.1, atol=slack)
+    assert np.abs(np.asarray(values) - exact[:k]).max() <= info.bound.max() + slack
+    assert (np.diff(np.asarray(values)) >= -slack).all()
+    np.testing.assert_allclose(info.variance, info.residual**2)
+    for x, ranks in zip(states, info.ranks, strict=True):
+        assert x.ranks == ranks
+
+
+# Operators of chains -----------------------------------------------------------------------------
+
+
+def test_chain_operators_are_the_sums_with_minimal_ranks(rng):
+    h, g = normal(rng, (3, 3)), normal(rng, (9, 9))
+    a = tt.chain_operator(4, site=h, bond=g)
+    sizes = (3,) * 4
+    assert error(dense(a), local_sum([h] * 4, sizes, 1) + local_sum([g] * 3, sizes, 2)) <= 1e-12
+    assert ising(7).ranks == (1, *[3] * 6, 1)
+    assert tt.chain_operator(7, site=Z, bond=HEISENBERG).ranks == (1, *[5] * 6, 1)
+    for a in (ising(5), tt.chain_operator(5, bond=HEISENBERG)):
+        assert a.ranks == tt.round(a, tol=1e-12).ranks
+        assert a.dtype == jnp.float64
+
+
+def test_chain_operators_with_terms_that_differ(rng):
+    sizes = (2, 3, 2, 4)
+    sites = [normal(rng, (n, n), np.complex128) for n in sizes]
+    bonds = [normal(rng, (m * n,) * 2) for m, n in itertools.pairwise(sizes)]
+    bonds[1] = np.zeros_like(bonds[1])
+    a = tt.chain_operator(4, site=sites, bond=bonds)
+    assert a.dtype == jnp.complex128
+    assert a.ranks[2] == 2
+    assert error(dense(a), local_sum(sites, sizes, 1) + local_sum(bonds, sizes, 2)) <= 1e-12
+    assert error(dense(tt.chain_operator(1, site=X)), X) == 0
+    assert error(dense(tt.chain_operator(3, site=X)), local_sum([X] * 3, (2,) * 3, 1)) == 0
+    assert error(dense(tt.chain_operator(2, bond=HEISENBERG)), HEISENBERG) <= 1e-15
+    assert tt.chain_operator(3, site=X, dtype=np.float32).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "site, bond: expected"),
+        ({"site": np.ones((2, 3))}, r"site\[0\]: expected a square"),
+        ({"site": X, "bond": np.eye(6)}, r"bond\[0\]: expected 2 x 2"),
+        ({"site": [X, X]}, "site: expected one matrix or 3"),
+        ({"bond": [np.eye(4)]}, "bond: expected one matrix or 2"),
+        ({"site": np.full((2, 2), np.nan)}, "site: expected finite"),
+        ({"bond": np.eye(5)}, r"bond\[0\]: expected"),
+    ],
+)
+def test_bad_terms_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        tt.chain_operator(3, **options)
+
+
+def test_terms_of_wrong_types_are_named():
+    with pytest.raises(TypeError, match="site"):
+        tt.chain_operator(3, site=np.eye(2, dtype=int))
+    with pytest.raises(TypeError, match="complex"):
+        tt.chain_operator(3, site=Y, dtype=np.float64)
+    with pytest.raises(TypeError, match="concrete"):
+        jax.jit(lambda h: tt.chain_operator(3, site=h))(jnp.eye(2))
+    with pytest.raises(ValueError, match="site: expected a term"):
+        tt.chain_operator(1, bond=np.eye(4))
+
+
+# Energies ----------------------------------------------------------------------------------------
+
+
+def test_the_critical_ising_chain_of_64_sites_has_its_exact_energy():
+    values, (x,), info = tt.eigsh(ising(64), tol=1e-5)
+    assert info.status == "converged"
+    assert float(values[0]) == pytest.approx(ising_energy(64), abs=1e-8)
+    assert float(values[0]) >= ising_energy(64) - 1e-10
+    assert float(tt.norm(x)) == pytest.approx(1, abs=1e-12)
+    assert info.residual[0] <= 1e-5 * abs(values[0])
+
+
+def test_the_first_excitation_of_an_ising_chain_is_one_fermion():
+    order, field = 16, 1.5
+    couplings = field * np.eye(order) + np.eye(order, k=1)
+    gap = 2 * np.linalg.svd(couplings, compute_uv=False).min()
+    values, states, _ = tt.eigsh(ising(order, field), k=2, tol=1e-6)
+    assert float(values[1] - values[0]) == pytest.approx(gap, abs=1e-8)
+    assert abs(float(tt.inner(*states))) <= 1e-6
+
+
+@pytest.mark.slow
+def test_the_heisenberg_chain_of_64_sites():
+    """Its energy by quimb 1.15's DMRG2 at bond dimension 128: −28.17542486."""
+    values, _, info = tt.eigsh(tt.chain_operator(64, bond=HEISENBERG), tol=1e-5, max_rank=128)
+    assert info.status == "converged"
+    assert float(values[0]) == pytest.approx(-28.17542486, abs=1e-7)
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_pairs_are_those_of_the_dense_matrix(key, sites):
+    spin = np.sqrt(2) * np.eye(3, k=1)
+    spin = (
+        np.kron(np.diag([1.0, 0, -1]), np.diag([1.0, 0, -1]))
+        + (np.kron(spin, spin.T) + np.kron(spin.T, spin)) / 2
+    )
+    laplacian = 100.0 * (2 * np.eye(9) - np.eye(9, k=1) - np.eye(9, k=-1))
+    cases = {
+        "aklt": tt.chain_operator(5, bond=spin + spin @ spin / 3),  # four-fold ground state
+        "doublets": tt.chain_operator(7, bond=HEISENBERG),
+        "complex": tt.chain_operator(7, site=0.2 * Y, bond=np.kron(X, Y) - np.kron(Y, X) + 0j),
+        "random": hermitian(key, (4, 1, 5, 6), 3),
+        "random complex": hermitian(key, (3,) * 4, 3, complex),
+        "laplacian": tt.chain_operator(3, site=laplacian),
+        "two cores": tt.chain_operator(2, site=laplacian),
+    }
+    for name, a in cases.items():
+        out = tt.eigsh(a, k=3, tol=1e-7, sites=sites)
+        check(a, *out, 1e-7), name
+
+
+def test_small_and_short_ones_are_diagonalised(key):
+    for sizes, k in (((7,), 7), ((2, 2), 4), ((2, 3, 2), 12)):
+        a = hermitian(key, sizes, 3, complex)
+        check(a, *tt.eigsh(a, k=k, tol=1e-10), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_keep_the_dtype(dtype):
+    a = tt.chain_operator(8, bond=HEISENBERG, dtype=dtype)
+    out = tt.eigsh(a, k=2, tol=1e-4)
+    assert out[0].dtype == jnp.finfo(dtype).dtype
+    assert all(x.dtype == dtype for x in out[1])
+    check(a, *out, 1e-4)
+
+
+def test_classical_energies_have_local_minima_and_are_found(rng):
+    """Diagonal operators: every configuration is a stationary point of DMRG."""
+    bonds = [c * np.kron(Z, Z) for c in rng.standard_normal(9)]
+    a = tt.chain_operator(10, site=[c * Z for c in 0.3 * rng.standard_normal(10)], bond=bonds)
+    values, states, info = tt.eigsh(a, k=3, tol=1e-8)
+    exact = np.sort(np.diagonal(dense(a)))
+    assert np.abs(np.asarray(values) - exact[:3]).max() <= 1e-7
+    assert max(max(x.ranks) for x in states) == 1
+    assert info.status == "converged"
+
+
+def test_zero_and_the_identity_have_any_orthonormal_vectors():
+    for a, value in ((tt.identity((2,) * 7), 1.0), (tt.identity((2,) * 7) * 0.0, 0.0)):
+        values, states, info = tt.eigsh(a, k=3, tol=1e-8)
+        np.testing.assert_allclose(values, value, atol=1e-12)
+        gram = np.array([[float(tt.inner(x, y)) for x in states] for y in states])
+        assert error(gram, np.eye(3)) <= 1e-6
+        assert info.status == "converged"
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+def test_one_site_keeps_the_ranks_of_its_start_or_widens_them(key):
+    a = ising(10)
+    start = tt.random(key, (2,) * 10, 3, float)
+    values, (x,), info = tt.eigsh(a, tol=1e-8, sites=1, x0=start)
+    assert x.ranks == tt.orthogonalize(start, 0).ranks
+    assert info.status == "max_rank"
+    assert "expand" in info.advice
+    best = tt.eigsh(a, tol=1e-8, max_rank=3)[0]
+    assert float(values[0]) == pytest.approx(float(best[0]), abs=1e-4)
+    wider = tt.eigsh(a, tol=1e-8, sites=1, x0=start, expand=4)
+    check(a, *wider, 1e-8)
+    padded = tt.pad(tt.ones((2,) * 10, float), [2, 4, 8, 8, 8, 8, 8, 4, 2])
+    values, (x,), _ = tt.eigsh(a, tol=1e-6, sites=1, x0=padded)
+    assert x.ranks == padded.ranks
+    assert float(values[0]) == pytest.approx(float(wider[0][0]), abs=1e-6)
+
+
+def test_a_good_start_saves_sweeps_and_a_complex_one_makes_it_complex():
+    a = ising(9)
+    _, states, info = tt.eigsh(a, k=2, tol=1e-8)
+    again = tt.eigsh(a, k=2, tol=1e-8, x0=states)
+    assert sum(again[2].sweeps) < sum(info.sweeps)
+    check(a, *again, 1e-8)
+    check(a, *tt.eigsh(a, tol=1e-8, x0=states[0].astype(complex)), 1e-8)
+
+
+def test_too_small_budgets_return_the_best_so_far_with_its_error():
+    a = ising(16)
+    exact = ising_energy(16)
+    values, (x,), info = tt.eigsh(a, tol=1e-10, max_sweeps=1)
+    assert info.status == "max_sweeps"
+    assert "max_sweeps" in info.advice
+    assert info.advice in str(info)
+    assert info.residual[0] > info.bound[0]
+    values, (x,), info = tt.eigsh(a, tol=1e-10, max_rank=2)
+    assert info.status == "max_rank"
+    assert max(x.ranks) == 2
+    assert exact + 1e-2 < float(values[0]) < 0.99 * exact
+    residual = float(tt.distance(a @ x, x * values[0]))
+    assert residual == pytest.approx(float(info.residual[0]), rel=1e-6)
+    assert float(values[0]) - exact <= residual
+    for sites in (1, 2):
+        for rank in (1, 3):
+            x = tt.eigsh(a, tol=1e-8, max_rank=rank, sites=sites)[1][0]
+            assert max(x.ranks) == rank
+
+
+def test_runs_repeat_themselves_and_report(key):
+    a = ising(10)
+    seen = []
+    first = tt.eigsh(a, tol=1e-8, key=key, callback=seen.append)
+    second = tt.eigsh(a, tol=1e-8, key=key)
+    assert (dense(first[1][0]) == dense(second[1][0])).all()
+    assert tuple(seen) == first[2].history
+    assert [s.sweep for s in seen] == list(range(1, first[2].sweeps[0] + 1))
+    assert seen[-1].value == pytest.approx(float(first[0][0]), abs=1e-9)
+    assert seen[0].residual > seen[-1].residual
+    with compilations() as programs:
+        tt.eigsh(ising(10), tol=1e-6)
+    assert programs == []
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "options", "message"),
+    [
+        (tt.TTMatrix([np.ones((1, 2, 3, 1))]), {}, "A: expected a square"),
+        (tt.chain_operator(3, site=np.triu(np.ones((2, 2)))), {}, "Hermitian"),
+        (tt.chain_operator(3, site=1j * Z), {}, "Hermitian"),
+        (tt.TTMatrix([np.full((1, 2, 2, 1), np.nan)]), {}, "A: expected finite"),
+        (ising(3), {"k": 9}, "k: expected at most 8"),
+        (ising(3), {"k": 0}, "k: expected an integer"),
+        (ising(3), {"tol": 1e-17}, "tol: expected at least"),
+        (ising(3), {"tol": -1.0}, "tol: expected a positive"),
+        (ising(3), {"sites": 3}, "sites: expected"),
+        (ising(3), {"max_rank": 0}, "max_rank: expected"),
+        (ising(3), {"max_sweeps": 0}, "max_sweeps: expected"),
+        (ising(3), {"expand": -1}, "expand: expected"),
+        (ising(3), {"x0": tt.ones((2, 2))}, "x0: expected shape"),
+        (ising(3), {"x0": tt.zeros((2,) * 3)}, "x0: expected a train other than zero"),
+        (ising(3), {"x0": [tt.ones((2,) * 3)] * 2}, "x0: expected at most"),
+    ],
+)
+def test_bad_input_is_named(a, options, message):
+    with pytest.raises(ValueError, match=message):
+        tt.eigsh(a, **{"tol": 1e-6, **options})
+
+
+def test_wrong_kinds_and_traces_are_named():
+    with pytest.raises(TypeError, match="A: expected a TTMatrix"):
+        tt.eigsh(tt.ones((2, 2)), tol=1e-6)
+    with pytest.raises(TypeError, match="ranks depend on the data"):
+        jax.jit(lambda a: tt.eigsh(a, tol=1e-6)[0])(ising(3))
