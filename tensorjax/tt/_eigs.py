@@ -140,8 +140,9 @@ def eigsh(
     (2023). Departures, ours: the sum of the local residuals, which cost nothing, sets truncation,
     accuracy of the local Lanczos runs, and the end; the two-site residual of the expansion is
     sketched at random; in the first sweeps with two sites, the next eigenvectors of the local
-    problems widen the bonds, which leads out of local minima. All is done on the host in double
-    precision, and nothing is compiled.
+    problems widen the bonds, which leads out of local minima; where max_rank is the limit, two
+    sweeps of single sites end the search. All is done on the host in double precision, and nothing
+    is compiled.
     """
     start = time.perf_counter()
     _check_operator(A, tol)

@@ -163,6 +163,14 @@ def _one_pair(
         search.report(Sweep(len(found), course.sweeps, *size))
         if course.hopeful and rule.extra == 0:
             course.judge(dmrg.residual(*dmrg.settled(chain)))
+    if course.status == "max_rank" and search.sites == 2:
+        # Truncated pairs are not the best of their ranks: single sites, there and back, are.
+        for _ in range(min(2, search.max_sweeps - course.sweeps)):
+            rule = course.rule()._replace(sites=1, share=0.0, extra=0)
+            chain, polished = dmrg.sweep(chain, rule, search.rng)
+            course.sweeps += 1
+            size = (polished.value, polished.gradient, rank, 0.0)
+            search.report(Sweep(len(found), course.sweeps, *size))
     cores = dmrg.settled(chain)[0].cores
     cores = dmrg.mirrored(cores) if course.sweeps % 2 else cores
     pair = _judged(search, cores, found, course.spread, course.status)
@@ -252,13 +260,14 @@ class _Course:
         if not self.deflated:  # or it would be the norm of the deflated operator
             self.spread = max(self.spread, seen.spread)
         limited = self.fixed or (seen.capped and rule.cap == self.search.limit)
+        patience = 1 if limited and self.search.sites == 2 else 2 if limited else 6
         if self.gradient < 0.8 * self.best or not settled:
             self.best, self.waited = min(self.best, self.gradient), 0
         else:
             self.waited += 1
-        if self.finishing or (self.waited >= (2 if limited else 6) and rule.extra == 0):
+        if self.finishing or (self.waited >= patience and rule.extra == 0):
             self.status = "max_rank" if limited else "stalled"
-        self.finishing = self.waited >= (2 if limited else 6)
+        self.finishing = self.waited >= patience
         if self.status is None and self.sweeps == self.search.max_sweeps:
             self.status = "max_sweeps"
 
