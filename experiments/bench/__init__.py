@@ -2,6 +2,8 @@
 
 from experiments import Experiment
 
+_PEERS = ("quimb", "teneva", "tensorly", "threadpoolctl", "tntorch", "torch", "torchTT")
+
 EXPERIMENTS = (
     Experiment(
         name="bench/core",
@@ -9,16 +11,14 @@ EXPERIMENTS = (
         paper="none: our own measurement beside public libraries",
         summary="TT-SVD, rounding, arithmetic and projections: time, compilations, error, ranks",
         quick="40 s",
-        packages=(
-            "quimb",
-            "scikit-learn",
-            "teneva",
-            "tensorly",
-            "threadpoolctl",
-            "tntorch",
-            "torch",
-            "torchTT",
-            "ttax",
-        ),
+        packages=(*_PEERS, "scikit-learn", "ttax"),
+    ),
+    Experiment(
+        name="bench/solvers",
+        module="experiments.bench.solvers",
+        paper="none: our own measurement beside public libraries",
+        summary="cross approximation, linear systems, spin chains, completion, fused products",
+        quick="30 s",
+        packages=_PEERS,
     ),
 )
