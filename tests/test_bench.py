@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.bench import _cases, _library, _peers, _timing, _verdicts, core
+from experiments.bench import _cases, _library, _peers, _timing, _verdicts, core, solvers
 from experiments.bench._cases import Case, Goal
+from experiments.bench._solving import Problem
 from experiments.bench._verdicts import Result
 from tensorjax import tt
 
@@ -269,3 +270,30 @@ def test_a_quick_run_without_peers_writes_its_tables(
     assert table[0].startswith("case,competitor,median ms,× ours,first s,programs,error,max rank")
     assert sum(",tensorjax," in row for row in table) == 2
     assert "torchTT" in (folder / "peers.csv").read_text()
+
+
+def test_verdicts_on_solvers_count_only_peers_that_come_as_near():
+    def row(
+        library: str, seconds: float | None, error: float | None, evaluations: Any = None
+    ) -> Any:
+        return {"problem": "p", "library": library, "variant": "v", "seconds": seconds,
+                "error": error, "evaluations": evaluations}  # fmt: skip
+
+    problem = Problem("p", [], 2.0)
+    rows = [row("tensorjax", 1.0, 1e-6, 100), row("tensorjax", 0.5, 1e-6, 100),
+            row("fast but wrong", 0.1, 1e-2, 10), row("failed", None, None),
+            row("near", 3.0, 2e-6, 400), row("slow", 9.0, 1e-9, 300)]  # fmt: skip
+    (found,) = solvers.verdict(problem, rows)
+    assert found["peer"] == "near v"
+    assert found["ratio"] == 6.0
+    assert found["goal"] == 2.0
+    assert found["evaluations"] == 3.0
+    (alone,) = solvers.verdict(problem, rows[:4])
+    assert alone["ratio"] is None
+
+
+@pytest.mark.slow
+def test_the_solvers_run_small(tmp_path: Path) -> None:
+    assert main(["run", "bench/solvers", "--quick", "--results", str(tmp_path)]) == 0
+    (line,) = (tmp_path / "bench" / "solvers" / "runs.jsonl").read_text().splitlines()
+    assert {t["file"] for t in json.loads(line)["tables"]} >= {"cross.csv", "ratios.csv"}

@@ -110,6 +110,20 @@ def test_the_tolerance_is_kept_and_ranks_are_not_wasted(seed: int, tol: float):
     assert max(found.ranks) <= max(least.ranks) + 1
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("tol", [0.3, 1e-3, 1e-12])
+def test_gram_matrices_prove_the_tolerance(rng: np.random.Generator, dtype: Any, tol: float):
+    x = [train(rng, r, dtype) for r in (1, 2, 3, 2)]
+    square = matrix(rng, 2, SHAPE, SHAPE, dtype)
+    terms, weights = [x[0], (x[1], x[2]), (square, x[3]), x[0]], [2.0, -1.0, 0.5, 1.0]
+    exact = tt.linear_combination(terms, weights)
+    found = tt.linear_combination(terms, weights, tol=tol, method="gram")
+    assert tt.distance(found, exact) <= tol * tt.norm(exact)
+    assert max(found.ranks) <= max(tt.round(exact, tol=0.9 * tol).ranks)
+    with pytest.raises(ValueError, match="expected tol= alone"):
+        tt.linear_combination(terms, weights, rank=2, method="gram")
+
+
 def test_rank_and_tol_together_have_the_shapes_of_rank(rng: np.random.Generator):
     x = train(rng, 2)
     found = jax.jit(lambda t: tt.linear_combination([t, t, t], rank=5, tol=1e-8))(x)

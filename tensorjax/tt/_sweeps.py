@@ -180,17 +180,26 @@ def gram_round(cores: Cores, share: float) -> Cores:
     core = cores[0]
     for k, g in enumerate(factors):
         matrix = tall(core)
-        noise = np.finfo(g.real.dtype).eps * np.linalg.norm(g) * _spectral_energy(matrix)
-        if not 4 * noise <= tail:
-            raise InaccurateGram
-        seen = linalg.matmul(matrix, _cholesky(g))
-        u = linalg.left_basis(seen, tail=tail - 2 * noise, method="gram").u
+        u = gram_basis(matrix, g, tail)
         out.append(u.reshape(*core.shape[:2], -1))
         core = absorb(linalg.project(u, matrix), cores[k + 1])
     # Projections are orthogonal, so the energy that is missing now is the error.
     if not total - linalg.energy(tall(core)) <= share * total:
         raise InaccurateGram
     return [*out, core]
+
+
+def gram_basis(matrix: Any, g: Any, tail: float) -> Any:
+    """The leading left subspace of matrix · F, F Fᴴ = g, which leaves out at most ``tail``.
+
+    Raises:
+      InaccurateGram: roundoff is not small beside ``tail``.
+    """
+    noise = np.finfo(g.real.dtype).eps * np.linalg.norm(g) * _spectral_energy(matrix)
+    if not 4 * noise <= tail:
+        raise InaccurateGram
+    seen = linalg.matmul(matrix, _cholesky(g))
+    return linalg.left_basis(seen, tail=tail - 2 * noise, method="gram").u
 
 
 def _spectral_energy(a: Any) -> float:
