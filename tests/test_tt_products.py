@@ -66,8 +66,9 @@ def test_products_to_a_rank_are_near_the_best(rng: np.random.Generator, name: st
     best = tt.round(exact, rank=5, method="svd")
     found = PRODUCTS[name](o, rank=5, key=jax.random.key(1))
     assert found.ranks == best.ranks
-    least = error(dense(best), dense(exact))
-    assert least <= 1.0001 * error(dense(found), dense(exact)) < 1.2 * least
+    # Neither is the best train of these ranks, but both are near it.
+    near = error(dense(best), dense(exact))
+    assert 0.98 * near < error(dense(found), dense(exact)) < 1.2 * near
     jitted = jax.jit(lambda o: PRODUCTS[name](o, rank=5, key=jax.random.key(1)))(o)
     assert error(dense(jitted), dense(found)) < 1e-11 * norm(dense(exact))
 

@@ -311,10 +311,11 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     )
     weights = [w.astype(work) for w in weights]
     cores, exponent = fused.projected(factors, weights, widths[1:-1], key)
-    out = TT._unchecked(tuple(cores))
-    if len(modes) > 1:
-        out = round(out, rank=ranks, tol=tol, method="svd")
-    cores = sweeps.scaled_back(list(out.cores), exponent + jnp.zeros((), jnp.int32))
+    if tol is not None and len(modes) > 1:
+        cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
+    elif len(modes) > 1:
+        cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks)
+    cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 

@@ -116,15 +116,25 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int]) -> tuple[Cores, A
         projected, e = linalg.normalized(linalg.matmul(w, linalg.matmul(q, matrix)))
         core = absorb(projected, cores[k + 1])
         exponent = exponent + e
-    wider.append(core)
-    out, too_deep = _truncate_back(wider, weights, ranks, _gram_cut)
+    return truncate_back([*wider, core], weights, ranks), exponent
 
-    def careful(wider: Cores, weights: Cores) -> Cores:
-        return _truncate_back(wider, weights, ranks, _svd_cut)[0]
+
+def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) -> Cores:
+    """Truncates a train that is left-orthogonal but for its last core, from right to left.
+
+    Args:
+      cores: JAX arrays.
+      weights: d−1 small matrices that make the columns of the cores orthonormal; None where they
+        are.
+      ranks: d−1.
+    """
+    out, too_deep = _truncated_back(cores, weights, ranks, _gram_cut)
+
+    def careful(cores: Cores) -> Cores:
+        return _truncated_back(cores, weights, ranks, _svd_cut)[0]
 
     # One decision for the whole train: a conditional at every bond costs more than it saves.
-    out = lax.cond(too_deep, careful, lambda *_: out, wider, weights)
-    return out, exponent
+    return lax.cond(too_deep, careful, lambda _: out, cores)
 
 
 def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
@@ -138,10 +148,10 @@ def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
     return linalg.orthonormal_rows(image)
 
 
-def _truncate_back(
-    cores: Cores, weights: Cores, ranks: Sequence[int], cut: Any
+def _truncated_back(
+    cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Truncates a left-orthogonal train right to left; ``cut`` chooses the subspaces.
+    """As `truncate_back`; ``cut`` chooses the subspaces.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
@@ -153,7 +163,7 @@ def _truncate_back(
         u, energies, deep = cut(seen, rank)
         too_deep = too_deep | deep
         out[-1] = absorb(linalg.adjoint(u), out[-1])
-        core = times_right(core, linalg.matmul(w, u))
+        core = times_right(core, u if w is None else linalg.matmul(w, u))
         seen = linalg.scale_columns(tall(core), linalg.root(energies)).reshape(len(core), -1)
         out.append(core)
     return out[::-1], too_deep
