@@ -127,7 +127,7 @@ def _goal(rng: np.random.Generator) -> Any:
     return goal, start, loss
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.3])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_descent_under_optax_converges_linearly(rng: np.random.Generator, momentum: float):
     goal, x, loss = _goal(rng)
     optimizer = optax.chain(tt.riemannian_descent(optax.constant_schedule(0.6), momentum=momentum))
@@ -146,6 +146,7 @@ def test_descent_under_optax_converges_linearly(rng: np.random.Generator, moment
     assert float(tt.distance(x, goal)) < 1e-6 * before
 
 
+@pytest.mark.slow
 def test_conjugate_gradient_beats_descent(rng: np.random.Generator):
     """On a loss that weights entries unequally, as completion does."""
     goal, x, _ = _goal(rng)

@@ -46,7 +46,11 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+SLOW = pytest.mark.slow
+MATRICES = ("hadamard of matrices", "matmul")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.complex128, marks=SLOW)])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_full_rank_are_exact(rng: np.random.Generator, name: str, dtype: Any):
     o = operands(rng, dtype)
@@ -59,7 +63,9 @@ def test_products_of_full_rank_are_exact(rng: np.random.Generator, name: str, dt
         assert max(found.ranks) <= max(exact.ranks)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    "name", ["hadamard", "matvec", *(pytest.param(n, marks=SLOW) for n in MATRICES)]
+)
 def test_products_to_a_rank_are_near_the_best(rng: np.random.Generator, name: str):
     o = operands(rng)
     exact = PRODUCTS[name](o)

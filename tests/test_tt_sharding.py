@@ -48,7 +48,11 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+HEAVY = {"fused hadamard", "round by SVD", "tangent_project"}
+CASES = [pytest.param(n, marks=pytest.mark.slow if n in HEAVY else ()) for n in OPERATIONS]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_modes_stay_sharded(mesh: Any, name: str):
     x, y = pair()
     here = OPERATIONS[name](x, y)
