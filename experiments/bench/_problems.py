@@ -29,7 +29,7 @@ def decaying(key: jax.Array, shape: tuple[int, ...], rank: int, factor: float) -
     """A train whose singular values fall by about ``factor`` from one to the next."""
     t = tt.random(key, shape, rank, float)
     weights = factor ** jnp.arange(rank, dtype=float)
-    cores = [c * weights[: c.shape[2]] for c in t.cores]
+    cores = [c * weights[None, None, : c.shape[2]] for c in t.cores]
     t = tt.TT(cores)
     return t / tt.norm(t)
 
