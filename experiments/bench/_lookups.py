@@ -1,0 +1,188 @@
+"""The group "embedding" of `bench/layers`: a table of 32,000 × 768, and Zipf-distributed ids.
+
+All competitors look up the same ids in the same table, the compressed one of ours. A call makes the
+rows, or the rows and the gradient with respect to all parameters for a given cotangent.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.bench._linears import costs, flat
+from experiments.bench._solving import Answer, Problem, Way, found
+from tensorjax import nn
+
+COUNTS = (1, 32, 128, 512, 4096)
+# The authors' shapes for the 30,522 word pieces of BERT.
+_FULL = {"num_shape": (16, 20, 10, 10), "feature_shape": (4, 4, 8, 6), "rank": 32}
+_SMALL = {"num_shape": (8, 10, 10), "feature_shape": (4, 4, 4), "rank": 8}
+# Where a goal is set: forward + backward of the largest number of ids.
+_GOAL = 3.0
+
+
+def problems(small: bool) -> list[Problem]:
+    """Forward, and forward + backward, for every number of ids."""
+    shapes = _SMALL if small else _FULL
+    sizes = [int(np.prod(shapes[name])) for name in ("num_shape", "feature_shape")]
+    layer = nn.TTEmbedding(*sizes, **shapes, rngs=nnx.Rngs(0))
+    cores = [np.asarray(core[...]) for core in layer.cores]
+    table = np.asarray(layer.table())
+    out = []
+    for count in (1, 300) if small else COUNTS:
+        ids = zipf_ids(count, sizes[0])
+        for backward in (False, True):
+            name = f"{sizes[0]} × {sizes[1]}, {count} ids ({len(np.unique(ids))} distinct)"
+            work = _Work(ids, table, cores, backward)
+            name += ", forward + backward" if backward else ", forward"
+            goal = _GOAL if backward and count == COUNTS[-1] else None
+            out.append(Problem(name, [*_ours(layer, work), *_dense(work), *_torch(work)], goal))
+    return out
+
+
+def zipf_ids(count: int, rows: int) -> np.ndarray:
+    """Ids whose frequencies fall like k^−1.3, the frequent ones anywhere in the table."""
+    rng = np.random.default_rng(0)
+    return rng.permutation(rows)[np.minimum(rng.zipf(1.3, count) - 1, rows - 1)].astype(np.int32)
+
+
+class _Work:
+    """The ids of a problem, the table, the cotangent, and the right answer."""
+
+    def __init__(self, ids: np.ndarray, table: np.ndarray, cores: list[Any], backward: bool):
+        self.ids, self.table, self.cores, self.backward = ids, table, cores, backward
+        rng = np.random.default_rng(1)
+        self.cotangent = rng.standard_normal((len(ids), table.shape[1]), np.float32)
+        self.rows = table[ids]
+
+    def error(self, rows: Any) -> float:
+        difference = np.linalg.norm(np.asarray(rows) - self.rows)
+        return float(difference / np.linalg.norm(self.rows))
+
+    def jax_way(self, library: str, variant: str, lookup: Callable[..., Any], params: Any) -> Way:
+        """A compiled lookup(params, ids), with its operations and its temporary bytes."""
+        apply, leaves = flat(lookup, params)
+
+        def both(leaves: Any, ids: Any, cotangent: Any) -> Any:
+            rows, pull = jax.vjp(lambda p: apply(p, ids), leaves)
+            return rows, pull(cotangent)[0]
+
+        def forward(leaves: Any, ids: Any, cotangent: Any) -> Any:
+            return (apply(leaves, ids),)
+
+        args = (leaves, jnp.asarray(self.ids), jnp.asarray(self.cotangent))
+        compiled = jax.jit(both if self.backward else forward)
+
+        def answer(result: Any) -> Answer:
+            counted = costs(compiled.lower(*args).compile())
+            numbers = sum(x.size for x in leaves)
+            return {"error": self.error(result[0]), "numbers": numbers, **counted}
+
+        return Way(library, variant, lambda: jax.block_until_ready(compiled(*args)), answer)
+
+
+def _ours(layer: nn.TTEmbedding, work: _Work) -> list[Way]:
+    graph, params = nnx.split(layer)
+
+    def planned(params: Any, ids: Any) -> Any:
+        return nnx.merge(graph, params)(ids)
+
+    return [
+        work.jax_way("tensorjax", "", planned, params),
+        work.jax_way("tensorjax", "one core at a time", _one_by_one, work.cores),
+        work.jax_way("tensorjax", "halves, all ids", _halves, work.cores),
+    ]
+
+
+def _index(cores: list[Any], ids: Any) -> list[Any]:
+    return list(jnp.unravel_index(ids, [c.shape[1] for c in cores]))
+
+
+def _one_by_one(cores: list[Any], ids: Any) -> Any:
+    """Rows from the slices of one core after the other, as most libraries make them."""
+    rows = jnp.ones((len(ids), 1, 1), cores[0].dtype)
+    for core, index in zip(cores, _index(cores, ids), strict=True):
+        rows = jnp.einsum("bxr,rbys->bxys", rows, core[:, index])
+        rows = rows.reshape(len(ids), -1, core.shape[-1])
+    return rows[..., 0]
+
+
+def _halves(cores: list[Any], ids: Any) -> Any:
+    """Rows from the two halves, multiplied once, for all ids (the released formula)."""
+    split = len(cores) // 2
+    places = _index(cores, ids)
+    gathered = []
+    for part in (slice(0, split), slice(split, None)):
+        half, index = cores[part][0], places[part][0]
+        for core, place in zip(cores[part][1:], places[part][1:], strict=True):
+            left, m, n, _ = half.shape
+            half = jnp.einsum("amnb,bxyc->amxnyc", half, core)
+            half = half.reshape(left, m * core.shape[1], n * core.shape[2], -1)
+            index = index * core.shape[1] + place
+        gathered.append(half[:, index])
+    rows = jnp.einsum("abxr,rbyc->abxyc", *gathered)
+    return rows.reshape(len(ids), -1)
+
+
+def _dense(work: _Work) -> list[Way]:
+    def gather(table: Any, ids: Any) -> Any:
+        return jnp.take(table, ids, axis=0)
+
+    return [work.jax_way("JAX", "dense gather", gather, jnp.asarray(work.table))]
+
+
+def _torch(work: _Work) -> list[Way]:
+    torch = found("torch")
+    if torch is None:
+        return []
+    ways = []
+    for sparse in (False, True) if work.backward else (False,):
+        layer = torch.nn.Embedding(*work.table.shape, sparse=sparse)
+        layer.weight.data = torch.tensor(work.table)
+        variant = "sparse gradient" if sparse else "dense"
+        ways.append(_torch_way(torch, "torch", variant, layer, work))
+    if (tltorch := found("tltorch")) is not None:
+        ways.append(
+            _torch_way(torch, "tensorly-torch", "blocktt", _factorized(tltorch, work), work)
+        )
+    return ways
+
+
+def _factorized(tltorch: Any, work: _Work) -> Any:
+    torch = found("torch")
+    layer = tltorch.FactorizedEmbedding(
+        *work.table.shape,
+        auto_tensorize=False,
+        tensorized_num_embeddings=tuple(c.shape[1] for c in work.cores),
+        tensorized_embedding_dim=tuple(c.shape[2] for c in work.cores),
+        factorization="blocktt",
+        rank=(1, *(c.shape[3] for c in work.cores)),
+        dtype=torch.float32,
+    )
+    for factor, core in zip(layer.weight.factors, work.cores, strict=True):
+        factor.data = torch.tensor(core)
+    return layer
+
+
+def _torch_way(torch: Any, library: str, variant: str, layer: Any, work: _Work) -> Way:
+    ids, cotangent = torch.tensor(work.ids).long(), torch.tensor(work.cotangent)
+    parameters = list(layer.parameters())
+
+    def call() -> Any:
+        if not work.backward:
+            with torch.no_grad():
+                return layer(ids)
+        rows = layer(ids)
+        return rows, torch.autograd.grad(rows, parameters, cotangent)
+
+    def answer(result: Any) -> Answer:
+        rows = result[0] if work.backward else result
+        return {
+            "error": work.error(rows.detach().numpy()),
+            "numbers": sum(p.numel() for p in parameters),
+        }
+
+    return Way(library, variant, call, answer)

@@ -1,0 +1,127 @@
+"""Times tensorised layers beside dense ones, tensorly-torch and the released formula.
+
+Source: Yang et al., "CoMERA" (NeurIPS 2024, arXiv 2405.14377) for shapes, ranks and the formula;
+the measurement is our own. Run it on a quiet machine with the peers installed::
+
+    python -m experiments run bench/layers
+
+All run in one process, by turns, warm; see README.md in this folder for what is measured and how.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from experiments import Run
+from experiments.bench import _encoders, _linears, _lookups, _timing
+from experiments.bench._solving import Problem
+
+Group = Literal["linear", "embedding", "encoder"]
+GROUPS: dict[str, Callable[[bool], list[Problem]]] = {
+    "linear": _linears.problems,
+    "embedding": _lookups.problems,
+    "encoder": _encoders.problems,
+}
+CAPTIONS = {
+    "linear": "Linear layers, float32: y = x W + bias, and the gradient of all",
+    "embedding": "Embeddings, float32: rows of Zipf-distributed ids, and the gradient",
+    "encoder": "Training steps of six encoders of width 768: memory that is kept, and at the peak",
+}
+_LAYER = ("error", "numbers", "kind", "flops", "temp bytes")
+_STEP = ("numbers", "parameters MiB", "state MiB", "with gradients MiB", "peak MiB", "flops")
+_COLUMNS = {"linear": _LAYER, "embedding": _LAYER, "encoder": _STEP}
+# Time of tensorly-torch over ours; what is aimed at beside dense JAX is said by every problem.
+_PEER_GOAL = 3.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the benchmark."""
+
+    only: tuple[Group, ...] = ("linear", "embedding", "encoder")
+    """Groups of problems to run."""
+
+    repeats: int = 9
+    """Turns of every competitor; long calls get fewer."""
+
+    small: bool = False
+    """Use sizes that take seconds: for trying out, the times mean nothing."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(repeats=1, small=True)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    ratios = []
+    for name in config.only:
+        rows = []
+        for problem in run.progress(GROUPS[name](config.small), name):
+            # Optax mixes dtypes and ranks, and means to.
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                found = measure(problem, config.repeats, _COLUMNS[name])
+            rows += found
+            ratios.append(verdict(problem, found))
+        run.table(name, rows, caption=CAPTIONS[name], key=["problem", "library", "variant"])
+    caption = "Time of the others, each where it is fastest, over ours as planned"
+    run.table("ratios", ratios, caption=caption, key=["problem"])
+    run.metric("goals", sum(row["goals"] for row in ratios))
+    run.metric(
+        "goals missed", sum(len(row["missed"].split(", ")) for row in ratios if row["missed"])
+    )
+
+
+def measure(problem: Problem, repeats: int, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for every way, timed by turns."""
+    timings, answers = [], []
+    for way in problem.ways:
+        lane = _timing.Lane(way.library, way.variant, way.call)
+        timing, value = _timing.first_call(lane)
+        if timing.failure and way.library == "tensorjax":
+            raise RuntimeError(f"{problem.name}: {timing.failure}")
+        timings.append(timing)
+        answers.append({} if timing.failure else way.answer(value))
+    _timing.interleave(timings, repeats)
+    rows = []
+    for way, answer, timing in zip(problem.ways, answers, timings, strict=True):
+        rows.append(
+            {
+                "problem": problem.name,
+                "library": way.library,
+                "variant": way.variant,
+                **{name: answer.get(name) for name in columns},
+                "ms": None if timing.failure else 1e3 * timing.median,
+                "first call s": None if timing.failure else timing.first,
+                "note": timing.failure,
+            }
+        )
+    gc.collect()
+    return rows
+
+
+def verdict(problem: Problem, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every other library at its fastest over ours as planned, and the goals that are missed."""
+    (ours,) = (r["ms"] for r in rows if (r["library"], r["variant"]) == ("tensorjax", ""))
+    others: dict[str, float] = {}
+    for row in rows:
+        if row["library"] != "tensorjax" and row["ms"] is not None:
+            others[row["library"]] = min(row["ms"], others.get(row["library"], row["ms"]))
+    ratios = {library: time / ours for library, time in others.items()}
+    goals = {"JAX": problem.goal, "tensorly-torch": _PEER_GOAL}
+    set_ = {name: goal for name, goal in goals.items() if name in ratios and goal is not None}
+    missed = [f"{name} {goal:g}" for name, goal in set_.items() if ratios[name] < goal]
+    return {
+        "problem": problem.name,
+        "ours ms": ours,
+        **ratios,
+        "goals": len(set_),
+        "missed": ", ".join(missed),
+    }

@@ -1,0 +1,75 @@
+"""What is seen while it trains: a bar with loss, score and size, or a line a training."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from experiments import Run
+from experiments.comera.tasks import Task
+from experiments.comera.training import Watch
+
+
+class Board:
+    """Shows how far all trainings have come; a context manager.
+
+    Args:
+        run: Whose console is written to.
+        total: Number of trainings, at most.
+    """
+
+    def __init__(self, run: Run, total: int) -> None:
+        self.run, self.total, self.done = run, total, 0
+        self._bars: Any = None
+
+    def __enter__(self) -> "Board":
+        """Puts the bars up, if there is a terminal to show them."""
+        if self.run.console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=self.run.console, transient=True)
+            self._bars.start()
+            self._all = self._bars.add_task("trainings", total=self.total)
+            self._one = self._bars.add_task("", total=1)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Takes them down."""
+        if self._bars is not None:
+            self._bars.stop()
+
+    def skip(self) -> None:
+        """A training that was done before."""
+        self.done += 1
+        if self._bars is not None:
+            self._bars.update(self._all, completed=self.done)
+
+    def begin(self, task: Task, title: str) -> Watch:
+        """Announces a training, and returns what is to be called at its evaluations."""
+        start = time.perf_counter()
+        self.done += 1
+        if self._bars is not None:
+            self._bars.reset(self._one, total=task.steps, description=f"{task.name}: {title}")
+
+        def watch(record: dict[str, Any]) -> None:
+            shown = (
+                f"{task.name}: {title}: loss {record['loss']:.4f}, {task.metric} "
+                f"{record['score']:.2f}, {record['numbers']} numbers"
+            )
+            ranks = [r for layer in record["ranks"].values() for r in layer]
+            if ranks:
+                shown += f", ranks {min(ranks)}–{max(ranks)}, mean {sum(ranks) / len(ranks):.1f}"
+            if self._bars is not None:
+                self._bars.update(self._one, completed=record["step"], description=shown)
+            if record["step"] == task.steps:
+                seconds = time.perf_counter() - start
+                self.run.console.print(f"{self.done}/{self.total} {shown} ({seconds:.1f} s)")
+                if self._bars is not None:
+                    self._bars.update(self._all, completed=self.done)
+
+        return watch

@@ -1,0 +1,185 @@
+"""All methods on one task: rates tuned, seeds repeated, nothing done twice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.comera import checkpoint, methods, training
+from experiments.comera.board import Board
+from experiments.comera.methods import NAMES, Method, Options, Variant
+from experiments.comera.store import Store
+from experiments.comera.tasks import Task
+from experiments.comera.training import Plan, Programs
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much is trained.
+
+    Attributes:
+        methods: Which.
+        seeds: Of parameters and samples. Rates are tuned on the first.
+        rates: Learning rates to choose from.
+        targets: S₀ of the late stage, as shares of the size at the end of the early stage.
+        evaluations: How many there are in a training, evenly spaced.
+        early: Share of the steps after which the late stage begins.
+        checkpoint_seconds: Between two checkpoints of a training.
+    """
+
+    methods: tuple[Method, ...]
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    targets: tuple[float, ...]
+    evaluations: int
+    early: float
+    checkpoint_seconds: float
+
+    def stops(self, steps: int) -> tuple[int, ...]:
+        """After which steps a training is evaluated; the end of the early stage among them."""
+        chunk, switch = training.chunk_of(steps), self.switch(steps)
+        before = max(1, round(self.evaluations * self.early))
+        after = max(1, self.evaluations - before)
+
+        def even(first: int, last: int, count: int) -> list[int]:
+            length = (last - first) / chunk
+            return [first + chunk * round(length * k / count) for k in range(1, count + 1)]
+
+        found = (*even(0, switch, before), *even(switch, steps, after))
+        return tuple(dict.fromkeys(stop for stop in found if stop > 0))
+
+    def switch(self, steps: int) -> int:
+        """The last step of the early stage."""
+        chunk = training.chunk_of(steps)
+        return min(max(1, round(self.early * steps / chunk)) * chunk, steps - chunk)
+
+
+class Comparison:
+    """The trainings of one task; compiled programs are shared where the shapes are."""
+
+    def __init__(
+        self, task: Task, options: Options, budget: Budget, store: Store, board: Board
+    ) -> None:
+        self.task, self.options, self.budget = task, options, budget
+        self.store, self.board = store, board
+        self._prepared: dict[Any, tuple[Variant, Programs, Any]] = {}
+
+    def results(self) -> list[Result]:
+        """One result for each method, target and seed, at the rate that validation chose."""
+        found: list[Result] = []
+        for method in self.budget.methods:
+            if method != "late":
+                rate = self.tuned(method)
+                found += [self.trained(method, seed, rate) for seed in self.budget.seeds]
+                continue
+            rate = self.tuned("early")
+            for target in self.budget.targets:
+                found += [self.late(target, seed, rate) for seed in self.budget.seeds]
+        return found
+
+    def tuned(self, method: Method) -> float:
+        """The rate with the best validation on the first seed."""
+        seed, rates = self.budget.seeds[0], self.budget.rates
+        if len(rates) == 1:
+            return rates[0]
+        scores = {rate: self.trained(method, seed, rate)["best"]["score"] for rate in rates}
+        return max(scores, key=lambda rate: scores[rate])
+
+    def trained(self, method: Method, seed: int, rate: float, *, again: bool = False) -> Result:
+        """One training of any method but the late stage."""
+        stops = self.budget.stops(self.task.steps)
+        plan = Plan(stops)
+        if method == "early":
+            branch = self.budget.switch(self.task.steps)
+            plan = Plan(stops, shrinks=(branch, stops[-1]), branch=branch)
+        settings = self._settings(method, seed, rate, plan)
+        known = self.store.get(settings)
+        if known is not None and not again:
+            self.board.skip()
+            return known
+        variant, programs, begin = self._programs(method)
+        watch = self.board.begin(self.task, f"{NAMES[method]}, seed {seed}, rate {rate:g}")
+        result = training.train(
+            programs, begin(seed, rate), plan, seed=seed, watch=watch,
+            saved=self.store.path(settings, ".state"), every=self.budget.checkpoint_seconds,
+            branch=self.store.path(settings, ".branch"),
+        )  # fmt: skip
+        return self._kept(settings, result, variant, method, seed, rate)
+
+    def late(self, target: float, seed: int, rate: float) -> Result:
+        """The late stage, from the end of the early one."""
+        stops = self.budget.stops(self.task.steps)
+        switch = self.budget.switch(self.task.steps)
+        rest = tuple(stop for stop in stops if stop > switch)
+        early = self._settings("early", seed, rate, Plan(stops, (switch, stops[-1]), branch=switch))
+        plan = Plan(rest, shrinks=rest)
+        settings = {**self._settings("late", seed, rate, plan), "target": target}
+        known = self.store.get(settings)
+        if known is not None:
+            self.board.skip()
+            return known
+        branch = self.store.path(early, ".branch")
+        variant, programs, begin = self._programs("late", switch, target)
+        like = begin(seed, rate, abstract=True)
+        loaded = checkpoint.load(branch, like)
+        if loaded is None:
+            self.trained("early", seed, rate, again=True)
+            loaded = checkpoint.load(branch, like)
+        assert loaded is not None, f"{branch}: no state was kept at the end of the early stage"
+        state, note = loaded
+        size = note["records"][-1]["tensorised"]
+        title = f"{NAMES['late']} {target:g}, seed {seed}, rate {rate:g}"
+        # The optimiser stops at S₀, so nothing but rounding can lie above it.
+        result = training.train(
+            programs, state, replace(plan, target=1.001 * target * size), seed=seed,
+            watch=self.board.begin(self.task, title), start=switch,
+            saved=self.store.path(settings, ".state"), every=self.budget.checkpoint_seconds,
+        )  # fmt: skip
+        result["early"] = note["records"]
+        result["size_target"] = target * size
+        return self._kept(settings, result, variant, "late", seed, rate) | {"target": target}
+
+    def _programs(
+        self, method: Method, switch: int | None = None, fraction: float | None = None
+    ) -> tuple[Variant, Programs, Any]:
+        known = (method, fraction)
+        if known not in self._prepared:
+            found = methods.variant(
+                self.task, method, self.options, switch=switch, fraction=fraction
+            )
+            programs, begin = training.prepare(
+                self.task, found.build, found.optimizer, self.options.threshold
+            )
+            self._prepared[known] = (found, programs, begin)
+        return self._prepared[known]
+
+    def _settings(self, method: Method, seed: int, rate: float, plan: Plan) -> dict[str, Any]:
+        return {
+            **self.task.settings(), "options": self.options.settings(), "method": method,
+            "seed": seed, "rate": rate, "stops": plan.stops, "shrinks": plan.shrinks,
+        }  # fmt: skip
+
+    def _kept(
+        self, settings: dict[str, Any], result: Result, variant: Variant, method: Method,
+        seed: int, rate: float,
+    ) -> Result:  # fmt: skip
+        result |= {
+            "task": self.task.name, "method": method, "seed": seed, "rate": rate, "target": None,
+            "begins_with": variant.numbers, "note": variant.note,
+        }  # fmt: skip
+        if "target" in settings:
+            result["target"] = settings["target"]
+        self.store.put(settings, result)
+        return result
+
+
+def trainings(budget: Budget, tasks: Sequence[Any]) -> int:
+    """How many there are, at most."""
+    tuned = len(budget.rates) - 1 if len(budget.rates) > 1 else 0
+    plain = [m for m in budget.methods if m != "late"]
+    if "late" in budget.methods and "early" not in plain:
+        plain.append("early")
+    each = len(plain) * (tuned + len(budget.seeds))
+    late = len(budget.targets) * len(budget.seeds) if "late" in budget.methods else 0
+    return len(tasks) * (each + late)

@@ -1,0 +1,37 @@
+"""From texts in three splits to a corpus for masked-language modelling."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.comera.data import _text
+from experiments.comera.data._files import Progress
+from experiments.comera.data._types import Corpus
+
+
+def corpus(
+    texts: Mapping[str, Sequence[str]],
+    *,
+    vocabulary: int,
+    length: int,
+    facts: Mapping[str, Any],
+    progress: Progress | None,
+) -> Corpus:
+    """Trains a byte-level BPE on the training texts and cuts all texts into rows.
+
+    Args:
+        texts: What is in the splits train, valid and test.
+        vocabulary: Number of tokens to train; fewer if the texts hold no more.
+        length: Tokens in a row, ``[CLS]`` and ``[SEP]`` among them.
+        facts: What is known of the texts; the numbers of tokens are added.
+        progress: Told how far the encoding is.
+    """
+    tokenizer = _text.byte_level(texts["train"], vocabulary)
+    encoded = {name: _text.encode(tokenizer, part, progress) for name, part in texts.items()}
+    tokens = {name: sum(map(len, part)) for name, part in encoded.items()}
+    splits = {name: _text.windows(part, length) for name, part in encoded.items()}
+    return Corpus(
+        **splits,
+        vocabulary=tokenizer.get_vocab_size(),
+        tokenizer=tokenizer.to_str(),
+        facts={**facts, "tokens": tokens},
+    )

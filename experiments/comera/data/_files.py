@@ -1,0 +1,45 @@
+"""Lines of the files that users bring, plain or gzipped, with their numbers for the errors."""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# What is being done, how much of it is done, and how much there is of it.
+Progress = Callable[[str, int, int], None]
+EVERY = 100_000  # lines between two reports
+
+
+def existing(path: Path, wanted: str, advice: str) -> Path:
+    """Returns ``path`` if it exists.
+
+    Raises:
+        FileNotFoundError: It does not; the message says what was wanted and what to do.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: expected {wanted}, found nothing; {advice}")
+    return path
+
+
+def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields line numbers, from 1, and lines without their ends; ``.gz`` is told by content.
+
+    Raises:
+        ValueError: The file is gzipped and damaged.
+    """
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        size, number = path.stat().st_size, 0
+        try:
+            for number, line in enumerate(gzip.open(raw) if packed else raw, 1):  # noqa: SIM115
+                if progress is not None and number % EVERY == 0:
+                    progress(f"reading {path.name}", min(raw.tell(), size), size)
+                yield number, line.rstrip(b"\r\n")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path}, after line {number}: expected a whole gzip file, got {error}; "
+                "fetch it again"
+            ) from error
+    if progress is not None:
+        progress(f"reading {path.name}", size, size)

@@ -1,0 +1,126 @@
+"""What the loaders return: arrays in three splits, and what there is to know about them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Special(NamedTuple):
+    """The ids of the tokens that stand for no text, the first of every vocabulary."""
+
+    pad: int = 0
+    unk: int = 1
+    cls: int = 2
+    sep: int = 3
+    mask: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Tabular:
+    """One split of a task on tables.
+
+    Attributes:
+        dense: (n, d) float32.
+        ids: (n, t) int32; column k holds rows of table k, and 0 is a category that was rare or
+            absent in training.
+        labels: (n,) int32, 0 or 1.
+    """
+
+    dense: np.ndarray
+    ids: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TabularTask:
+    """Binary classification of rows with dense and categorical features.
+
+    Attributes:
+        train: The rows to learn from.
+        valid: The rows to choose by.
+        test: The rows to report.
+        tables: Number of rows of each of the t embedding tables.
+        table_names: What they hold.
+        dense_names: What the d columns hold.
+        facts: What a reader of the results should know, as JSON can hold it; ``occupied`` counts
+            the rows of each table that occur in training.
+    """
+
+    train: Tabular
+    valid: Tabular
+    test: Tabular
+    tables: tuple[int, ...]
+    table_names: tuple[str, ...]
+    dense_names: tuple[str, ...]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """One split of a task on pairs of texts.
+
+    Attributes:
+        tokens: (n, length) int32, ``[CLS] a [SEP] b [SEP]`` and padding.
+        segments: (n, length) int32, 1 on ``b [SEP]`` and 0 elsewhere.
+        labels: (n,) int32, indices of classes.
+    """
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class PairTask:
+    """Classification of pairs of texts.
+
+    Attributes:
+        train: The pairs to learn from.
+        valid: The pairs to choose by.
+        test: The pairs to report.
+        classes: Names of the classes.
+        vocabulary: Number of tokens, the special ones included.
+        tokenizer: The trained tokenizer, as JSON that ``tokenizers`` reads.
+        facts: What a reader of the results should know.
+    """
+
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+    classes: tuple[str, ...]
+    vocabulary: int
+    tokenizer: str
+    facts: Mapping[str, Any]
+
+    @property
+    def special(self) -> Special:
+        """The ids of the special tokens."""
+        return Special()
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Text for masked-language modelling.
+
+    Attributes:
+        train: (n, length) int32, ``[CLS] text [SEP]`` and padding.
+        valid: (n', length) int32.
+        test: (n'', length) int32.
+        vocabulary: Number of tokens, the special ones included.
+        tokenizer: The trained tokenizer, as JSON that ``tokenizers`` reads.
+        facts: What a reader of the results should know.
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    vocabulary: int
+    tokenizer: str
+    facts: Mapping[str, Any]
+
+    @property
+    def special(self) -> Special:
+        """The ids of the special tokens."""
+        return Special()

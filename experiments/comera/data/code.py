@@ -1,0 +1,77 @@
+"""Python's own standard library as a corpus of code.
+
+The library of the running Python is read where it is installed, so the corpus differs from one
+Python to another: ``facts["python"]`` says which. Modules that hold generated tables are left
+out. The split is by top-level package: no package, nor its tests, is in two splits.
+"""
+
+import platform
+from collections import Counter
+from pathlib import Path
+
+from experiments.comera.data import _cache, _corpus, _stdlib
+from experiments.comera.data._files import Progress
+from experiments.comera.data._types import Corpus
+
+
+def load(
+    *,
+    vocabulary: int = 8192,
+    length: int = 128,
+    tests: bool = False,
+    held_out: float = 0.1,
+    max_files: int | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Reads the library, trains a byte-level BPE on the training split, and encodes all.
+
+    Args:
+        vocabulary: Number of tokens, at least the 261 of the bytes and the special tokens; 30,522
+            is BERT's. Fewer if the texts hold no more.
+        length: Tokens in a row, ``[CLS]`` and ``[SEP]`` among them.
+        tests: Whether the library's tests are read too, where they are installed.
+        held_out: Part of the text for validation, and again for the test, about.
+        max_files: How many files to read, chosen by a hash; all by default.
+        seed: Of that choice and of the split.
+        folder: The library; by default that of the running Python.
+        cache: Where to keep what was prepared.
+        progress: Told what is being done, and how far it is.
+
+    Raises:
+        FileNotFoundError: The folder holds no library.
+        ValueError: An option is out of its range, or a split stays empty.
+    """
+    folder = _stdlib.default_folder() if folder is None else folder
+    options = _stdlib.options(
+        folder, vocabulary=vocabulary, length=length, tests=tests, held_out=held_out,
+        max_files=max_files, seed=seed,
+    )  # fmt: skip
+
+    def build() -> Corpus:
+        found, skipped = _stdlib.sources(folder, tests=tests, limit=max_files, seed=seed)
+        sizes = Counter[str]()
+        for source in found:
+            sizes[source.package] += len(source.text)
+        assigned = _stdlib.split(sizes, held_out=held_out, seed=seed)
+        texts = {
+            name: [source.text for source in found if assigned[source.package] == name]
+            for name in _stdlib.SPLITS
+        }
+        facts = {
+            "data": "Python's standard library",
+            "python": platform.python_version(),
+            "files": {name: len(part) for name, part in texts.items()},
+            "characters": {name: sum(map(len, part)) for name, part in texts.items()},
+            "skipped_undecodable": skipped,
+            "packages": {
+                name: sorted(p for p in sizes if assigned[p] == name) for name in _stdlib.SPLITS
+            },
+        }
+        return _corpus.corpus(
+            texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
+        )
+
+    return _cache.cached(cache, "code", Corpus, options, build)

@@ -1,0 +1,117 @@
+"""CodeSearchNet as published: JSON lines, one function each (Husain et al., arXiv 1909.09436)."""
+
+import json
+from pathlib import Path
+
+from experiments.comera.data import _cache, _corpus, _files, _text
+from experiments.comera.data._types import Corpus
+
+CODE = ("code", "original_string")
+PART = ("partition", "split")
+NAMES = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
+
+
+def load(
+    path: Path,
+    *,
+    vocabulary: int = 30_522,
+    length: int = 128,
+    limit: int | None = None,
+    cache: Path | None = None,
+    progress: _files.Progress | None = None,
+) -> Corpus:
+    """Reads the functions of one file or of all ``.jsonl`` and ``.jsonl.gz`` files of a folder.
+
+    A function is the field "code" (or "original_string"), its split "partition" (or "split").
+
+    Args:
+        path: A file, or a folder such as ``python/final/jsonl``, searched with all below it.
+        vocabulary: Number of tokens; fewer if the texts hold no more.
+        length: Tokens in a row, ``[CLS]`` and ``[SEP]`` among them.
+        limit: How many functions of each split to read, the first; all by default.
+        cache: Where to keep what was prepared.
+        progress: Told what is being done, and how far it is.
+
+    Raises:
+        FileNotFoundError: There is no such file, or none in the folder.
+        ValueError: A line is malformed, a split is empty, or an option is out of its range.
+    """
+    _text.checked_sizes(vocabulary, length)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: expected at least 1 function, got {limit}")
+    paths = files(path)
+    options = {
+        "vocabulary": vocabulary,
+        "length": length,
+        "tokenizers": _text.release(),
+        "limit": limit,
+        "files": _cache.stamp(paths),
+    }
+
+    def build() -> Corpus:
+        texts = read(paths, limit, progress)
+        for name, part in texts.items():
+            if not part:
+                raise ValueError(
+                    f"{path}: expected functions of the splits {', '.join(texts)}, got none for "
+                    f"{name}; give the folder that holds the files of all three"
+                )
+        facts = {
+            "data": "CodeSearchNet",
+            "functions": {name: len(part) for name, part in texts.items()},
+        }
+        return _corpus.corpus(
+            texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
+        )
+
+    return _cache.cached(cache, "codesearchnet", Corpus, options, build)
+
+
+def files(path: Path) -> list[Path]:
+    """The files that ``path`` stands for, in the order of their names."""
+    advice = "unpack the published python.zip and give its folder python/final/jsonl"
+    _files.existing(path, "a .jsonl file of CodeSearchNet, or a folder of them", advice)
+    if path.is_file():
+        return [path]
+    found = sorted([*path.rglob("*.jsonl"), *path.rglob("*.jsonl.gz")])
+    if not found:
+        raise FileNotFoundError(f"{path}: expected .jsonl or .jsonl.gz files, found none; {advice}")
+    return found
+
+
+def read(
+    paths: list[Path], limit: int | None, progress: _files.Progress | None
+) -> dict[str, list[str]]:
+    """The functions of each split, in the order of the files."""
+    texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for path in paths:
+        for number, line in _files.lines(path, progress):
+            name, text = function(path, number, line)
+            if limit is None or len(texts[name]) < limit:
+                texts[name].append(text)
+    return texts
+
+
+def function(path: Path, number: int, line: bytes) -> tuple[str, str]:
+    """The split and the text of the function on a line."""
+    where = f"{path}, line {number}"
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are such
+        raise ValueError(f"{where}: expected a JSON object, got {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    found = []
+    for names in (PART, CODE):
+        value = next((record[name] for name in names if name in record), None)
+        if not isinstance(value, str):
+            raise ValueError(
+                f"{where}: expected text in the field '{names[0]}' or '{names[1]}', got the "
+                f"fields {', '.join(record)}; give the files as published"
+            )
+        found.append(value)
+    if found[0] not in NAMES:
+        raise ValueError(
+            f"{where}: expected one of {', '.join(NAMES)} as the split, got '{found[0]}'"
+        )
+    return NAMES[found[0]], found[1]

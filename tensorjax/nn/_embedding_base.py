@@ -1,0 +1,295 @@
+"""What embeddings of all formats share: lookups, logits, bags."""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from tensorjax import _check, contract, linalg
+from tensorjax.nn import _lookup as networks
+from tensorjax.nn._base import MAX_BYTES, certificates, check_bytes, values
+from tensorjax.nn._embedding_distinct import lookup
+from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
+from tensorjax.nn._embedding_plan import LookupPlan, make_plan
+from tensorjax.nn._lookup import Network
+from tensorjax.nn._modes import modes
+
+_lookup = jax.jit(lookup, static_argnums=0, inline=True)
+Mode = Literal["sum", "mean"]
+
+
+def fold(
+    num_embeddings: int,
+    features: int,
+    num_shape: Sequence[int] | None,
+    feature_shape: Sequence[int] | None,
+    order: int | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """As many factors for the features as for the ids: those given, or chosen.
+
+    Args:
+      num_embeddings: rows.
+      features: columns.
+      num_shape: factors whose product is at least ``num_embeddings``, or None.
+      feature_shape: factors whose product is at least ``features``, or None.
+      order: number of factors, or None.
+    """
+    _check.integer("num_embeddings", num_embeddings, low=1)
+    _check.integer("features", features, low=1)
+    if order is None and num_shape is None and feature_shape is not None:
+        order = len(_check.shape("feature_shape", feature_shape))
+    rows = modes(num_embeddings, num_shape, order, "num_shape")
+    columns = modes(features, feature_shape, len(rows) if feature_shape is None else None,
+                    "feature_shape")  # fmt: skip
+    if len(rows) != len(columns):
+        raise ValueError(
+            f"feature_shape: expected {len(rows)} factors, as many as num_shape = {rows}, got "
+            f"{columns}; fill the shorter one up with ones"
+        )
+    return rows, columns
+
+
+class Embedding(nnx.Module):
+    """What embeddings of all formats share; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`."""
+
+    gates: nnx.List
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        rank: int | Sequence[int],
+        num_shape: Sequence[int] | None = None,
+        feature_shape: Sequence[int] | None = None,
+        order: int | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        padding_idx: int | None = None,
+        capacity: int | None = None,
+        out_of_range: OutOfRange = "error",
+        variance: float = 1.0,
+        rngs: nnx.Rngs,
+    ):
+        self.num_shape, self.feature_shape = fold(
+            num_embeddings, features, num_shape, feature_shape, order
+        )
+        self.num_embeddings, self.features = int(num_embeddings), int(features)
+        if not jnp.issubdtype(param_dtype, jnp.floating):
+            raise TypeError(f"param_dtype: expected a floating-point type, got {param_dtype}")
+        self.dtype, self.param_dtype = dtype, jnp.dtype(param_dtype)
+        if padding_idx is not None:
+            padding_idx = _check.integer("padding_idx", padding_idx, low=0, high=num_embeddings - 1)
+        if capacity is not None:
+            capacity = _check.integer("capacity", capacity, low=1)
+        self.padding_idx, self.capacity = padding_idx, capacity
+        self.out_of_range: OutOfRange = policy(out_of_range)
+        if not 0 < variance < math.inf:
+            raise ValueError(f"variance: expected a positive number, got {variance!r}")
+        self._draw(rank, variance, rngs)
+
+    @abc.abstractmethod
+    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        """Makes the parameters, so that the entries of the table have the variance given."""
+
+    @abc.abstractmethod
+    def _network(self) -> tuple[list[jax.Array], Network]:
+        """The arrays without their gates, and the network they make."""
+
+    def _gated(self) -> tuple[list[jax.Array], Network]:
+        """The arrays with their gates, and the network they make."""
+        arrays, network = self._network()
+        return networks.gated(network, arrays, values(self.gates)), network
+
+    @property
+    @abc.abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Sizes of the bonds that have a gate."""
+
+    @property
+    def certificate(self) -> Any:
+        """What the conversion of a dense layer measured; None for other layers, and for copies."""
+        return certificates.get(self)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all parameters."""
+        return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
+
+    def plan(self, count: int) -> LookupPlan:
+        """How a call with so many ids will look them up, and what it costs."""
+        _check.integer("count", count, low=0)
+        return self._plan(self._network()[1], count)
+
+    def _plan(self, network: Network, count: int) -> LookupPlan:
+        return make_plan(network, self.features, count, self.capacity, self.num_embeddings)
+
+    def __call__(self, ids: Any) -> jax.Array:
+        """Looks ids up.
+
+        Args:
+          ids: (…), integers of any type.
+
+        Returns:
+          (…, features), of the type ``dtype`` of the layer.
+
+        Raises:
+          TypeError: ``ids`` are not integers.
+          ValueError: an id is out of range, if ids are concrete and ``out_of_range="error"``.
+        """
+        where = resolve(
+            ids,
+            rows=self.num_embeddings,
+            size=math.prod(self.num_shape),
+            padding_idx=self.padding_idx,
+            out_of_range=self.out_of_range,
+        )
+        operands, network = self._network()
+        flat, shape = where.reshape(-1), (*where.shape, self.features)
+        if not flat.size or any(not x.size for x in operands):  # no ids, or a bond of rank 0
+            lost = (where > math.prod(self.num_shape))[..., None]
+            fill = jnp.where(lost, jnp.nan, 0.0).astype(self.dtype or operands[0].dtype)
+            return jnp.broadcast_to(fill, shape)
+        request = self._plan(network, flat.size)._request._replace(dtype=self.dtype)
+        return _lookup(request, operands, values(self.gates), flat).reshape(shape)
+
+    def attend(self, query: Any) -> jax.Array:
+        """Logits query · Eᵀ with the rows of the table, as `flax.nnx.Embed.attend`.
+
+        Args:
+          query: (…, features).
+
+        Returns:
+          (…, num_embeddings). The order of the products is planned for the number of queries; the
+          table is formed only where that is cheapest. The logit of a padding id is 0.
+
+        Raises:
+          ValueError: ``query`` has another last axis.
+        """
+        query = jnp.asarray(query)
+        if query.ndim == 0 or query.shape[-1] != self.features:
+            raise ValueError(f"query: expected shape (…, {self.features}), got {query.shape}")
+        operands, network = self._gated()
+        query, *operands = dtypes.promote_dtype((query, *operands), dtype=self.dtype)
+        lead, order = query.shape[:-1], len(self.num_shape)
+        batch = math.prod(lead)
+        rows = query.reshape(batch, self.features)
+        rows = jnp.pad(rows, ((0, 0), (0, math.prod(self.feature_shape) - self.features)))
+        # The network's own numbers for its axes; a fresh one for the queries.
+        every = networks.bond(order + 1)
+        columns = [networks.column(k) for k in range(order)]
+        interleaved: list[Any] = [rows.reshape(batch, *self.feature_shape), [every, *columns]]
+        for array, term in zip(operands, network.terms, strict=True):
+            interleaved += [array, [*term]]
+        if any(not x.size for x in interleaved[::2]):
+            return jnp.zeros((*lead, self.num_embeddings), query.dtype)
+        logits = contract.einsum(*interleaved, [every, *range(order)])
+        logits = logits.reshape(batch, -1)[:, : self.num_embeddings]
+        if self.padding_idx is not None:
+            logits = jnp.where(
+                (jnp.arange(self.num_embeddings) == self.padding_idx)[None, :],
+                jnp.zeros((), query.dtype),
+                logits,
+            )
+        return logits.reshape(*lead, self.num_embeddings)
+
+    def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
+        """All rows, (num_embeddings, features), in the dtype of the parameters.
+
+        Args:
+          max_bytes: the largest array that may be made, the padding of the modes included.
+
+        Raises:
+          ValueError: the table needs more than ``max_bytes``.
+        """
+        operands, network = self._gated()
+        sides = (math.prod(self.num_shape), math.prod(self.feature_shape))
+        check_bytes(math.prod(sides), operands[0].dtype, max_bytes)
+        if any(not x.size for x in operands):
+            return jnp.zeros((self.num_embeddings, self.features), operands[0].dtype)
+        whole = networks.dense(network, operands)[: self.num_embeddings, : self.features]
+        if self.padding_idx is None:
+            return whole
+        return whole.at[self.padding_idx].set(jnp.zeros((), whole.dtype))
+
+    def bag(
+        self,
+        ids: Any,
+        *,
+        segments: Any = None,
+        num_bags: int | None = None,
+        weights: Any = None,
+        mode: Mode = "sum",
+    ) -> jax.Array:
+        """Sums or means of rows, bag by bag.
+
+        Args:
+          ids: (…, length): each last axis is a bag, filled up with the padding id. Or (n,) with
+            ``segments``.
+          segments: (n,), the bag of each id, in any order; those outside [0, num_bags) count for
+            none.
+          num_bags: how many bags there are, with ``segments``.
+          weights: of the shape of ``ids``; None is all ones.
+          mode: "sum", or "mean": over the ids that have a row, neither padding nor zero for being
+            out of range (the sum of their weights is the divisor); that of an empty bag is zero.
+
+        Returns:
+          (…, features), or (num_bags, features) with ``segments``; of the dtype of the rows, but
+          summed in single precision at least.
+
+        Raises:
+          ValueError: shapes that do not fit, ``segments`` without ``num_bags``, another mode.
+          TypeError: ``ids`` or ``segments`` are not integers.
+        """
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode: expected one of {get_args(Mode)}, got {mode!r}")
+        array = as_integers(ids)
+        if array.ndim == 0 or (segments is not None and array.ndim != 1):
+            expected = "(…, length)" if segments is None else "(n,) with segments"
+            raise ValueError(f"ids: expected shape {expected}, got {array.shape}")
+        rows = self(ids)
+        dtype, wide = rows.dtype, linalg.factor_dtype(rows.dtype)
+        rows, share = rows.astype(wide), jnp.ones(array.shape, wide)
+        if weights is not None:
+            share = jnp.asarray(weights).astype(wide)
+            if share.shape != array.shape:
+                raise ValueError(
+                    f"weights: expected the shape {array.shape} of ids, got {share.shape}"
+                )
+        if self.padding_idx is not None:
+            share = jnp.where(jnp.asarray(array) == self.padding_idx, jnp.zeros_like(share), share)
+        if self.out_of_range == "zero":
+            outside = (array < 0) | (array >= self.num_embeddings)
+            share = jnp.where(jnp.asarray(outside), jnp.zeros_like(share), share)
+        if segments is None:
+            total = contract.einsum("...lf,...l->...f", rows, share)
+            divisor = share.sum(-1)
+        else:
+            total, divisor = _segmented(rows, share, segments, num_bags)
+        if mode == "sum":
+            return total.astype(dtype)
+        divisor = jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
+        return (total / divisor[..., None]).astype(dtype)
+
+
+def _segmented(
+    rows: jax.Array, share: jax.Array, segments: Any, num_bags: int | None
+) -> tuple[jax.Array, jax.Array]:
+    if num_bags is None:
+        raise ValueError("num_bags: expected the number of bags with segments, got None")
+    count = _check.integer("num_bags", num_bags, low=0)
+    where = as_integers(segments)
+    if where.shape != share.shape:
+        raise ValueError(f"segments: expected the shape {share.shape} of ids, got {where.shape}")
+    where = jnp.asarray(where)
+    where = jnp.where((where < 0) | (where >= count), count, where)
+
+    def summed(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, where, count, mode="drop")
+
+    return summed(rows * share[:, None]), summed(share)

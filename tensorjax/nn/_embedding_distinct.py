@@ -1,0 +1,190 @@
+"""Lookup of distinct ids only, with shapes that do not depend on how many there are.
+
+Ids are sorted and numbered; rows are made for as many distinct ids as the *capacity* says and
+copied to where they are wanted. Where there are more distinct ids, a loop makes the rows of the
+next ones, until all are done: exact for any ids, and without any more memory. (`jnp.unique(size=)`
+would drop them silently.) The backward pass first sums the cotangents of equal ids, so its products
+are as few as those of the forward pass, and it makes those again instead of keeping them.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.shard_alike import shard_alike
+
+from tensorjax import linalg
+from tensorjax.nn._lookup import Network, Tree, gated, make_tables, rows_of, spared_gates
+
+_Tables = Sequence[jax.Array]
+
+
+class Request(NamedTuple):
+    """What the compiled lookup depends on, the arrays apart. Hashable.
+
+    Attributes:
+      tree: of products.
+      network: that the tree is for.
+      features: columns that are kept.
+      capacity: distinct ids at a time; None looks all ids up as they are.
+      dtype: of the rows and of all products but those with gates; None is that of the arrays.
+    """
+
+    tree: Tree
+    network: Network
+    features: int
+    capacity: int | None
+    dtype: Any = None
+
+    @property
+    def size(self) -> int:
+        """Rows of the matrix; this number stands for an id whose row is zero, the next for NaN."""
+        size = 1
+        for n in self.network.rows:
+            size *= n
+        return size
+
+
+def lookup(
+    request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
+) -> jax.Array:
+    """Rows (n, features) for ids (n,) in [0, size + 1]."""
+    tree, network = request.tree, request.network
+    few = request.capacity is None
+    spared = spared_gates(tree, network, len(ids)) if few else ()
+    arrays = gated(network, operands, gates, spared)
+    arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
+    tables = make_tables(tree, network, arrays)
+    if few:
+        return _marked_rows(request, tables, ids, {k: gates[k] for k in spared})
+    return _distinct_rows(request, tables, ids)
+
+
+def _marked_rows(
+    request: Request,
+    tables: _Tables,
+    ids: jax.Array,
+    spared: Mapping[int, jax.Array] | None = None,
+) -> jax.Array:
+    """The rows of ids, those that stand for no row among them. Nothing flows back from the latter.
+
+    The mask also keeps what is not finite in other rows' cotangents out of row 0.
+    """
+    inside = ids < request.size
+    within = jnp.where(inside, ids, 0)
+    rows = rows_of(request.tree, request.network, tables, within, spared)
+    rows = rows[:, : request.features]
+    zero, nan = jnp.zeros((), rows.dtype), jnp.full((), jnp.nan, rows.dtype)
+    return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])
+
+
+class _Distinct(NamedTuple):
+    """Distinct ids in ascending order.
+
+    Attributes:
+      ids: (a multiple of the capacity,), filled up with ids of rows that are zero.
+      slots: (n,) which of them each id is.
+      count: how many there are.
+    """
+
+    ids: jax.Array
+    slots: jax.Array
+    count: jax.Array
+
+
+def _distinct(request: Request, ids: jax.Array) -> _Distinct:
+    capacity = request.capacity
+    assert capacity is not None
+    (n,) = ids.shape
+    room = -(-n // capacity) * capacity
+    ordered, origin = _sorted(ids, request.size + 2)
+    fresh = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
+    number = jnp.cumsum(fresh, dtype=ids.dtype)
+    filled = jnp.full(room, request.size, ids.dtype)
+    slots = (
+        jnp.zeros_like(ids).at[origin].set(number, mode="promise_in_bounds", unique_indices=True)
+    )
+    # A sort is not partitioned: without this all that follows would be done on every device.
+    slots, _ = shard_alike(slots, ids)
+    filled = filled.at[number].set(ordered, mode="promise_in_bounds")
+    return _Distinct(filled, slots, number[-1] + 1)
+
+
+def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Ids below ``most`` in ascending order, and where each was."""
+    n = jnp.asarray(len(ids), ids.dtype)
+    position = jnp.arange(len(ids), dtype=ids.dtype)
+    if most * len(ids) > jnp.iinfo(ids.dtype).max:
+        ordered, origin = jax.lax.sort((ids, position), num_keys=1)
+        return ordered, origin
+    # Both in one number: sorting one array takes a fraction of the time of sorting two.
+    packed = jnp.sort(ids * n + position)
+    return jax.lax.div(packed, n), jax.lax.rem(packed, n)
+
+
+def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
+    """The k-th distinct ids, as many as the capacity."""
+    capacity = request.capacity
+    assert capacity is not None
+    return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _distinct_rows(request: Request, tables: _Tables, ids: jax.Array) -> jax.Array:
+    return _forward(request, tables, ids)[0]
+
+
+def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
+    found, capacity = _distinct(request, ids), request.capacity
+    assert capacity is not None
+
+    def rows_at(k: Any) -> jax.Array:
+        rows = _marked_rows(request, tables, _part(request, found, k))
+        # Slots of other parts read some row of this one.
+        inside = jnp.clip(found.slots - k * capacity, 0, capacity - 1)
+        return rows.at[inside].get(mode="promise_in_bounds")
+
+    def fill(state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        k, out = state
+        return k + 1, jnp.where((found.slots // capacity == k)[:, None], rows_at(k), out)
+
+    def unfinished(state: tuple[Any, jax.Array]) -> jax.Array:
+        return state[0] * capacity < found.count
+
+    first = jnp.zeros((), ids.dtype)
+    _, out = jax.lax.while_loop(unfinished, fill, (first + 1, rows_at(first)))
+    like = jnp.broadcast_to(ids[:, None], out.shape).astype(out.dtype)
+    out, _ = shard_alike(out, like)
+    return out, (tables, found)
+
+
+def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
+    tables, found = kept
+    capacity = request.capacity
+    assert capacity is not None
+    # Sums of many numbers: in single precision at least.
+    sums = linalg.factor_dtype(cotangent.dtype)
+
+    def gradient(k: Any) -> list[jax.Array]:
+        inside = jnp.where(found.slots // capacity == k, found.slots - k * capacity, capacity)
+        summed = jnp.zeros((capacity, request.features), sums)
+        summed = summed.at[inside].add(cotangent.astype(sums), mode="drop")
+        part = _part(request, found, k)
+        _, pull = jax.vjp(lambda t: _marked_rows(request, t, part), tables)
+        return pull(summed.astype(cotangent.dtype))[0]
+
+    def add(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        k, total = state
+        return k + 1, jax.tree.map(jnp.add, total, gradient(k))
+
+    def unfinished(state: tuple[Any, Any]) -> jax.Array:
+        return state[0] * capacity < found.count
+
+    first = jnp.zeros((), found.ids.dtype)
+    _, total = jax.lax.while_loop(unfinished, add, (first + 1, gradient(first)))
+    return total, None
+
+
+_distinct_rows.defvjp(_forward, _backward)

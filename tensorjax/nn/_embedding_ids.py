@@ -1,0 +1,92 @@
+"""Ids of embeddings: what they may be, and what stands for those that have no row."""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+
+OutOfRange = Literal["error", "clip", "zero"]
+
+
+def policy(value: Any) -> OutOfRange:
+    """Checks the option ``out_of_range``."""
+    if value not in get_args(OutOfRange):
+        raise ValueError(f"out_of_range: expected one of {get_args(OutOfRange)}, got {value!r}")
+    return value
+
+
+def resolve(
+    ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
+) -> jax.Array:
+    """Ids as `tensorjax.nn._embedding_distinct.lookup` takes them.
+
+    Args:
+      ids: integers of any shape: an array, a number, or nested lists.
+      rows: ids are in [0, rows).
+      size: rows of the matrix with its padding, at least ``rows``; it stands for a row of zeros,
+        and size + 1 for a row of NaN.
+      padding_idx: the id whose row is zero, or None.
+      out_of_range: what becomes of the others; "error" is NaN where the ids are traced.
+
+    Returns:
+      Integers of the shape of ``ids`` in [0, size + 1].
+
+    Raises:
+      TypeError: ``ids`` are not integers.
+      ValueError: with "error", a concrete id is out of range; or there are more rows than integers
+        can count.
+    """
+    array = as_integers(ids)
+    # Concrete ids are resolved by NumPy: one program less to compile and to wait for.
+    xp = np if isinstance(array, np.ndarray) else jnp
+    outside = (array < 0) | (array >= rows)
+    if out_of_range == "clip":
+        array = xp.clip(array, 0, rows - 1)
+    else:
+        if out_of_range == "error" and isinstance(array, np.ndarray):
+            _raise_if_any(array, np.asarray(outside), rows)
+        array = xp.where(outside, size + (out_of_range == "error"), array)
+    if padding_idx is not None:
+        array = xp.where(array == padding_idx, size, array)
+    return jnp.asarray(array.astype(_index_type(size + 1)))
+
+
+def _index_type(most: int) -> Any:
+    if most <= np.iinfo(np.int32).max:
+        return np.int32
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"num_embeddings: expected at most {np.iinfo(np.int32).max - 1} with 32-bit integers, "
+            f"got {most - 1} (padding of the modes included); use "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+    return np.int64
+
+
+def as_integers(ids: Any) -> Any:
+    """A NumPy array, or a tracer, of an integer type that holds any number of rows."""
+    array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    if isinstance(ids, list | tuple) and not array.size:
+        array = array.astype(np.int32)  # NumPy takes empty lists for floating-point numbers
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(
+            f"ids: expected integers, got dtype {array.dtype}; convert them, for example with "
+            ".astype(jnp.int32)"
+        )
+    if not _check.is_traced(array):
+        array = np.asarray(array)
+    return array.astype(np.int32) if np.dtype(array.dtype).itemsize < 4 else array
+
+
+def _raise_if_any(ids: np.ndarray, outside: np.ndarray, rows: int) -> None:
+    if outside.any():
+        where = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise ValueError(
+            f"ids: expected integers in [0, {rows}), got {ids[where]}"
+            + (f" at {where}" if where else "")
+            + f" ({int(outside.sum())} of {ids.size} are out of range); correct them, or build the "
+            'layer with out_of_range="clip" or "zero"'
+        )

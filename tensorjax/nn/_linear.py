@@ -1,0 +1,206 @@
+"""Linear layers whose weight is a tensor network with a gate on every bond."""
+
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from tensorjax.nn import _networks
+from tensorjax.nn._base import TensorLinear, normals, ones, values
+from tensorjax.nn._modes import bounded, train_ranks
+from tensorjax.nn._networks import Network
+
+
+class TTLinear(TensorLinear):
+    """A linear layer whose weight is a tensor train with a gate on every bond.
+
+    y = x W + bias, with W (N × M) folded into modes, those of the input first:
+
+        W[i_1 … i_p, j_1 … j_q] = G_1[i_1] D_1 G_2[i_2] D_2 … G_{p+q}[j_q],
+
+    with N = Π n_k, M = Π m_k, G_k of size r_{k−1} × n_k × r_k and diagonal D_k = diag(gates[k]).
+    The rank of W is at most the TT-rank r_p of the bond in the middle.
+
+    How it is computed is planned for forward and backward together on the number of rows: see
+    `plan`. W is formed only where that is cheaper, and the plan then says "dense".
+
+    Attributes:
+      cores: list of p + q parameters (r_{k−1}, n_k, r_k).
+      gates: list of p + q − 1 parameters (r_k,), ones at first.
+      ranks: TT-ranks r_1, …, r_{p+q−1} of the interior bonds.
+
+    The others are those of `TensorLinear`.
+
+    Args:
+      in_features: N.
+      out_features: M.
+      rank: TT-ranks: one int, cut where a bond cannot need as much, or one per interior bond.
+      in_shape: factors of N, or of a larger number: the input is padded with zeros. None chooses,
+        see `tensorjax.nn.factor`.
+      out_shape: factors of M, or of a larger number: the output is cut.
+      order: number of factors of N and of M, where they are chosen.
+      use_bias: whether there is a bias.
+      dtype: of the computation; None infers it from input and parameters.
+      param_dtype: of the parameters.
+      precision: of the products, as in `jax.lax.dot_general`.
+      memory_limit: bytes that the contraction may have alive in forward + backward: rows are then
+        cut into slices, and intermediates recomputed in the backward pass. An error where that
+        cannot be reached.
+      variance: of the entries of W at first: the cores are iid normal, of one variance v with
+        v^{p+q} Π r_k = variance, which makes it exact. None is 1 / (N + M), half of Glorot's.
+      rngs: the stream "params" is drawn from.
+
+    Raises:
+      ValueError: factors whose product is too small, or ranks that no bond can have.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TTLinear(768, 3072, rank=30, rngs=nnx.Rngs(0))
+      >>> layer.in_shape, layer.out_shape, layer.ranks
+      ((12, 8, 8), (12, 16, 16), (12, 30, 30, 30, 16))
+      >>> layer(jnp.ones((4, 7, 768))).shape
+      (4, 7, 3072)
+      >>> layer.plan(4096).kind, layer.numbers
+      ('halves', 32150)
+
+    Source: Yang et al., "CoMERA: Computing- and Memory-Efficient Training via Rank-Adaptive Tensor
+    Optimization" (NeurIPS 2024, arXiv 2405.14377). Departures: any numbers of factors; padding;
+    the order of products follows from the batch size, where theirs is always the halves.
+    """
+
+    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        ranks = train_ranks(rank, self.modes)
+        shapes = _networks.train(self.modes, len(self.in_shape), ranks).shapes
+        drawn = normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype)
+        self.cores = nnx.List(drawn)
+        self.gates = ones(ranks, self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks of the interior bonds."""
+        return tuple(core.shape[-3] for core in self.cores[1:])
+
+    def network(self) -> Network:
+        """The weight as a network, read from the shapes of the parameters."""
+        return _networks.train(self.modes, len(self.in_shape), self.ranks)
+
+    def arrays(self) -> list[jax.Array]:
+        """The cores, gates absorbed."""
+        return _networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
+
+
+class TuckerLinear(TensorLinear):
+    """A linear layer whose weight is in Tucker format with a gate on every bond.
+
+    y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
+
+        W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k],    d = p + q.
+
+    The core has Π s_k numbers: keep d small, or the ranks. The rank of W is at most the smaller of
+    s_1 … s_p and s_{p+1} … s_d.
+
+    Attributes:
+      core: parameter (s_1, …, s_d).
+      factors: list of d parameters (n_k, s_k).
+      gates: list of d parameters (s_k,), ones at first.
+      ranks: (s_1, …, s_d).
+
+    The others are those of `TensorLinear`.
+
+    Args:
+      in_features: N.
+      out_features: M.
+      rank: multilinear ranks: one int, cut at every n_k, or one per mode.
+      in_shape, out_shape, order, use_bias, dtype, param_dtype, precision, memory_limit, rngs: as
+        for `TTLinear`.
+      variance: as for `TTLinear`: the core and the factors are iid normal, of one variance.
+
+    Raises:
+      ValueError: factors whose product is too small, or ranks above their modes.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TuckerLinear(64, 96, rank=4, order=2, rngs=nnx.Rngs(0))
+      >>> layer.in_shape, layer.out_shape, layer.ranks
+      ((8, 8), (8, 12), (4, 4, 4, 4))
+    """
+
+    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        ranks = bounded(rank, self.modes, "mode")
+        shapes = [ranks, *zip(self.modes, ranks, strict=True)]
+        drawn = normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype)
+        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
+        self.gates = ones(ranks, self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Multilinear ranks."""
+        return tuple(self.core.shape[-len(self.modes) :])
+
+    def network(self) -> Network:
+        """The weight as a network, read from the shapes of the parameters."""
+        return _networks.tucker(self.modes, len(self.in_shape), self.ranks)
+
+    def arrays(self) -> list[jax.Array]:
+        """Factors of the input, core, factors of the output; gates absorbed."""
+        factors, gates = values(self.factors), values(self.gates)
+        return _networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
+
+
+class CPLinear(TensorLinear):
+    """A linear layer whose weight is a sum of R products of vectors, each with a gate.
+
+    y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
+
+        W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a],    d = p + q.
+
+    The rank of W is at most R.
+
+    Attributes:
+      factors: list of d parameters (n_k, R).
+      gates: list of one parameter (R,), ones at first.
+      ranks: (R,).
+
+    The others are those of `TensorLinear`.
+
+    Args:
+      in_features: N.
+      out_features: M.
+      rank: R, one int; cut at the product of all modes but the largest, which always suffices.
+      in_shape, out_shape, order, use_bias, dtype, param_dtype, precision, memory_limit, rngs: as
+        for `TTLinear`.
+      variance: as for `TTLinear`: the factors are iid normal, of one variance.
+
+    Raises:
+      ValueError: factors whose product is too small, or a rank that is not a positive integer.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.CPLinear(64, 96, rank=10, order=2, rngs=nnx.Rngs(0)).numbers
+      466
+    """
+
+    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        enough = math.prod(self.modes) // max(self.modes)
+        (terms,) = bounded(rank, [enough], "sum")
+        shapes = [(n, terms) for n in self.modes]
+        self.factors = nnx.List(normals(rngs, shapes, variance, terms, self.param_dtype))
+        self.gates = ones([terms], self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The number of terms, (R,)."""
+        return (self.factors[0].shape[-1],)
+
+    def network(self) -> Network:
+        """The weight as a network, read from the shapes of the parameters."""
+        return _networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
+
+    def arrays(self) -> list[jax.Array]:
+        """The factors, the gate absorbed."""
+        return _networks.gated_canonical(values(self.factors), self.gates[0][...])

@@ -1,0 +1,408 @@
+"""Rows of a compressed matrix: which products are made for whole tables, and which for each id.
+
+The matrix has rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes, and is a
+network of arrays: the cores of a TT-matrix, the factors of a CP or Tucker tensor. A row is that
+network with the row modes fixed. Every partial product of it can be made in one of two ways:
+
+- as a *table*, for all values of the row modes it holds; a lookup then gathers from it;
+- *by id*, for the ids looked up only.
+
+`search` finds the cheapest tree of such products for a number of ids, exactly, by dynamic
+programming over the connected parts of the network. One core at a time (few ids), the two
+pre-contracted halves (many), and the dense matrix (more ids than rows) are three of its trees.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import contract
+from tensorjax.nn._networks import absorbing
+
+# What moving a number costs, in operations. One that is gathered is scattered in the backward pass,
+# and the products by id that it goes into are small ones, far from the speed of large products.
+_MOVE = 32
+
+
+class Network(NamedTuple):
+    """A matrix of folded rows and columns as a network. Hashable.
+
+    Attributes:
+      terms: for each array the numbers of its axes: row mode k is k, and the axes that stay are
+        `column` k and `bond` k.
+      shapes: of the arrays.
+      gates: for each gate the array it is multiplied into, and along which of its axes.
+    """
+
+    terms: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    gates: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def order(self) -> int:
+        """D."""
+        return len({axis for term in self.terms for axis in term if axis < _ROWS})
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The size of each axis."""
+        pairs = zip(self.terms, self.shapes, strict=True)
+        return {a: n for term, shape in pairs for a, n in zip(term, shape, strict=True)}
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Row modes."""
+        return tuple(self.sizes[k] for k in range(self.order))
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Column modes."""
+        return tuple(self.sizes[column(k)] for k in range(self.order))
+
+
+# Row modes have the numbers below this one; ids have it. Sorted, the other axes come in the order
+# in which a train has them, so that the halves are (rows, columns, bond) and (rows, bond, columns).
+_ROWS = 64
+_IDS = _ROWS
+
+
+def bond(k: int) -> int:
+    """The number of the bond to the left of mode k."""
+    return _ROWS + 1 + 2 * k
+
+
+def column(k: int) -> int:
+    """The number of column mode k."""
+    return _ROWS + 2 + 2 * k
+
+
+def train(shapes: Sequence[tuple[int, ...]]) -> Network:
+    """E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D], the cores of four axes each."""
+    terms = tuple((bond(k), k, column(k), bond(k + 1)) for k in range(len(shapes)))
+    gates = tuple((taker, bond(k + 1)) for k, taker in enumerate(absorbing(shapes)))
+    return Network(terms, tuple(shapes), gates)
+
+
+def canonical(shapes: Sequence[tuple[int, ...]]) -> Network:
+    """E[i, j] = Σ_a Π_k U_k[i_k, j_k, a], the factors of three axes each."""
+    shared = bond(len(shapes))
+    terms = tuple((k, column(k), shared) for k in range(len(shapes)))
+    return Network(terms, tuple(shapes), ((0, shared),))
+
+
+def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
+    """E[i, j] = Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k]; the core first, then the factors."""
+    order = len(shapes) - 1
+    factors = tuple((k, column(k), bond(k)) for k in range(order))
+    terms = (tuple(bond(k) for k in range(order)), *factors)
+    return Network(terms, tuple(shapes), tuple((k + 1, bond(k)) for k in range(order)))
+
+
+def gated(
+    network: Network,
+    arrays: Sequence[jax.Array],
+    gates: Sequence[jax.Array],
+    spared: Sequence[int] = (),
+) -> list[jax.Array]:
+    """The arrays with their gates multiplied in, but for those that are spared."""
+    out = list(arrays)
+    for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
+        if number not in spared:
+            out[k] = scaled(out[k], network.terms[k], axis, gate)
+    return out
+
+
+def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
+    """An array with these axes times a vector along one of them."""
+    shape = [gate.shape[0] if a == axis else 1 for a in axes]
+    return array * gate.astype(array.dtype).reshape(shape)
+
+
+def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
+    """Gates that are cheaper multiplied into what is gathered for so many ids than into arrays."""
+    rows = {
+        node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
+        for node in tree.root.tables()
+        if node.modes and not node.parts and not tree.root.table
+    }
+    return tuple(n for n, (k, _) in enumerate(network.gates) if count < rows.get(k, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A partial product.
+
+    Attributes:
+      operands: the arrays that it holds.
+      modes: the row modes that it holds, ascending.
+      axes: its other axes, ascending.
+      parts: the two products it is made of; none for an array.
+      table: whether it is made for all values of its row modes.
+    """
+
+    operands: tuple[int, ...]
+    modes: tuple[int, ...]
+    axes: tuple[int, ...]
+    parts: "tuple[Node, ...]"
+    table: bool
+
+    def tables(self) -> "Iterator[Node]":
+        """The largest tables in it, from left to right."""
+        if self.table:
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.tables()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """The cheapest way to look up a number of ids.
+
+    Attributes:
+      root: the whole product.
+      flops: multiplications and additions.
+      table_flops: those of the tables.
+      moved: numbers gathered or written to tables.
+    """
+
+    root: Node
+    flops: int
+    table_flops: int
+    moved: int
+
+
+@functools.lru_cache(maxsize=4096)
+def search(network: Network, count: int) -> Tree:
+    """The cheapest tree for so many ids; its root is a table if the dense matrix is cheapest."""
+    found = _Search(network, count)
+    root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
+    flops, moved = found.work(root)
+    if root.table:
+        moved += count * found.size(found.full)
+    return Tree(root, flops, sum(found.work(t)[0] for t in root.tables()), moved)
+
+
+class _Search:
+    """Dynamic programming over connected sets of arrays, which are written as bit masks."""
+
+    def __init__(self, network: Network, count: int):
+        self.network, self.count, self.sizes = network, count, network.sizes
+        self.full = (1 << len(network.terms)) - 1
+        kept = {column(k) for k in range(network.order)}
+        holders: dict[int, int] = {}
+        for position, term in enumerate(network.terms):
+            for axis in term:
+                holders[axis] = holders.get(axis, 0) | 1 << position
+        self.kept, self.holders = kept, holders
+        self.table = functools.cache(self._table)
+        self.by_id = functools.cache(self._by_id)
+        self.axes = functools.cache(self._axes)
+        self.splits = functools.cache(self._splits)
+
+    def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The row modes of a product and its other axes."""
+        modes, others = [], []
+        for axis, held in self.holders.items():
+            if not held & mask:
+                continue
+            if axis < _ROWS:
+                modes.append(axis)
+            elif axis in self.kept or held & ~mask:
+                others.append(axis)
+        return tuple(sorted(modes)), tuple(sorted(others))
+
+    def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
+        """The pairs of connected parts that make up a connected part, the first array in the first.
+
+        Parts that share no axis are no pair: their outer product is never the cheapest.
+        """
+        lowest = mask & -mask
+        found, part = [], (mask - 1) & mask
+        while part:
+            rest = mask ^ part
+            if part & lowest and self._connected(part) and self._connected(rest):
+                found.append((part, rest))
+            part = (part - 1) & mask
+        return tuple(found)
+
+    @functools.cached_property
+    def _neighbours(self) -> list[int]:
+        return [
+            functools.reduce(int.__or__, (self.holders[a] for a in term), 0)
+            for term in self.network.terms
+        ]
+
+    def _connected(self, mask: int) -> bool:
+        reached = mask & -mask
+        while True:
+            wider = reached
+            for position, around in enumerate(self._neighbours):
+                if reached >> position & 1:
+                    wider |= around & mask
+            if wider == reached:
+                return reached == mask
+            reached = wider
+
+    def size(self, mask: int) -> int:
+        """Numbers for one value of the row modes."""
+        return math.prod(self.sizes[a] for a in self.axes(mask)[1])
+
+    def rows(self, mask: int) -> int:
+        """Values of the row modes."""
+        return math.prod(self.sizes[k] for k in self.axes(mask)[0])
+
+    def product(self, left: int, right: int, rows: int) -> int:
+        """Operations that multiply two parts."""
+        union = {*self.axes(left)[1], *self.axes(right)[1]}
+        summed = union.difference(self.axes(left | right)[1])
+        return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
+
+    def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
+        """Cost of a product as a table, and its parts."""
+        if not mask & (mask - 1):
+            return 0, None
+        rows = self.rows(mask)
+        made, parts = min(
+            (self.table(a)[0] + self.table(b)[0] + self.product(a, b, rows), (a, b))
+            for a, b in self.splits(mask)
+        )
+        return made + _MOVE * rows * self.size(mask), parts
+
+    def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
+        """Cost of a product for the ids, and its parts; None where it is gathered from a table."""
+        gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
+        best, parts = self.table(mask)[0] + _MOVE * gathered, None
+        if mask & (mask - 1):
+            made, pair = min(
+                (self.by_id(a)[0] + self.by_id(b)[0] + self.product(a, b, self.count), (a, b))
+                for a, b in self.splits(mask)
+            )
+            if made < best:
+                best, parts = made, pair
+        return best, parts
+
+    def node(self, mask: int, *, is_table: bool) -> Node:
+        """The tree of a product, as a table or not."""
+        pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
+        parts: tuple[Node, ...] = ()
+        if pair is not None:
+            parts = tuple(self.node(m, is_table=is_table or self.by_id(m)[1] is None) for m in pair)
+        operands = tuple(k for k in range(len(self.network.terms)) if mask >> k & 1)
+        return Node(operands, *self.axes(mask), parts, is_table)
+
+    def work(self, node: Node) -> tuple[int, int]:
+        """Operations, and numbers moved, of a tree."""
+        rows = math.prod(self.sizes[k] for k in node.modes) if node.table else self.count
+        flops = moved = 0
+        if node.parts:
+            masks = [sum(1 << k for k in part.operands) for part in node.parts]
+            flops = self.product(masks[0], masks[1], rows)
+            if node.table:
+                moved = rows * self.size(sum(masks))
+        for part in node.parts:
+            inner = self.work(part)
+            flops, moved = flops + inner[0], moved + inner[1]
+            if part.table and not node.table and part.modes:
+                moved += self.count * math.prod(self.sizes[a] for a in part.axes)
+        return flops, moved
+
+
+def make_tables(tree: Tree, network: Network, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The tables that a tree gathers from: (values of the row modes, …), or (…) without row modes.
+
+    Args:
+      tree: of `search`.
+      network: the network.
+      operands: its arrays.
+    """
+
+    def make(node: Node) -> jax.Array:
+        axes = [*node.modes, *node.axes]
+        if not node.parts:
+            (k,) = node.operands
+            return contract.einsum(operands[k], [*network.terms[k]], axes)
+        left, right = node.parts
+        return contract.einsum(
+            make(left), [*left.modes, *left.axes], make(right), [*right.modes, *right.axes], axes
+        )
+
+    sizes = network.sizes
+    tables = []
+    for node in tree.root.tables():
+        rest = [sizes[a] for a in node.axes]
+        rows = [math.prod(sizes[k] for k in node.modes)] if node.modes else []
+        tables.append(make(node).reshape(*rows, *rest))
+    return tables
+
+
+def rows_of(
+    tree: Tree,
+    network: Network,
+    tables: Sequence[jax.Array],
+    ids: jax.Array,
+    spared: Mapping[int, jax.Array] | None = None,
+) -> jax.Array:
+    """Rows (number of ids, number of columns).
+
+    Args:
+      tree: of `search`.
+      network: the network.
+      tables: of `make_tables`.
+      ids: all within the matrix.
+      spared: gates by their numbers that the tables lack.
+    """
+    sizes, places = network.sizes, _places(network.rows, ids)
+    left_over = iter(tables)
+
+    def gather(node: Node) -> tuple[jax.Array, list[int]]:
+        table = next(left_over)
+        if not node.modes:
+            return table, [*node.axes]
+        where = places[node.modes[0]]
+        for k in node.modes[1:]:
+            where = where * sizes[k] + places[k]
+        # As a matrix: with more axes the gradient's scatter would first copy its updates.
+        rest = table.shape[1:]
+        rows = table.reshape(table.shape[0], -1).at[where].get(mode="promise_in_bounds")
+        rows, axes = rows.reshape(-1, *rest), [_IDS, *node.axes]
+        for number, gate in (spared or {}).items():
+            k, axis = network.gates[number]
+            if node.operands == (k,):
+                rows = scaled(rows, axes, axis, gate)
+        return rows, axes
+
+    def make(node: Node) -> tuple[jax.Array, list[int]]:
+        if node.table:
+            return gather(node)
+        (left, left_axes), (right, right_axes) = (make(part) for part in node.parts)
+        axes = [_IDS, *node.axes]
+        return contract.einsum(left, left_axes, right, right_axes, axes), axes
+
+    rows, _ = make(tree.root)
+    return rows.reshape(ids.shape[0], math.prod(network.columns))
+
+
+def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
+    """The index of every id in each row mode, the first mode changing slowest."""
+    places = []
+    for n in reversed(rows):
+        size = jnp.asarray(n, ids.dtype)
+        places.append(jax.lax.rem(ids, size))  # no id is negative, so these are the cheaper ones
+        ids = jax.lax.div(ids, size)
+    return places[::-1]
+
+
+def dense(network: Network, operands: Sequence[Any]) -> jax.Array:
+    """The whole matrix, (rows, columns)."""
+    interleaved: list[Any] = []
+    for array, term in zip(operands, network.terms, strict=True):
+        interleaved += [array, [*term]]
+    axes = [*range(network.order), *(column(k) for k in range(network.order))]
+    whole = contract.einsum(*interleaved, axes, precision="highest")
+    return whole.reshape(math.prod(network.rows), math.prod(network.columns))

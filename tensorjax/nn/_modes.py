@@ -1,0 +1,127 @@
+"""Factors of the features of a layer, and the ranks that they allow."""
+
+import functools
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from tensorjax import _check
+
+# Factors are called near-equal up to this ratio of the largest to the smallest.
+_SPREAD = 3
+# Factors that are chosen automatically are about this large, at most.
+_MODE = 16
+
+
+def factor(n: int, order: int | None = None) -> tuple[int, ...]:
+    """Near-equal factors of n, or of the next larger number that has such factors.
+
+    Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
+    smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
+    it is, and a prime is padded, to the next number that factors well.
+
+    Args:
+      n: the number of features, at least 1.
+      order: the number of factors; None takes as few as keep them at about 16 each.
+
+    Returns:
+      Factors, the largest first, whose product is at least n.
+
+    Raises:
+      ValueError: n or order is not a positive integer.
+
+    Example:
+      >>> from tensorjax import nn
+      >>> nn.factor(768), nn.factor(3072), nn.factor(30522, 4)
+      ((12, 8, 8), (16, 16, 12), (14, 14, 13, 12))
+      >>> nn.factor(97), nn.factor(1), nn.factor(12)
+      ((14, 7), (1,), (12,))
+    """
+    n = _check.integer("n", n, low=1)
+    if order is None:
+        order = max(1, math.ceil(math.log(n, _MODE) - 1e-9))
+    return _factor(n, _check.integer("order", order, low=1))
+
+
+@functools.lru_cache(maxsize=1024)
+def _factor(n: int, order: int) -> tuple[int, ...]:
+    side = math.ceil(n ** (1 / order) - 1e-9)
+    best = (side + (side**order < n),) * order
+    least = (math.prod(best), sum(best))
+
+    def search(chosen: tuple[int, ...], product: int) -> None:
+        nonlocal best, least
+        low, rest = chosen[-1], order - len(chosen)
+        high = _SPREAD * chosen[0]
+        if product * low**rest > least[0] or product * high**rest < n:
+            return
+        if rest == 1:
+            last = max(low, -(-n // product))
+            size = (product * last, sum(chosen) + last)
+            if last <= high and size < least:
+                best, least = (*chosen, last), size
+            return
+        for m in range(low, high + 1):
+            search((*chosen, m), product * m)
+
+    if order == 1:
+        return (n,)
+    for smallest in range(best[0], 0, -1):
+        search((smallest,), smallest)
+    return best[::-1]
+
+
+def modes(
+    features: int, shape: Sequence[int] | None, order: int | None, name: str
+) -> tuple[int, ...]:
+    """The factors that a layer folds its features into: those given, or chosen by `factor`.
+
+    Args:
+      features: how many there are.
+      shape: factors given by the user, or None; their product may exceed ``features``.
+      order: number of factors, or None.
+      name: of the argument ``shape``.
+
+    Raises:
+      ValueError: the product of ``shape`` is less than ``features``, or ``order`` contradicts it.
+    """
+    if shape is None:
+        return factor(features, order)
+    given = _check.shape(name, shape)
+    if order is not None and len(given) != order:
+        raise ValueError(
+            f"order: expected the length of {name} = {given}, got {order}; give only one of them"
+        )
+    if math.prod(given) < features:
+        raise ValueError(
+            f"{name}: expected factors whose product is at least {features}, got {given} with "
+            f"product {math.prod(given)}; a larger product is padded with zeros, and None chooses "
+            f"{factor(features, order)}"
+        )
+    return given
+
+
+def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """TT-ranks of all interior bonds; an int is cut where a bond cannot need as much."""
+    bounds = [
+        min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
+    ]  # fmt: skip
+    return bounded(rank, bounds, "interior bond")
+
+
+def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
+    """One rank per place: an int is cut to every bound, explicit ranks must keep them.
+
+    Raises:
+      ValueError: no positive integers, not one per place, or an explicit rank above its bound.
+    """
+    ranks = _check.bond_ranks(rank, bounds, place=place)
+    if not isinstance(rank, numbers.Integral):
+        above = [k for k, (given, r) in enumerate(zip(rank, ranks, strict=True)) if given > r]
+        if above:
+            raise ValueError(
+                f"rank: expected at most {tuple(bounds)} (one per {place}), got {tuple(rank)}, too "
+                f"large at {above}; one int for all is cut to what each {place} can use"
+            )
+    return ranks

@@ -1,0 +1,45 @@
+"""A dense embedding with a padding id."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from tensorjax import _check
+
+
+class PaddedEmbed(nnx.Embed):
+    """`flax.nnx.Embed` with an id whose row is zero and has no gradient.
+
+    Args:
+      num_embeddings: rows.
+      features: columns.
+      padding_idx: the id.
+      **options: those of `flax.nnx.Embed`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.Dense().embedding(5, 2, padding_idx=0, rngs=nnx.Rngs(0))
+      >>> bool(layer(jnp.array([0, 3]))[0].any())
+      False
+    """
+
+    def __init__(self, num_embeddings: int, features: int, *, padding_idx: int, **options: Any):
+        super().__init__(num_embeddings, features, **options)
+        self.padding_idx = _check.integer(
+            "padding_idx", padding_idx, low=0, high=num_embeddings - 1
+        )
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+        """Rows of the ids; zeros for the padding id."""
+        rows = super().__call__(inputs, out_sharding)
+        return jnp.where((jnp.asarray(inputs) == self.padding_idx)[..., None], 0, rows)
+
+    def attend(self, query: Any, out_sharding: Any = None) -> Any:
+        """Logits of all rows, as `flax.nnx.Embed.attend`; that of the padding id is 0."""
+        logits = super().attend(query, out_sharding)
+        padding = jnp.arange(self.num_embeddings) == self.padding_idx
+        lead = (1,) * (logits.ndim - 1)
+        return jnp.where(padding.reshape(*lead, -1), jnp.zeros((), logits.dtype), logits)

@@ -1,0 +1,294 @@
+"""Specs: how to build a layer, said once and used for every size that a model asks for."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from tensorjax.nn._base import TensorLinear
+from tensorjax.nn._convert import Certificate, Format, from_linear
+from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+from tensorjax.nn._embedding_convert import from_embedding
+from tensorjax.nn._embedding_ids import OutOfRange
+from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
+from tensorjax.nn._padded import PaddedEmbed
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec(abc.ABC):
+    """A way to build layers: `Dense`, `LowRank`, `TT`, `Tucker` or `CP`.
+
+    They all make fresh layers: `linear` and `embedding`. Those that a dense layer can be turned
+    into convert one: `from_linear` and `from_embedding`.
+    """
+
+    def linear(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> Any:
+        """A fresh linear layer.
+
+        Args:
+          in_features: N.
+          out_features: M.
+          use_bias: whether it has a bias.
+          dtype: of the computation; None infers it from input and parameters.
+          param_dtype: of the parameters.
+          rngs: the stream "params" is drawn from.
+        """
+        kind, options = self._linear(in_features, out_features)
+        self._need_rank(options)
+        return kind(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+            **options,
+        )
+
+    def embedding(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        padding_idx: int | None = None,
+        rngs: nnx.Rngs,
+    ) -> Any:
+        """A fresh embedding.
+
+        Args:
+          num_embeddings: rows; ids are in [0, num_embeddings).
+          features: columns.
+          dtype: of the rows; None is that of the parameters.
+          param_dtype: of the parameters.
+          padding_idx: an id whose row is zero and has no gradient, or None.
+          rngs: the stream "params" is drawn from.
+        """
+        kind, options = self._embedding(num_embeddings, features)
+        self._need_rank(options)
+        if kind is nnx.Embed:
+            kind = nnx.Embed if padding_idx is None else PaddedEmbed
+        if kind is not nnx.Embed:
+            options["padding_idx"] = padding_idx
+        return kind(
+            num_embeddings, features, dtype=dtype, param_dtype=param_dtype, rngs=rngs, **options
+        )
+
+    def from_linear(
+        self, layer: nnx.Linear, *, tol: float | None = None
+    ) -> tuple[TensorLinear, Certificate]:
+        """A dense layer in this format, see `tensorjax.nn.from_linear`.
+
+        Args:
+          layer: `flax.nnx.Linear`.
+          tol: relative error; with a rank in the spec, the rank is at most that.
+
+        Raises:
+          ValueError: a format that no dense layer can be turned into, and all that
+            `tensorjax.nn.from_linear` raises.
+        """
+        kind, options = self._linear(layer.in_features, layer.out_features)
+        formats: dict[Any, Format] = {TTLinear: "tt", TuckerLinear: "tucker"}
+        if kind not in formats:
+            raise ValueError(
+                f"spec: expected TT, LowRank or Tucker to convert a dense layer, got {self}; "
+                'use init="random" for this one'
+            )
+        options.pop("precision", None)  # it keeps that of the layer
+        return from_linear(layer, tol=tol, format=formats[kind], **options)
+
+    def from_embedding(
+        self, layer: nnx.Embed, *, tol: float | None = None
+    ) -> tuple[TTEmbedding, Certificate]:
+        """A dense embedding in this format, see `tensorjax.nn.from_embedding`.
+
+        Args:
+          layer: `flax.nnx.Embed`.
+          tol: relative error; with a rank in the spec, the rank is at most that.
+
+        Raises:
+          ValueError: a format that no dense embedding can be turned into, and all that
+            `tensorjax.nn.from_embedding` raises.
+        """
+        kind, options = self._embedding(layer.num_embeddings, layer.features)
+        if kind is not TTEmbedding:
+            raise ValueError(
+                f"spec: expected TT or LowRank to convert a dense embedding, got {self}; "
+                'use init="random" for this one'
+            )
+        return from_embedding(layer, tol=tol, **options)
+
+    def _need_rank(self, options: dict[str, Any]) -> None:
+        if "rank" in options and options["rank"] is None:
+            raise ValueError(
+                f"rank: expected a rank to make a fresh layer with, got None in {self}; only a "
+                "dense layer that is converted to a tolerance can do without"
+            )
+
+    @abc.abstractmethod
+    def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
+        """The class of linear layers, and the options that are its own."""
+
+    @abc.abstractmethod
+    def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
+        """The class of embeddings, and the options that are its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Spec):
+    """Flax's own layers, `flax.nnx.Linear` and `flax.nnx.Embed`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.Dense().linear(3, 4, rngs=nnx.Rngs(0)).kernel.shape
+      (3, 4)
+    """
+
+    def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
+        return nnx.Linear, {}
+
+    def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
+        return nnx.Embed, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank(Spec):
+    """Matrices of low rank, W = U D V: trains of two cores with a gate between them.
+
+    Attributes:
+      rank: of the weight; cut at the smaller number of features.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.LowRank(4).linear(64, 96, rngs=nnx.Rngs(0)).numbers == 4 * (64 + 96 + 1) + 96
+      True
+    """
+
+    rank: int | None = None
+
+    def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
+        shapes = {"in_shape": (in_features,), "out_shape": (out_features,)}
+        return TTLinear, {"rank": self.rank, **shapes}
+
+    def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
+        shapes = {"num_shape": (num_embeddings, 1), "feature_shape": (1, features)}
+        return TTEmbedding, {"rank": self.rank, **shapes}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format(Spec):
+    """Options that the formats share.
+
+    Attributes:
+      rank: one int for all bonds, cut where one cannot need as much, or one per bond. None is for
+        `tensorjax.nn.tensorize` with a tolerance, which chooses the ranks.
+      in_shape, out_shape: factors of the features of a linear layer; None chooses.
+      order: number of factors, where they are chosen.
+      precision, memory_limit: as for `TTLinear`.
+      num_shape, feature_shape: factors of the rows and columns of an embedding; None chooses.
+      capacity, out_of_range: as for `TTEmbedding`.
+    """
+
+    rank: int | tuple[int, ...] | None = None
+    in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+    out_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+    order: int | None = dataclasses.field(default=None, kw_only=True)
+    precision: Any = dataclasses.field(default=None, kw_only=True)
+    memory_limit: int | None = dataclasses.field(default=None, kw_only=True)
+    num_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+    feature_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+    capacity: int | None = dataclasses.field(default=None, kw_only=True)
+    out_of_range: OutOfRange = dataclasses.field(default="error", kw_only=True)
+
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rank", "order", *names)}
+
+    def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
+        options = self._options("in_shape", "out_shape", "precision", "memory_limit")
+        return self._layers()[0], options
+
+    def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
+        options = self._options("num_shape", "feature_shape", "capacity", "out_of_range")
+        return self._layers()[1], options
+
+    @abc.abstractmethod
+    def _layers(self) -> tuple[Any, Any]:
+        """The classes of linear layers and of embeddings."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TT(_Format):
+    """Tensor trains: `TTLinear`, `TTEmbedding`.
+
+    Attributes:
+      rank: TT-ranks: one int for all bonds, cut where one cannot need as much, or one per bond.
+        None is for `tensorjax.nn.tensorize` with a tolerance, which chooses the ranks.
+      in_shape, out_shape: factors of the features of a linear layer; None chooses.
+      order: number of factors, where they are chosen.
+      precision, memory_limit: as for `TTLinear`.
+      num_shape, feature_shape: factors of the rows and columns of an embedding; None chooses.
+      capacity, out_of_range: as for `TTEmbedding`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.TT(rank=8).linear(64, 96, rngs=nnx.Rngs(0)).ranks
+      (8, 8, 8)
+    """
+
+    def _layers(self) -> tuple[Any, Any]:
+        return TTLinear, TTEmbedding
+
+
+@dataclasses.dataclass(frozen=True)
+class Tucker(_Format):
+    """Tucker format: `TuckerLinear`, `TuckerEmbedding`.
+
+    Attributes:
+      rank: multilinear ranks: one int, cut at every mode, or one per mode; None as for `TT`.
+      in_shape, out_shape, order, precision, memory_limit, num_shape, feature_shape, capacity,
+        out_of_range: as for `TT`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.Tucker(rank=3, order=2).linear(64, 96, rngs=nnx.Rngs(0)).ranks
+      (3, 3, 3, 3)
+    """
+
+    def _layers(self) -> tuple[Any, Any]:
+        return TuckerLinear, TuckerEmbedding
+
+
+@dataclasses.dataclass(frozen=True)
+class CP(_Format):
+    """Sums of products of vectors: `CPLinear`, `CPEmbedding`.
+
+    Attributes:
+      rank: number of terms.
+      in_shape, out_shape, order, precision, memory_limit, num_shape, feature_shape, capacity,
+        out_of_range: as for `TT`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.CP(rank=10).linear(64, 96, rngs=nnx.Rngs(0)).ranks
+      (10,)
+    """
+
+    def _layers(self) -> tuple[Any, Any]:
+        return CPLinear, CPEmbedding

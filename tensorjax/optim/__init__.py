@@ -1,0 +1,50 @@
+"""Optax transformations that find the ranks of tensorised models.
+
+`rank_adaptive` wraps any Optax optimiser and trains under two objectives, loss and size; `shrink`
+then drops what has died from parameters and moments. They work on any tree of arrays in which
+tensorised layers are known by their names: cores (or core, factors) beside gates.
+
+Example: a matrix of rank one, fitted by a tensor train of rank four, which finds the rank:
+  >>> import jax, jax.numpy as jnp, optax
+  >>> from tensorjax import optim
+  >>> target = jnp.outer(jnp.linspace(0.5, 1.5, 6), jnp.ones(5))
+  >>> keys = jax.random.split(jax.random.key(0))
+  >>> cores = [jax.random.normal(keys[0], (1, 6, 4)), jax.random.normal(keys[1], (4, 5, 1))]
+  >>> params = {"cores": cores, "gates": [jnp.ones(4)]}
+  >>> def loss(p):
+  ...     return jnp.mean((p["cores"][0][0] * p["gates"][0] @ p["cores"][1][..., 0] - target) ** 2)
+  >>> optimizer = optim.rank_adaptive(optax.adam(0.05))
+  >>> state = optimizer.init(params)
+  >>> @jax.jit
+  ... def step(params, state):
+  ...     value, gradients = jax.value_and_grad(loss)(params)
+  ...     updates, state = optimizer.update(gradients, state, params, value=value)
+  ...     return optax.apply_updates(params, updates), state
+  >>> for _ in range(1500):
+  ...     params, state = step(params, state)
+  >>> optim.ranks(params), optim.size(params)
+  ({'(top)': (1,)}, 11)
+  >>> params, state = optim.shrink(params, state)
+  >>> params["cores"][0].shape
+  (1, 6, 1)
+
+Source: Yang et al., "CoMERA: Computing- and Memory-Efficient Training via Rank-Adaptive Tensor
+Optimization" (arXiv 2405.14377).
+"""
+
+from tensorjax.optim._adaptive import rank_adaptive
+from tensorjax.optim._measure import labels, ranks, size
+from tensorjax.optim._shrink import shrink, shrink_model
+from tensorjax.optim._state import RankAdaptiveState, Status, status
+
+__all__ = [
+    "RankAdaptiveState",
+    "Status",
+    "labels",
+    "rank_adaptive",
+    "ranks",
+    "shrink",
+    "shrink_model",
+    "size",
+    "status",
+]

@@ -1,0 +1,285 @@
+"""Rank-adaptive training under two objectives, loss and size."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tensorjax import _check
+from tensorjax.optim._layout import Layout, gated
+from tensorjax.optim._options import Options, Switch, Weight, known
+from tensorjax.optim._polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._prune import Gates
+from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
+from tensorjax.optim._step import Step
+
+# Those of planted.Config, where γ grows from zero: python -m experiments run comera/planted.
+SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
+
+
+def rank_adaptive(
+    inner: Any,
+    *,
+    size_weight: Weight = SIZE_WEIGHT,
+    core_weight: Weight = CORE_WEIGHT,
+    threshold: float = 1e-2,
+    measure: Measure = "numbers",
+    rows: int = 1,
+    size_scale: float | None = None,
+    keep_one: bool = True,
+    proximal: Weight | None = None,
+    switch: Switch = None,
+    loss_target: float | None = None,
+    size_target: float | None = None,
+    size_fraction: float | None = None,
+    loss_weight: Weight = 1.0,
+    late_size_weight: Weight = 1.0,
+    mix: Weight = 0.1,
+    loss_decay: float = 0.99,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes an Optax optimiser train under two objectives, loss and size, and so find the ranks.
+
+    With gates D on the bonds of tensorised layers, ρ_k the number of gates of bond k above the
+    threshold τ, and S the size of the layers at these ranks (`size`), a polynomial such as
+    Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same polynomial of ‖D_k‖₁. The gradient handed to
+    ``inner`` is that of
+
+    - early stage:  L + γ Ŝ + β Σ ‖G‖²
+    - late stage:   max{w₁ (L − L₀), w₂ (S − S₀)} + ρ (L + Ŝ) + β Σ ‖G‖²
+
+    where Ŝ stands for S in the late gradient, the larger term is chosen on a moving average of the
+    loss, and S, S₀ and Ŝ are divided by ``size_scale``. After the inner step gates at or below τ
+    become exactly zero and stay so, as do their indices in the cores. `shrink` drops them from the
+    arrays.
+
+    Args:
+      inner: any Optax transformation that makes steps, with its learning rate. For rates of its own
+        per kind of parameter: `optax.partition` with `labels`.
+      size_weight: γ. Where training starts far from a fit, let it grow from zero, as
+        ``optax.linear_schedule(0.0, 0.3, steps)`` does: pressed too early, all ranks may go.
+      core_weight: β. D → αD, G → G/α leaves a layer as it is and lowers Ŝ for α < 1, so without β
+        the surrogate shrinks the gates, not the ranks.
+      threshold: τ. A gate of 1 in bfloat16 does not move by steps below 1/512, which are most of
+        those at small learning rates: hold the gates, at least, in single precision.
+      measure: of size: "numbers", "bytes" or "flops", as `size` counts them.
+      rows: inputs of a forward pass, for "flops"; looked at for no other measure.
+      size_scale: None takes the size of the parameters given to ``init``, at full rank, so that γ,
+        w₂ and ρ weigh shares of that; 1 gives the paper's formula.
+      keep_one: the largest gate of a bond stays, just above τ at least. If not, a layer may lose
+        all ranks and is then its bias, which is for layers with a residual path. Gates must not be
+        negative at the start: those would die in the first step.
+      proximal: step with which gates are soft-thresholded after the inner step, by step × weight of
+        Ŝ × ∂Ŝ/∂|D|, in place of adding that gradient; its natural value is the learning rate of
+        the gates under plain gradient descent, and more under Adam, which scales its steps. Not
+        with `optax.MultiSteps` inside: put that around.
+      switch: beginning of the late stage: a count of updates; a function (count, average loss,
+        size) → bool, traced, so that a decision on the host is a `jax.pure_callback`; None: never.
+        Or set it between steps: ``state._replace(late=jnp.array(True))``. There is no way back.
+      loss_target: L₀; None takes the average loss at the switch.
+      size_target: S₀ in the units of the measure.
+      size_fraction: S₀ as a share of the size at the switch; the authors use 0.2 to 0.8. One of the
+        two is needed with ``switch``.
+      loss_weight: w₁.
+      late_size_weight: w₂.
+      mix: ρ.
+      loss_decay: of the moving average of the loss, which is bias-corrected.
+
+    All weights, and ``proximal``, may be schedules: functions of the number of updates so far.
+
+    Returns:
+      optax.GradientTransformationExtraArgs. ``update`` needs the parameters, and the loss as
+      ``value=``; both, and all else, go on to ``inner``. Its state is a `RankAdaptiveState`, which
+      `status` reads. With γ = β = 0 as numbers, and no switch or w₂ = ρ = 0 too, it is ``inner``,
+      bit for bit, and nothing is pruned.
+
+    Raises:
+      ValueError: no gates among the parameters; negative gates, or all zero on a bond that is to
+        keep one; ``value`` or parameters not passed; a size target below the size of all ranks one;
+        options out of range; `optax.lookahead` inside.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> optimizer = optim.rank_adaptive(optax.adam(1e-2), switch=100, size_fraction=0.5)
+      >>> state = optimizer.init(params)
+      >>> gradients = optax.tree.zeros_like(params)
+      >>> updates, state = optimizer.update(gradients, state, params, value=jnp.array(0.3))
+      >>> float(state.count), float(state.size)
+      (1.0, 27.0)
+
+    It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
+    to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
+    `optax.MultiSteps` may be inside (the average then sees the loss of every mini-step) or outside
+    (that of the last mini-step of each step). Where data are spread over devices, the value has to
+    be the mean over all of them, as the gradients are, or the stages of the devices part. A loss
+    that is NaN or Inf leaves average and stage as they are, and is counted in the state; gradients
+    that are not finite are for `optax.apply_if_finite`: around it, whole steps are left out, and
+    not counted here; inside, size is not pressed on in those steps, but gates may die.
+    With `optax.inject_hyperparams`, options that are no numbers to follow go to ``static_args``:
+    ``("inner", "switch", "rows", "keep_one")``. Of schedule-free optimisers, `shrink` comes before
+    ``schedule_free_eval_params``: their second sequence does not know which gates are dead.
+
+    Source: Yang, Liu, Choudhary, Xie, Gao, Kunzmann, Zhang, "CoMERA: Computing- and
+    Memory-Efficient Training via Rank-Adaptive Tensor Optimization" (arXiv 2405.14377), the
+    multi-objective formulation and its two stages.
+
+    Departures: the loss of the late stage is a moving average, not that of a minibatch. Once
+    S ≤ S₀ nothing presses on size and nothing dies; before, gates die in ascending order and only
+    until S ≤ S₀, so that the end is within one index of a bond of it (with ``keep_one=False``,
+    within one layer, where a bond becomes empty). S counts the column modes of
+    TT-matrices, which the released program leaves out, and its surrogate is Ŝ, where the program
+    has the mean of the live gates.
+    """
+    options = Options(**{k: v for k, v in locals().items() if k != "inner"})
+    options.check()
+    checked(measure)
+    if measure == "flops":
+        _check.integer("rows", rows, low=1)
+    if hasattr(inner, "gradient_transformation"):  # optax.MultiSteps
+        inner = inner.gradient_transformation()
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: Any) -> RankAdaptiveState:
+        # optax.tree_map_params asks with a stand-in that holds no parameters.
+        if type(params).__name__ == "_ParamsPlaceholder":
+            return _fresh(1.0, options, inner.init(params))
+        layout = _trainable(params, keep_one)
+        full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
+        _check_reachable(layout, full, options)
+        leaves = jax.tree.leaves(params)
+        gates = Gates.of(layout)
+        flat = gates.join([leaves[k] for k in layout.gates])
+        form = polynomial(layout, measure, rows)
+        size = form.of_living(gates.per_bond(flat > threshold))
+        state = _fresh(float(full), options, inner.init(params))
+        _check_proximal(state.inner, proximal)
+        if keep_one:
+            ones = np.minimum(gates.lengths, 1).astype(np.float32)
+            state = state._replace(least=form.of_living(jnp.array(ones)))
+        return state._replace(size=size)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[Any, RankAdaptiveState]:
+        _check_lookahead(params)
+        value = _loss(extra)
+        step = Step.of(options, updates, params, state, value)
+
+        def descend(gradients: Any) -> tuple[Any, Any]:
+            with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes, and means to
+                return inner.update(gradients, state.inner, params, **extra)
+
+        if options.passive:
+            moves, inner_state = descend(updates)
+            return moves, step.state._replace(inner=inner_state)
+        moves, inner_state = descend(step.gradients())
+        moves, size = step.finish(moves)
+        return moves, step.record(size)._replace(inner=inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
+    # Every field an array of its own: buffers that are shared cannot be donated.
+    def number(x: Any) -> jax.Array:
+        return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
+
+    def count() -> jax.Array:
+        return jnp.zeros((), jnp.int32)
+
+    return RankAdaptiveState(
+        count=count(),
+        late=jnp.zeros((), bool),
+        loss=number(0.0),
+        mass=number(0.0),
+        size=number(full),
+        least=number(0.0),
+        loss_target=number(options.loss_target),
+        size_target=number(options.size_target),
+        scale=number(full if options.size_scale is None else options.size_scale),
+        best=number(None),
+        stalled=count(),
+        skipped=count(),
+        inner=inner,
+    )
+
+
+def _check_lookahead(params: Any) -> None:
+    if isinstance(params, optax.LookaheadParams):
+        raise ValueError(
+            "inner: expected an optimiser of one set of parameters, got LookaheadParams; put "
+            "optax.lookahead around rank_adaptive"
+        )
+
+
+def _check_proximal(inner: Any, proximal: Any) -> None:
+    steps = optax.MultiStepsState
+    nodes = jax.tree.leaves(inner, is_leaf=lambda node: isinstance(node, steps))
+    if proximal is not None and any(isinstance(node, steps) for node in nodes):
+        raise ValueError(
+            "proximal: expected None with optax.MultiSteps inside, where it would act in every "
+            "mini-step; put optax.MultiSteps around rank_adaptive"
+        )
+
+
+def _trainable(params: Any, keep_one: bool) -> Layout:
+    """The layout of parameters, whose gates are checked where they are concrete."""
+    _check_lookahead(params)
+    layout = gated(params)
+    leaves = jax.tree.leaves(params)
+    for layer in layout.layers:
+        for number, gate in enumerate(leaves[k] for k in layer.gates):
+            seen = not _check.is_traced(gate) and getattr(gate, "is_fully_addressable", True)
+            if seen and gate.size:
+                _check_gate(f"{layer.name}/gates/{number}", np.asarray(gate), keep_one)
+    return layout
+
+
+def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
+    if gate.min() < 0:
+        raise ValueError(
+            f"{where}: expected gates >= 0, got {gate.min():.4g}; take its absolute value, and the "
+            "sign into a core beside it"
+        )
+    if keep_one and not gate.any():
+        raise ValueError(
+            f"{where}: expected a gate that is not zero, got none; pass keep_one=False where a "
+            "layer may be its bias alone"
+        )
+
+
+def _check_reachable(layout: Layout, full: int, options: Options) -> None:
+    """Raises ValueError for a size target that not even ranks of one can meet."""
+    if not options.keep_one or options.switch is None:
+        return
+    ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
+    least = total(layout, ones, options.measure, options.rows)
+    if known(options.size_target) and options.size_target < least:  # type: ignore[operator]
+        raise ValueError(
+            f"size_target: expected at least {least}, the size of all ranks one, got "
+            f"{options.size_target!r}; keep_one=False lets whole layers go"
+        )
+    if known(options.size_fraction) and options.size_fraction * full < least:  # type: ignore[operator]
+        raise ValueError(
+            f"size_fraction: expected at least {least / full:.4g}, the share that all ranks one "
+            f"have of {full}, got {options.size_fraction!r}; keep_one=False lets whole layers go"
+        )
+
+
+def _loss(extra: dict[str, Any]) -> Any:
+    if extra.get("value") is None:
+        raise ValueError(
+            "value: expected the loss of this step, got none; call update(gradients, state, params,"
+            " value=loss), and through an nnx.Optimizer update(model, gradients, value=loss)"
+        )
+    value = extra["value"]
+    kinds = (jnp.floating, jnp.integer)
+    if jnp.shape(value) != () or not any(jnp.issubdtype(jnp.result_type(value), k) for k in kinds):
+        raise ValueError(
+            f"value: expected a real scalar, the loss of this step, got {jnp.result_type(value)} "
+            f"of shape {jnp.shape(value)}; take the mean first"
+        )
+    return value

@@ -1,0 +1,216 @@
+"""Tensorised layers in a tree of parameters: which leaves are cores, which gates, on which bonds.
+
+A layer is known by the names of siblings in one mapping:
+
+- tensor train: ``cores`` (r_{k-1}, n_k, r_k), or (r_{k-1}, m_k, n_k, r_k) for a TT-matrix, and
+  ``gates``, one vector on every bond;
+- Tucker: ``core`` (s_1, …, s_D), ``factors`` (n_k, s_k) or (m_k, n_k, s_k), and ``gates``, one for
+  each axis of the core;
+- CP: ``factors`` (n_k, R) or (m_k, n_k, R), and ``gates``, one vector for all of them.
+
+Cores, factors and gates are lists, or mappings with the keys 0, 1, …; anything else by these names
+is dense.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+Path = tuple[Hashable, ...]
+Bond = tuple[int, int]  # position of a core in its layer, and the axis
+
+LOOKED_FOR = (
+    "a mapping that holds gates beside cores (tensor train), core and factors (Tucker) or factors "
+    "(CP)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One tensorised layer.
+
+    Attributes:
+      path: of the mapping that holds it.
+      kind: of format.
+      cores: positions of cores (Tucker: the core, then the factors) among the leaves.
+      gates: positions of the gates among the leaves.
+      shapes: of the cores.
+      dtypes: of the cores.
+      bonds: for each gate, the (core, axis) pairs that its bond joins.
+      outputs: length of the bias, if there is one.
+    """
+
+    path: Path
+    kind: Literal["tt", "tucker", "cp"]
+    cores: tuple[int, ...]
+    gates: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    bonds: tuple[tuple[Bond, ...], ...]
+    outputs: int | None
+
+    @property
+    def name(self) -> str:
+        """The path as text."""
+        return "/".join(map(str, self.path)) or "(top)"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Length of every gate."""
+        return tuple(self.shapes[core][axis] for ((core, axis), *_) in self.bonds)
+
+    def modes(self, core: int) -> tuple[int, ...]:
+        """The sizes of a core's axes that are no bonds."""
+        axes = {axis for bonds in self.bonds for c, axis in bonds if c == core}
+        if self.kind == "tt":  # the outer bonds of size one have no gate
+            axes |= {0, len(self.shapes[core]) - 1}
+        return tuple(n for axis, n in enumerate(self.shapes[core]) if axis not in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The tensorised layers of a tree of parameters.
+
+    Attributes:
+      layers: in the order of the leaves.
+      paths: of all leaves, without what flax's variables add.
+    """
+
+    layers: tuple[Layer, ...]
+    paths: tuple[Path, ...]
+
+    @property
+    def gates(self) -> tuple[int, ...]:
+        """Positions of all gates among the leaves, layer by layer."""
+        return tuple(leaf for layer in self.layers for leaf in layer.gates)
+
+
+def tokens(path: Any) -> Path:
+    """A key path as plain keys: "0" is 0, and the value of a flax variable is the variable."""
+    out = [_token(key) for key in path]
+    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
+        out.pop()
+    return tuple(out)
+
+
+def _token(key: Any) -> Hashable:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            value = getattr(key, attribute)
+            return int(value) if isinstance(value, str) and value.isdecimal() else value
+    return str(key)
+
+
+def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
+    """Paths (see `tokens`), leaves and structure of a tree."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
+
+
+def find(params: Any) -> Layout:
+    """The tensorised layers of a tree of parameters.
+
+    Raises:
+      ValueError: gates without cores, and shapes that do not fit.
+      TypeError: gates that are not real.
+    """
+    paths, leaves, _ = flatten(params)
+    groups: dict[Path, dict[str, Any]] = {}
+    for position, path in enumerate(paths):
+        for name, place in _parts(path):
+            groups.setdefault(path[: len(path) - place], {}).setdefault(name, {})[
+                path[-1] if place == 2 else 0
+            ] = position
+    layers = []
+    for path, group in groups.items():
+        layer = _layer(path, group, leaves)
+        if layer is not None:
+            layers.append(layer)
+    return Layout(tuple(layers), paths)
+
+
+def gated(params: Any) -> Layout:
+    """`find`, where at least one gate is asked for."""
+    layout = find(params)
+    if not layout.gates:
+        bare = ", ".join(layer.name for layer in layout.layers[:3])
+        raise ValueError(
+            f"params: expected at least one tensorised layer with gates, that is {LOOKED_FOR}; "
+            + (f"got cores without gates in {bare}" if bare else "got none")
+            + "; build the model with nn.TT, nn.Tucker or nn.CP, or put the optimiser where the "
+            "parameters are not masked"
+        )
+    return layout
+
+
+def _parts(path: Path) -> Iterator[tuple[str, int]]:
+    """The (name of a part of a layer, how many keys it takes) that a path may end in."""
+    # Numbers below, as of a list: a module may have one of these names too.
+    if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
+        yield str(path[-2]), 2
+    if path and path[-1] in ("core", "bias"):
+        yield str(path[-1]), 1
+
+
+def _layer(path: Path, group: dict[str, Any], leaves: list[Any]) -> Layer | None:
+    def listed(name: str) -> tuple[int, ...]:
+        return tuple(position for _, position in sorted(group.get(name, {}).items()))
+
+    gates, cores, factors = listed("gates"), listed("cores"), listed("factors")
+    if cores:
+        kind, parts = "tt", cores
+    elif gates and factors:
+        kind, parts = ("tucker" if "core" in group else "cp"), listed("core") + factors
+    elif any(jnp.ndim(leaves[p]) == 1 for p in gates):
+        raise ValueError(
+            f"{'/'.join(map(str, path)) or '(top)'}: expected {LOOKED_FOR}, got gates alone; a "
+            "masked or partitioned optimiser goes inside rank_adaptive, which has to see both"
+        )
+    else:
+        return None
+    shapes = tuple(tuple(jnp.shape(leaves[p])) for p in parts)
+    bias = listed("bias")
+    layer = Layer(
+        path,
+        kind,
+        parts,
+        gates,
+        shapes,
+        tuple(jnp.result_type(leaves[p]) for p in parts),
+        _bonds(kind, shapes) if gates else (),
+        jnp.shape(leaves[bias[0]])[0] if bias and jnp.ndim(leaves[bias[0]]) == 1 else None,
+    )
+    _check(layer, [leaves[p] for p in gates])
+    return layer
+
+
+def _bonds(kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[Bond, ...], ...]:
+    last = [len(shape) - 1 for shape in shapes]
+    if kind == "tt":
+        return tuple(((k, last[k]), (k + 1, 0)) for k in range(len(shapes) - 1))
+    if kind == "tucker":
+        return tuple(((0, k - 1), (k, last[k])) for k in range(1, len(shapes)))
+    return (tuple((k, last[k]) for k in range(len(shapes))),)
+
+
+def _check(layer: Layer, gates: list[Any]) -> None:
+    if len(gates) != len(layer.bonds):
+        raise ValueError(
+            f"{layer.name}: expected {len(layer.bonds)} gates, one on every bond of "
+            f"{len(layer.shapes)} arrays, got {len(gates)}"
+        )
+    for number, (gate, bonds) in enumerate(zip(gates, layer.bonds, strict=True)):
+        where = f"{layer.name}/gates/{number}"
+        if not jnp.issubdtype(jnp.result_type(gate), jnp.floating):
+            raise TypeError(f"{where}: expected real floating numbers, got {jnp.result_type(gate)}")
+        sizes = {layer.shapes[c][axis] if axis < len(layer.shapes[c]) else -1 for c, axis in bonds}
+        if len(sizes) != 1 or jnp.shape(gate) != (*sizes,):
+            raise ValueError(
+                f"{where}: expected one number for every index of its bond, got shape "
+                f"{jnp.shape(gate)} beside arrays of shapes "
+                f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers, vmap the "
+                "optimiser over the first axis"
+            )

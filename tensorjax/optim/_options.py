@@ -1,0 +1,89 @@
+"""The options of the rank-adaptive optimiser."""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.optim._polynomial import Measure
+
+Weight = float | jax.Array | Callable[[Any], Any]
+Switch = int | Callable[[Any, Any, Any], Any] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `rank_adaptive`, as given."""
+
+    size_weight: Weight
+    core_weight: Weight
+    threshold: float
+    measure: Measure
+    rows: int
+    size_scale: float | None
+    keep_one: bool
+    proximal: Weight | None
+    switch: Switch
+    loss_target: float | None
+    size_target: float | None
+    size_fraction: float | None
+    loss_weight: Weight
+    late_size_weight: Weight
+    mix: Weight
+    loss_decay: float
+
+    @property
+    def presses(self) -> bool:
+        """Whether the surrogate is ever in the objective."""
+        late = self.switch is not None
+        return not is_zero(self.size_weight) or (
+            late and not (is_zero(self.late_size_weight) and is_zero(self.mix))
+        )
+
+    @property
+    def passive(self) -> bool:
+        """Whether there is nothing to do but what the inner optimiser does."""
+        return not self.presses and is_zero(self.core_weight)
+
+    def check(self) -> None:
+        """Raises ValueError for options that cannot be."""
+        for name in ("size_weight", "core_weight", "threshold", "loss_weight", "late_size_weight",
+                     "mix", "proximal"):  # fmt: skip
+            value = getattr(self, name)
+            if known(value) and not 0 <= value < math.inf:
+                raise ValueError(f"{name}: expected a number >= 0 or a schedule, got {value!r}")
+        for name in ("size_scale", "size_target"):
+            value = getattr(self, name)
+            if known(value) and not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected a positive number, got {value!r}")
+        if known(self.loss_decay) and not 0 <= self.loss_decay < 1:
+            raise ValueError(f"loss_decay: expected a number in [0, 1), got {self.loss_decay!r}")
+        if known(self.size_fraction) and not 0 < self.size_fraction <= 1:  # type: ignore[operator]
+            raise ValueError(
+                f"size_fraction: expected a share in (0, 1], got {self.size_fraction!r}; a target "
+                "in the units of the measure is size_target"
+            )
+        given = (self.size_target is not None) + (self.size_fraction is not None)
+        if given != (self.switch is not None):
+            raise ValueError(
+                "size_target, size_fraction: expected one of them with switch, and none without "
+                f"it, got switch={self.switch!r} and {given} of them"
+            )
+
+
+def known(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_zero(weight: Any) -> bool:
+    return known(weight) and weight == 0
+
+
+def at(weight: Any, count: jax.Array) -> jax.Array:
+    """A weight or a schedule, in single precision."""
+    with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
+        return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

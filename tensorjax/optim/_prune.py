@@ -1,0 +1,154 @@
+"""Which gates die: all those at or below the threshold, or only as many as a target asks for."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tensorjax.optim._layout import Layout
+from tensorjax.optim._polynomial import Polynomial
+
+
+def widest(*arrays: Any) -> Any:
+    """The dtype that holds all of them, also where promotion is strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*arrays)
+
+
+def like(x: jax.Array, model: Any) -> jax.Array:
+    """x with the sharding of an array of its shape, on meshes where the sharding is in the type."""
+    sharding = jax.typeof(model).sharding
+    return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
+
+
+def _whole(x: jax.Array) -> jax.Array:
+    """x on every device, likewise."""
+    sharding = jax.typeof(x).sharding
+    if not _explicit(sharding):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
+    """Some indices of an axis; what the other axes are sharded over stays, likewise."""
+    sharding = jax.typeof(x).sharding
+    if not _explicit(sharding):
+        return jnp.take(x, jnp.asarray(indices), axis=axis)
+    spec = list(sharding.spec)
+    spec[axis] = None
+    sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    where = (*(slice(None),) * axis, jnp.asarray(indices))
+    return jax.sharding.reshard(x, sharding).at[where].get(out_sharding=sharding)
+
+
+def _explicit(sharding: Any) -> bool:
+    return AxisType.Explicit in sharding.mesh.axis_types
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """The gates of all layers as one vector.
+
+    Attributes:
+      bonds: (gates in all,), the bond of each.
+      owners: (bonds,), the layer of each bond.
+      lengths: of the bonds.
+      layers: how many.
+    """
+
+    bonds: np.ndarray
+    owners: np.ndarray
+    lengths: tuple[int, ...]
+    layers: int
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Gates":
+        """The gates of a layout."""
+        lengths = [n for layer in layout.layers for n in layer.ranks]
+        owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
+        bonds = np.repeat(np.arange(len(lengths)), lengths)
+        return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
+
+    def join(self, gates: Sequence[jax.Array]) -> jax.Array:
+        """One vector, in the widest dtype among them and at least single precision."""
+        dtype = widest(jnp.float32, *gates)
+        return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
+
+    def split(self, flat: jax.Array) -> list[jax.Array]:
+        """The vectors again."""
+        ends = np.cumsum((0, *self.lengths))
+        return [flat[a:b] for a, b in itertools.pairwise(ends)]
+
+    def per_bond(self, flat: jax.Array) -> jax.Array:
+        """Sums over every bond, in single precision."""
+        sums = jnp.zeros((len(self.lengths),), jnp.float32)
+        return sums.at[self.bonds].add(flat.astype(jnp.float32))
+
+    def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
+        """Marks one gate on every bond: the first of the largest among the live ones."""
+        count = len(self.lengths)
+        shown = jnp.where(live, flat, -jnp.inf)
+        peak = jnp.full((count,), -jnp.inf, flat.dtype).at[self.bonds].max(shown)
+        order = jnp.arange(flat.size)
+        at_peak = live & (shown == peak[self.bonds])
+        first = (
+            jnp.full((count,), flat.size).at[self.bonds].min(jnp.where(at_peak, order, flat.size))
+        )
+        return order == first[self.bonds]
+
+
+def doomed(
+    gates: Gates,
+    polynomial: Polynomial,
+    values: jax.Array,
+    live: jax.Array,
+    threshold: Any,
+    *,
+    keep_one: bool,
+    target: jax.Array | None,
+) -> jax.Array:
+    """Marks the gates that die in this step.
+
+    Args:
+      gates: where they are.
+      polynomial: the size.
+      values: new gates, one vector.
+      live: which of them were not dead before.
+      threshold: gates at or below it may die.
+      keep_one: whether the largest gate of a bond has to stay.
+      target: size below which no further gate dies, the smallest dying first; None: all die.
+    """
+    may_die = live & (values <= threshold)
+    if keep_one:
+        may_die &= ~gates.largest(values, live)
+    if target is not None:
+        # Position of every gate that may die, in ascending order; the others come last.
+        order = jnp.argsort(jnp.where(may_die, values, jnp.inf), stable=True)
+        place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+
+        def enough(count: jax.Array) -> jax.Array:
+            left = gates.per_bond(live & ~(may_die & (place < count)))
+            return polynomial.of_living(left) <= target
+
+        may_die &= place < _least(enough, jnp.sum(may_die), values.size)
+    if not keep_one:  # nothing passes a layer with an empty bond: its other bonds go too
+        alive = polynomial.living(gates.per_bond(live & ~may_die))
+        may_die |= live & ~alive[gates.owners[gates.bonds]]
+    return may_die
+
+
+def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
+    """The least count up to ``high`` that is enough, by bisection; ``high`` if none is."""
+    low = jnp.zeros_like(high)
+    for _ in range(math.ceil(math.log2(size + 1))):
+        middle = (low + high) // 2
+        found = enough(middle)
+        high = jnp.where(found, middle, high)
+        low = jnp.where(found, low, jnp.minimum(middle + 1, high))
+    return high

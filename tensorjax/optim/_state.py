@@ -1,0 +1,198 @@
+"""What the rank-adaptive optimiser keeps between steps, and what that says."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+
+# A fall of the smoothed loss by less than this share of itself is no progress.
+PROGRESS = 1e-2
+# Stands for targets that are found at the switch. NaN or Inf would stop training in JAX's modes
+# that look for them.
+UNKNOWN = -1e30
+
+
+def unknown(x: Any) -> Any:
+    """Whether a target has not been found yet."""
+    return x <= UNKNOWN / 10
+
+
+class RankAdaptiveState(NamedTuple):
+    """State of `rank_adaptive`: scalar arrays, and the state of the optimiser inside.
+
+    Attributes:
+      count: updates so far.
+      late: whether the late stage has begun.
+      loss: sum of losses, weighted by age.
+      mass: sum of those weights; ``loss / mass`` is the moving average without bias.
+      size: after the last update, in the units of the measure.
+      least: size where every bond has rank one, or 0 if whole layers may go.
+      loss_target: L₀; −1e30 before the late stage, if it is found then.
+      size_target: S₀; likewise.
+      scale: that S, S₀ and Ŝ are divided by.
+      best: least moving average of the loss in the late stage, when it last made progress; −1e30
+        before.
+      stalled: updates since loss or size last made progress in the late stage.
+      skipped: losses that were NaN or Inf.
+      inner: state of the optimiser inside.
+    """
+
+    count: Any
+    late: Any
+    loss: Any
+    mass: Any
+    size: Any
+    least: Any
+    loss_target: Any
+    size_target: Any
+    scale: Any
+    best: Any
+    stalled: Any
+    skipped: Any
+    inner: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """How far a rank-adaptive training has come.
+
+    Attributes:
+      stage: "early" or "late".
+      count: updates so far.
+      size: of the tensorised layers, in the units of the measure.
+      loss: moving average, without bias; NaN before the first finite loss.
+      size_target: S₀; NaN where it is not known yet.
+      loss_target: L₀; likewise.
+      skipped: losses that were NaN or Inf, and were left out.
+      status: "running"; "converged", both targets are met; or "infeasible", they are not, and
+        either the size of all ranks one is above S₀, or for ``patience`` updates neither loss nor
+        size has made progress.
+      advice: what to do, or "".
+    """
+
+    stage: Literal["early", "late"]
+    count: int
+    size: float
+    loss: float
+    size_target: float
+    loss_target: float
+    skipped: int
+    status: Literal["running", "converged", "infeasible"]
+    advice: str
+
+    def __str__(self) -> str:
+        text = f"{self.stage} stage, {self.count} updates: loss {self.loss:.4g}"
+        if self.stage == "late":
+            text += f" (target {self.loss_target:.4g})"
+        text += f", size {self.size:.6g}"
+        if self.stage == "late":
+            text += f" (target {self.size_target:.6g})"
+        if self.skipped:
+            text += f", {self.skipped} losses not finite"
+        return f"{text}: {self.status}" + (f"; {self.advice}" if self.advice else "")
+
+
+def status(state: Any, *, patience: int = 200) -> Status:
+    """Reads how far a training has come from the state of its optimiser.
+
+    Args:
+      state: a state that holds that of `rank_adaptive` anywhere in it: of a chain, of
+        `optax.MultiSteps`, or ``optimizer.opt_state`` of an nnx.Optimizer.
+      patience: updates of the late stage without progress after which targets that are not met
+        count as infeasible. Progress is a smaller size, or a moving average of the loss that fell
+        by 1 %.
+
+    Returns:
+      `Status`; its text says the same in one line.
+
+    Raises:
+      ValueError: no such state, several, or one with a leading axis (of vmap).
+      TypeError: traced states.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> print(optim.status(optim.rank_adaptive(optax.sgd(0.1)).init(params)))
+      early stage, 0 updates: loss nan, size 27: running
+    """
+    found = _states(state)
+    if len(found) != 1:
+        raise ValueError(
+            f"state: expected one state of optim.rank_adaptive, got {len(found)}; pass the state "
+            "that its init or update returned, or one that holds it"
+        )
+    values = {name: _number(name, value) for name, value in found[0]._asdict().items()}
+    loss = values["loss"] / values["mass"] if values["mass"] > 0 else float("nan")
+    size_target, loss_target = (
+        float("nan") if unknown(values[name]) else values[name]
+        for name in ("size_target", "loss_target")
+    )
+    late, size = bool(values["late"]), values["size"]
+    verdict, advice = "running", ""
+    if late:
+        fits = size <= values["size_target"]
+        learnt = loss <= values["loss_target"]
+        if fits and learnt:
+            verdict = "converged"
+        elif size_target < values["least"] or values["stalled"] >= patience:
+            verdict, advice = "infeasible", _advice(values, loss, fits, learnt)
+    if values["skipped"] and not advice:
+        advice = "look for the steps whose loss is NaN or Inf"
+    return Status(
+        "late" if late else "early",
+        int(values["count"]),
+        size,
+        loss,
+        size_target,
+        loss_target,
+        int(values["skipped"]),
+        verdict,
+        advice,
+    )
+
+
+def _advice(values: dict[str, float], loss: float, fits: bool, learnt: bool) -> str:
+    if values["size_target"] < values["least"]:
+        return (
+            f"the size target {values['size_target']:.6g} is below {values['least']:.6g}, the size "
+            "of all ranks one: allow a larger size, or whole layers to go (keep_one=False)"
+        )
+    stuck = f"for {int(values['stalled'])} updates"
+    if fits:
+        return (
+            f"at size {values['size']:.6g} the loss has stayed at {loss:.4g} {stuck}, above "
+            f"{values['loss_target']:.4g}: allow a higher loss or a larger size, or train faster"
+        )
+    if learnt:
+        return (
+            f"the size has stayed at {values['size']:.6g} {stuck}, above "
+            f"{values['size_target']:.6g}: raise late_size_weight, or the learning rate of the "
+            "gates"
+        )
+    return (
+        f"neither target is met, and nothing has moved {stuck}: allow a higher loss or a larger "
+        "size, or weigh one of them more (loss_weight, late_size_weight)"
+    )
+
+
+def _states(tree: Any) -> list[RankAdaptiveState]:
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, RankAdaptiveState))
+    return [node for node in nodes if isinstance(node, RankAdaptiveState)]
+
+
+def _number(name: str, value: Any) -> float:
+    if name == "inner":
+        return 0.0
+    (leaf,) = jax.tree.leaves(value)  # a flax variable is a tree of one leaf
+    if _check.is_traced(leaf):
+        raise TypeError("status: expected a concrete state; call it between steps, outside jit")
+    if np.ndim(leaf):
+        raise ValueError(
+            f"state: expected scalars, got {name} of shape {np.shape(leaf)}; of a vmapped state "
+            "take one first, jax.tree.map(lambda x: x[0], state)"
+        )
+    return float(leaf)

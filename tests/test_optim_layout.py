@@ -1,0 +1,144 @@
+"""Tensorised layers are found by their names, and their size is a polynomial of the ranks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import optim
+
+
+def ones(*shape: int) -> jax.Array:
+    return jnp.ones(shape, jnp.float32)
+
+
+TRAIN = {"cores": [ones(1, 4, 3), ones(3, 5, 2), ones(2, 6, 1)], "gates": [ones(3), ones(2)]}
+LOOKUP = {"cores": [ones(1, 4, 2, 3), ones(3, 5, 3, 1)], "gates": [ones(3)]}
+TUCKER = {"core": ones(2, 3), "factors": [ones(6, 2), ones(7, 3)], "gates": [ones(2), ones(3)]}
+CP = {"factors": [ones(6, 4), ones(7, 4)], "gates": [ones(4)]}
+SINGLE = {"cores": [ones(1, 9, 1)], "gates": []}
+EVERY = {"train": TRAIN, "lookup": LOOKUP, "tucker": TUCKER, "cp": CP, "single": SINGLE,
+         "dense": {"kernel": ones(3, 3), "bias": ones(3)}}  # fmt: skip
+NUMBERS = {"train": 12 + 30 + 12, "lookup": 24 + 45, "tucker": 6 + 12 + 21, "cp": 52, "single": 9}
+
+
+def test_size_and_ranks_of_every_format():
+    for name, numbers in NUMBERS.items():
+        assert optim.size({name: EVERY[name]}) == numbers
+    assert optim.size(EVERY) == sum(NUMBERS.values())
+    assert optim.size(EVERY, measure="bytes") == 4 * sum(NUMBERS.values())
+    everything = sum(x.size for x in jax.tree.leaves(EVERY))
+    assert optim.size(EVERY, everything=True) == everything
+    assert optim.size(EVERY, everything=True, measure="bytes") == 4 * everything
+    assert optim.ranks(EVERY) == {
+        "cp": (4,), "lookup": (3,), "single": (), "train": (3, 2), "tucker": (2, 3),
+    }  # fmt: skip
+    assert optim.size({"kernel": ones(2, 2)}) == 0
+    assert optim.ranks(TRAIN) == {"(top)": (3, 2)}
+
+
+def test_dead_gates_are_not_counted():
+    gates = [jnp.array([1.0, 0.0, 0.2]), jnp.array([0.005, 0.3])]
+    assert optim.size(TRAIN | {"gates": gates}) == 4 * 2 + 5 * 4 + 6 * 2
+    assert optim.size(TRAIN | {"gates": gates}, threshold=1e-2) == 4 * 2 + 5 * 2 + 6
+    assert optim.ranks(TRAIN | {"gates": gates}, threshold=0.25) == {"(top)": (1, 1)}
+    empty = {"gates": [gates[0], jnp.zeros(2)]}
+    assert optim.size(TRAIN | empty) == 0
+    for measure in ("numbers", "bytes"):
+        for everything in (False, True):
+            f = lambda p, m=measure, e=everything: optim.size(p, measure=m, everything=e)  # noqa: E731
+            assert float(jax.jit(f)(TRAIN | {"gates": gates})) == f(TRAIN | {"gates": gates})
+            assert float(jax.jit(f)(TRAIN | empty)) == f(TRAIN | empty)
+    with pytest.raises(TypeError, match="ranks: how many gates live"):
+        jax.jit(optim.ranks)(TRAIN)
+
+
+def flops(f: Any, *args: Any) -> float:
+    return jax.jit(f).lower(*args).compile().cost_analysis()["flops"]
+
+
+def test_flops_are_those_of_the_products_described():
+    rows, shapes = 50, [(1, 6, 5), (5, 8, 7), (7, 4, 6), (6, 10, 1)]
+    cores = [jnp.ones(s, jnp.float32) for s in shapes]
+    layer = {"cores": cores, "gates": [jnp.ones(s[2], jnp.float32) for s in shapes[:-1]]}
+
+    def apply(x: jax.Array, cores: Any) -> jax.Array:
+        a = jnp.tensordot(cores[0], cores[1], 1).reshape(48, 7)
+        b = jnp.tensordot(cores[2], cores[3], 1).reshape(7, 40)
+        return (x @ a) @ b
+
+    counted = optim.size(layer, measure="flops", rows=rows)
+    assert counted == 2 * (48 * 5 * 7 + 40 * 7 * 6 + rows * 7 * (48 + 40))
+    assert counted == pytest.approx(flops(apply, jnp.ones((rows, 48), jnp.float32), cores), rel=0.1)
+    # A bias tells where the outputs begin; without one the most even split is taken.
+    moved = layer | {"bias": jnp.zeros(10)}
+    assert optim.size(moved, measure="flops") != optim.size(layer, measure="flops")
+    for name in ("lookup", "tucker", "cp"):
+        one, two = (optim.size(EVERY[name], measure="flops", rows=n) for n in (1, 2))
+        assert 0 < one < two <= 2 * one
+    with pytest.raises(ValueError, match="everything: expected measure"):
+        optim.size(layer, measure="flops", everything=True)
+
+
+def test_any_container_will_do():
+    from flax import nnx
+    from flax.core import freeze
+
+    class Gated(nnx.Module):
+        def __init__(self) -> None:
+            self.cores = nnx.List([nnx.Param(c) for c in TRAIN["cores"]])
+            self.gates = nnx.List([nnx.Param(g) for g in TRAIN["gates"]])
+            self.bias = nnx.Param(jnp.zeros(6))
+
+    state = nnx.state(Gated(), nnx.Param)
+    strings = {k: {str(n): x for n, x in enumerate(v)} for k, v in TRAIN.items()}
+    for tree in (state, nnx.to_pure_dict(state), {"params": strings}, freeze({"params": strings}),
+                 (TRAIN,), [None, {"a": TRAIN}]):  # fmt: skip
+        assert optim.size(tree) == NUMBERS["train"]
+        assert list(optim.ranks(tree).values()) == [(3, 2)]
+    labels = nnx.to_pure_dict(optim.labels(state))
+    assert labels == {
+        "bias": "dense",
+        "cores": dict.fromkeys(range(3), "core"),
+        "gates": {0: "gate", 1: "gate"},
+    }
+    twelve = {"cores": {str(k): ones(1, 2, 1) for k in range(12)},
+              "gates": {str(k): ones(1) for k in range(11)}}  # fmt: skip
+    assert optim.ranks(twelve) == {"(top)": (1,) * 11}  # 10 after 9, not after 1
+
+
+def test_labels():
+    assert optim.labels(EVERY) == {
+        "train": {"cores": ["core"] * 3, "gates": ["gate"] * 2},
+        "lookup": {"cores": ["core"] * 2, "gates": ["gate"]},
+        "tucker": {"core": "core", "factors": ["core"] * 2, "gates": ["gate"] * 2},
+        "cp": {"factors": ["core"] * 2, "gates": ["gate"]},
+        "single": {"cores": ["core"], "gates": []},
+        "dense": {"kernel": "dense", "bias": "dense"},
+    }
+
+
+def test_modules_that_have_the_names_of_parts_are_dense():
+    dense = {"kernel": ones(3, 3), "bias": ones(3)}
+    tree = {"lstm": {"gates": dense}, "cpu": {"cores": dense, "factors": dense}, "tt": TRAIN,
+            "glu": {"gates": [ones(3, 3)]}}  # fmt: skip
+    assert optim.ranks(tree) == {"tt": (3, 2)}
+    labels = optim.labels(tree)
+    assert set(jax.tree.leaves([labels[k] for k in ("lstm", "cpu", "glu")])) == {"dense"}
+    with pytest.raises(ValueError, match=r"^\(top\): expected .* got gates alone"):
+        optim.ranks({"gates": [ones(3)]})
+
+
+def test_layers_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="a: expected 2 gates"):
+        optim.size({"a": TRAIN | {"gates": TRAIN["gates"][:1]}})
+    with pytest.raises(ValueError, match="a/gates/1: expected one number for every index"):
+        optim.size({"a": TRAIN | {"gates": [ones(3), ones(3)]}})
+    with pytest.raises(TypeError, match="gates/0: expected real floating"):
+        optim.size(TRAIN | {"gates": [jnp.ones(3, int), ones(2)]})
+    with pytest.raises(ValueError, match="vmap the optimiser"):
+        optim.ranks(jax.tree.map(lambda x: np.stack([x, x]), CP))
+    with pytest.raises(ValueError, match="measure: expected one of"):
+        optim.size(TRAIN, measure="seconds")  # type: ignore
