@@ -1,0 +1,123 @@
+"""One run of one case: integrated, held beside the exact solution, and made a row of a table."""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.pde.cases import Case
+from tensorjax import pde
+
+# Points drawn from the exact density at which errors are measured.
+POINTS = 2000
+
+
+class Found(NamedTuple):
+    """A run, and what is measured of it.
+
+    Attributes:
+      case: what was solved.
+      coordinates: how they moved, in words.
+      solution: its states are those at 0, ¼, ½, ¾ and all of the time.
+      error: relative l2 at points drawn from the exact density at its last time, or None.
+      seconds: of `pde.integrate`.
+    """
+
+    case: Case
+    coordinates: str
+    solution: pde.Solution
+    error: float | None
+    seconds: float
+
+
+def movements(case: Case) -> dict[str, Any]:
+    """The coordinates that are compared, by their words."""
+    feedback = {f"ours, κ = {k:g}": pde.MultiLevel(kappa=k) for k in case.kappa}
+    return {
+        "fixed": "fixed",
+        "convex": pde.Convex(),
+        "flow": pde.Flow(smoothing=0.3),
+        "ours": pde.MultiLevel(),
+        **feedback,
+    }
+
+
+def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> pde.Solution:
+    """The case in some coordinates, stopped after so many seconds or at such a rank."""
+    end = time.perf_counter() + seconds
+    return pde.integrate(
+        case.problem,
+        t1=case.t1,
+        dt=case.t1 / case.steps,
+        tol=case.tol,
+        max_rank=max_rank,
+        coordinates=coordinates,
+        saveat=pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
+        progress=lambda _: time.perf_counter() > end,
+    )
+
+
+def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: int) -> Found:
+    """The run and its error."""
+    start = time.perf_counter()
+    solution = integrated(case, coordinates, seconds, max_rank)
+    spent = time.perf_counter() - start
+    error = None if case.reference is not None else exact_error(case, solution.final)
+    return Found(case, words, solution, error, spent)
+
+
+def relative(found: Any, exact: Any) -> float:
+    """‖found − exact‖/‖exact‖."""
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def exact_error(case: Case, state: pde.State) -> float:
+    """Relative l2 at points drawn from the exact density."""
+    x = case.points(state.t, POINTS)
+    exact = case.problem.exact(state.t, x)
+    return relative(pde.evaluate(state.v, state.map, case.problem.box, x), exact)
+
+
+def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
+    """Runs of one case without an exact solution, beside one in fixed coordinates at a finer tol.
+
+    Where that does not come to its end, no error is known.
+    """
+    case = runs[0].case
+    assert case.reference is not None
+    finer = Case(case.name, case.problem, case.t1, case.steps, case.reference)
+    truth = integrated(finer, "fixed", seconds, max_rank)
+    if truth.result != pde.Result.successful:
+        return runs
+    x, box = case.points(case.t1, POINTS), case.problem.box
+    exact = pde.evaluate(truth.final.v, truth.final.map, box, x)
+    out = []
+    for run in runs:
+        state = run.solution.final
+        if run.solution.result == pde.Result.successful:
+            error = relative(pde.evaluate(state.v, state.map, box, x), exact)
+            out.append(run._replace(error=error))
+        else:
+            out.append(run)
+    return out
+
+
+def row(run: Found) -> dict[str, Any]:
+    """What the tables say of a run."""
+    stats, case = run.solution.stats, run.case
+    ended = run.solution.result == pde.Result.successful
+    some = len(stats["t"]) > 0
+    return {
+        "problem": case.name,
+        "tol": case.tol,
+        "coordinates": run.coordinates,
+        "rank": int(stats["rank"][-1]) if some else None,
+        "largest": int(stats["rank"].max()) if some else None,
+        "error": run.error,
+        "seconds": run.seconds,
+        "cond Γ": float(stats["cond"][-1]) if some else None,
+        "mass drift": float(np.ptp(stats["mass"]) / abs(stats["mass"][0])) if some else None,
+        "edge": float(stats["edge_mass"].max()) if some else None,
+        "programs": int(stats["compilations"].sum()),
+        "until": "end" if ended else f"t = {run.solution.final.t:.3g}: {run.solution.result}",
+    }

@@ -1,0 +1,71 @@
+"""Time-dependent partial differential equations on tensor trains, in coordinates that move.
+
+Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
+"""
+
+from tensorjax.pde import coords, problems
+from tensorjax.pde._checkpoint import Checkpoint, load, save
+from tensorjax.pde._controllers import ConstantStepSize, PIDController
+from tensorjax.pde._drifts import Power, Product, Separable, Sin
+from tensorjax.pde._fokker_planck import FokkerPlanck
+from tensorjax.pde._grid import Axis, Box
+from tensorjax.pde._initial import Function, Gaussian, Mixture
+from tensorjax.pde._integrate import integrate
+from tensorjax.pde._maps import AffineMap, affine
+from tensorjax.pde._operators import Coefficients, affine_generator
+from tensorjax.pde._problem import Problem, RightSide
+from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._reactions import AdvectionDiffusionReaction
+from tensorjax.pde._solution import Result, SaveAt, Solution, State
+from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
+from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments
+from tensorjax.pde.shears import Sheared, ShearMotion, Shears, shear_motion
+
+__all__ = [
+    "AdvectionDiffusionReaction",
+    "AffineMap",
+    "Axis",
+    "Box",
+    "Checkpoint",
+    "Coefficients",
+    "ConstantStepSize",
+    "Convex",
+    "Fixed",
+    "Flow",
+    "FokkerPlanck",
+    "Function",
+    "Gaussian",
+    "Liouville",
+    "Mixture",
+    "Motion",
+    "MultiLevel",
+    "OrnsteinUhlenbeck",
+    "PIDController",
+    "Power",
+    "Prescribed",
+    "Problem",
+    "Product",
+    "Result",
+    "RightSide",
+    "SaveAt",
+    "Separable",
+    "ShearMotion",
+    "Sheared",
+    "Shears",
+    "Sin",
+    "Solution",
+    "State",
+    "affine",
+    "affine_generator",
+    "coords",
+    "edge_mass",
+    "evaluate",
+    "integrate",
+    "load",
+    "marginal",
+    "mass",
+    "moments",
+    "problems",
+    "save",
+    "shear_motion",
+]

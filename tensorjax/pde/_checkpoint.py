@@ -1,0 +1,180 @@
+"""States saved to a folder by orbax, and read back bit for bit."""
+
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._train import TT
+from tensorjax.pde._maps import AffineMap
+from tensorjax.pde._solution import State
+
+
+class Checkpoint(NamedTuple):
+    """Where, and how often, a run saves its state.
+
+    Attributes:
+      folder: a directory; made if it is not there. The newest state is in ``step_N``. It may hold
+        states only if the run starts from the newest of them: others are of another run.
+      every: accepted steps between two; one is saved at the end anyway.
+      keep: so many of the run's are kept.
+    """
+
+    folder: Any
+    every: int = 100
+    keep: int = 2
+
+
+def save(folder: Any, state: State) -> pathlib.Path:
+    """Saves a state, with what the integrator remembers, as ``folder/step_N``.
+
+    N is the number of steps, or, for a state without memory, the next that is free.
+
+    Args:
+      folder: a directory; made if it is not there.
+      state: as a `Solution` holds them.
+
+    Returns:
+      The path written; one that was there is replaced.
+
+    Raises:
+      ImportError: orbax is not installed.
+    """
+    tree: dict[str, Any] = {
+        "map": {"matrix": np.asarray(state.map.matrix), "shift": np.asarray(state.map.shift)},
+        "t": np.asarray(float(state.t)),
+        "cores": {str(k): np.asarray(c) for k, c in enumerate(state.v.cores)},
+    }
+    if state.memory is not None:
+        tree["memory"] = {k: np.asarray(a) for k, a in state.memory.items()}
+    folder = pathlib.Path(folder).absolute()
+    if state.memory is None:
+        known = _saved(folder)
+        number = _number(known[-1]) + 1 if known else 0
+    else:
+        number = int(state.memory["steps"])
+    path = folder / f"step_{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, tree, force=True)
+    return path
+
+
+def load(folder: Any) -> State:
+    """The newest state that a run or `save` left in a folder.
+
+    Args:
+      folder: the directory given to `integrate`, or one ``step_N`` in it.
+
+    Returns:
+      `State`, for ``integrate(…, start=…)``.
+
+    Raises:
+      ImportError: orbax is not installed. FileNotFoundError: there is no state.
+    """
+    folder = pathlib.Path(folder).absolute()
+    found = [folder] if folder.name.startswith("step_") else _saved(folder)
+    if not found or not found[-1].is_dir():
+        raise FileNotFoundError(f"folder: expected states step_N saved in {folder}, got none")
+    with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.restore(found[-1])
+    cores = tuple(tree["cores"][str(k)] for k in range(len(tree["cores"])))
+    memory = tree.get("memory")
+    memory = None if memory is None else {k: np.asarray(a) for k, a in memory.items()}
+    at = AffineMap(np.asarray(tree["map"]["matrix"]), np.asarray(tree["map"]["shift"]))
+    return State(TT(cores), at, float(tree["t"]), memory)
+
+
+def _saved(folder: pathlib.Path) -> list[pathlib.Path]:
+    paths = [p for p in folder.glob("step_*") if p.name[5:].isdigit()]
+    return sorted(paths, key=_number)
+
+
+def _number(path: pathlib.Path) -> int:
+    return int(path.name[5:])
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need orbax: install it with pip install 'tensorjax[nn]'"
+        ) from error
+    return ocp
+
+
+class _Saver:
+    """Saves the states of a run as they come.
+
+    Raises:
+      ValueError: the folder holds states of another run.
+    """
+
+    def __init__(self, options: Checkpoint, start: State | None):
+        self._options = options
+        self._last = -1
+        _orbax()
+        self._paths = _saved(pathlib.Path(options.folder).absolute())
+        if self._paths and not (start is not None and _same(load(self._paths[-1]), start)):
+            raise ValueError(
+                "checkpoint: expected a folder without states of another run, got "
+                f"{options.folder} with {self._paths[-1].name}; take another folder, remove its "
+                "states, or go on with start=pde.load(folder)"
+            )
+
+    def after(self, work: Any) -> None:
+        """To be called after every step."""
+        if work.memory.steps % self._options.every == 0:
+            self._save(work)
+
+    def close(self, work: Any) -> None:
+        """To be called at the end."""
+        if work.memory.steps != self._last:
+            self._save(work)
+
+    def _save(self, work: Any) -> None:
+        path = save(self._options.folder, work.state())
+        self._last = work.memory.steps
+        self._paths = [p for p in self._paths if p != path] + [path]
+        while len(self._paths) > self._options.keep:
+            shutil.rmtree(self._paths.pop(0), ignore_errors=True)
+
+
+class _Nothing:
+    def after(self, work: Any) -> None:
+        pass
+
+    def close(self, work: Any) -> None:
+        pass
+
+
+def _same(a: State, b: State) -> bool:
+    """Whether two states, and what is remembered with them, are the same to the last bit."""
+    if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
+        return False
+    first, second = (
+        {
+            "matrix": s.map.matrix,
+            "shift": s.map.shift,
+            **dict(enumerate(s.v.cores)),
+            **(s.memory or {}),
+        }
+        for s in (a, b)
+    )
+    return first.keys() == second.keys() and all(
+        np.array_equal(np.asarray(first[k]), np.asarray(second[k])) for k in first
+    )
+
+
+def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
+    """What saves states of a run: to a folder, as a `Checkpoint` says, or not at all."""
+    if checkpoint is None:
+        return _Nothing()
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    _check.integer("checkpoint.every", checkpoint.every, low=1)
+    _check.integer("checkpoint.keep", checkpoint.keep, low=1)
+    return _Saver(checkpoint, start)

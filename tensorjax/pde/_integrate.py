@@ -1,0 +1,284 @@
+"""Integration in time on tensor trains, in coordinates that move."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax.pde import _run as run
+from tensorjax.pde._checkpoint import checkpointer
+from tensorjax.pde._controllers import PIDController, checked
+from tensorjax.pde._maps import AffineMap, affine
+from tensorjax.pde._methods import METHODS
+from tensorjax.pde._rates import Rates, right_side
+from tensorjax.pde._solution import Result, SaveAt, Solution, State, save_times
+from tensorjax.pde._static import integrate_static
+from tensorjax.pde._sums import Train, relative_norm
+from tensorjax.pde._watch import progress_of
+from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
+
+# Defaults that a run of fixed ranks tells from what is asked for.
+_EDGE, _STEPS = 1e-3, 100_000
+
+Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
+
+
+def integrate(
+    problem: Any,
+    *,
+    t1: float,
+    t0: float = 0.0,
+    dt: float | None = None,
+    tol: float = 1e-6,
+    rank: Any = None,
+    max_rank: int | None = None,
+    coordinates: Any = "adaptive",
+    method: Name = "rk4",
+    stepsize_controller: Any = None,
+    saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    conserve: Literal["rescale", "project"] | None = None,
+    extrapolate: int | None = None,
+    edge_limit: float = _EDGE,
+    max_steps: int = _STEPS,
+    progress: Any = False,
+    checkpoint: Any = None,
+    start: State | None = None,
+    map: AffineMap | None = None,
+) -> Solution:
+    """Integrates u_t = G(u) with u(x, t) = v(Γ(t) x + s(t), t), v a train of low TT-ranks.
+
+    v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
+    the same u; good ones keep the ranks of v low. A generator chooses them at every step, a
+    polynomial extrapolates them over it, Γ and s follow to roundoff, and v takes a step of the
+    method, in which every sum is rounded. All this happens on the host, in double precision, with
+    ranks as they turn out: nothing is compiled.
+
+    Args:
+      problem: a `Problem`.
+      t1: time at the end, later than t0.
+      t0: time at the start (that of ``start``, if there is one).
+      dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
+        too.
+      tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
+        a quarter of it.
+      rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
+        compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
+        has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
+        motion is repeated: no derivative passes through them, and none has to. ``tol`` is that of
+        the initial state; only the end is saved. Derivatives see the directions that v fills: where
+        v has fewer ranks than given, those that only its derivative needs are lost: gradients along
+        a repeated motion want x64 and ranks above those of the run. ``stats["finite"]`` tells
+        NaN and Inf, also under jit.
+      max_rank: the run stops where ``tol`` asks for more.
+      coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
+        box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
+      method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
+        Galerkin. "projector splitting": second order, at the ranks of the start. "imex": diffusion
+        implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, second order.
+      stepsize_controller: `ConstantStepSize` or `PIDController`.
+      saveat: `SaveAt`.
+      conserve: ∫ u dx is kept by "rescale" (v times a number) or by "project" (a weighted
+        projection), for problems that conserve it. It costs accuracy: mass that the truncation
+        lost comes back where v is, not where it went.
+      extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2. None is 1, or 2 with
+        "ab3", whose order needs it; higher degrees amplify what Σ jumps from step to step.
+      edge_limit: the run stops where `edge_mass` is larger.
+      max_steps: accepted, at most.
+      progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
+        `Solution.stats`, entry by entry), which stops the run if it returns True.
+      checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
+        is refused unless the run starts from the newest of them.
+      start: a `State` to start from, with its time and map; one that was saved by a run goes on as
+        if that had not ended, to the last bit.
+      map: initial coordinates; the identity if None.
+
+    Returns:
+      `Solution`. A run that fails is stopped, and says why; the last good state is there.
+
+    Raises:
+      ValueError: an argument out of range, or that does not fit the problem; an initial state that
+        the box does not hold. Errors after the first step stop the run instead.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> problem = pde.Liouville(rotation, start, pde.Box.fourier(2, 48, 6.0))
+      >>> fixed = pde.integrate(problem, t1=0.5, dt=0.05, tol=1e-4, coordinates="fixed")
+      >>> moving = pde.integrate(problem, t1=0.5, dt=0.05, tol=1e-4)
+      >>> fixed.result.value, moving.result.value
+      ('successful', 'successful')
+      >>> bool(moving.stats["rank"][-1] < fixed.stats["rank"][-1])
+      True
+
+    Source: A. Dektor, D. Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds"
+    (arXiv 2307.05914), for the equations of v and Γ; abstract and introduction are all we know of
+    it. Ours: the extrapolation of Σ, the integrators as they are here, the statuses.
+    """
+    if rank is not None and stepsize_controller is None and dt is None:
+        raise ValueError("dt: expected a time step with rank=, got None")
+    controller = checked(_controller(stepsize_controller, dt, tol), dt)
+    if extrapolate is None:
+        extrapolate = 2 if method == "ab3" else 1
+    _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit)
+    options = run.Options(
+        problem, _generator(coordinates), METHODS[method], method, controller, float(tol),
+        None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
+        extrapolate, float(edge_limit), _check.integer("max_steps", max_steps, low=1),
+    )  # fmt: skip
+    at, t0, start = _checked_start(problem, start, map, t0)
+    if t1 is None or not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
+        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
+    if rank is not None:
+        _check_static(options, coordinates, saveat, max_rank, checkpoint)
+        if progress or edge_limit != _EDGE or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress, edge_limit or max_steps with it")
+        return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
+    work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
+    if not math.isfinite(work.memory.dt):
+        work.memory.dt = _first_step(work, t1 - t0)
+    elif dt is not None and not isinstance(controller, PIDController):
+        work.memory.dt = float(dt)
+    return _loop(
+        work, float(t1), saveat, progress_of(progress, t0, t1), checkpointer(checkpoint, start)
+    )
+
+
+def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:
+    ys: list[State] = []
+    times = save_times(saveat, work.t, t1)
+    if saveat.t0 or (times and times[0] <= work.t):
+        ys.append(work.state())
+    times = [t for t in times if t > work.t]
+    every, count = int(saveat.steps), 0
+    stop: run.Stopped | None = None
+    while work.t < t1 and stop is None:
+        if count >= work.options.max_steps:
+            stop = run.Stopped(Result.max_steps, f"t = {work.t:g} after {count} steps")
+            break
+        stop = work.advance(times[0] if times else t1)
+        if stop is not None:
+            break
+        count += 1
+        if times and work.t >= times[0]:
+            times.pop(0)
+            ys.append(work.state())
+        elif every and count % every == 0:
+            ys.append(work.state())
+        save.after(work)
+        if progress(work.rows[-1]):
+            stop = run.Stopped(Result.stopped, f"at t = {work.t:g}")
+    if not ys or ((saveat.t1 or stop is not None) and ys[-1].t != work.t):
+        ys.append(work.state())
+    save.close(work)
+    result, message = (Result.successful, "") if stop is None else stop
+    return Solution(np.array([y.t for y in ys]), ys, work.stats(), result, message)
+
+
+def _generator(coordinates: Any) -> Any:
+    if isinstance(coordinates, Solution):
+        return Replay(coordinates)
+    if isinstance(coordinates, str):
+        if coordinates not in ("adaptive", "fixed"):
+            raise ValueError(
+                'coordinates: expected "adaptive", "fixed" or a generator such as '
+                f"pde.MultiLevel(), got {coordinates!r}"
+            )
+        if coordinates == "fixed":
+            return None
+        return MultiLevel()
+    if not callable(coordinates) or isinstance(coordinates, type):
+        raise ValueError(
+            'coordinates: expected "adaptive", "fixed" or a callable generator such as '
+            f"pde.MultiLevel() (an object, not a class), got {coordinates!r}"
+        )
+    return coordinates
+
+
+class Replay:
+    """The motion of an earlier run, linear in time between its steps."""
+
+    def __init__(self, solution: Solution):
+        stats = solution.stats
+        if "sigma" not in stats or not len(stats["t"]):
+            raise ValueError(
+                "coordinates: expected a pde.Solution of a run with tol, whose motion is known"
+            )
+        self._times = stats["t"] - stats["dt"]
+        self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
+
+    def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """Σ and β at a time; before and after the run, those at its ends."""
+        k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
+        near = min(k + 1, len(self._times) - 1)
+        span = self._times[near] - self._times[k]
+        w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
+        total = (1 - w) * self._values[k] + w * self._values[near]
+        return Motion(total[:, :-1], total[:, -1])
+
+
+def _check_static(
+    options: run.Options, coordinates: Any, saveat: Any, max_rank: Any, checkpoint: Any
+) -> None:
+    generator = options.generator
+    if not (generator is None or isinstance(generator, Replay | Prescribed | Fixed)):
+        raise ValueError(
+            'coordinates: expected "fixed", pde.Prescribed or the Solution of an earlier run with '
+            f"rank=, got {coordinates!r}; generators look at the data"
+        )
+    if isinstance(options.controller, PIDController) or saveat != SaveAt(t1=True):
+        raise ValueError("rank: expected steps of constant dt, and saveat=SaveAt(t1=True)")
+    if any(x is not None for x in (options.conserve, max_rank, checkpoint)):
+        raise ValueError("rank: expected no conserve, max_rank or checkpoint with it")
+
+
+def _controller(controller: Any, dt: float | None, tol: float) -> Any:
+    return PIDController(rtol=tol) if controller is None and dt is None else controller
+
+
+def _check_arguments(
+    problem: Any, method: str, tol: float, conserve: Any, extrapolate: int, edge_limit: float
+) -> None:
+    if not hasattr(problem, "right_side"):
+        raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {tuple(METHODS)}, got {method!r}")
+    if conserve not in (None, "rescale", "project"):
+        raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
+    _check.tolerance(tol, np.float64)
+    if not tol < 1:
+        raise ValueError(f"tol: expected a relative error below 1, got {tol!r}")
+    _check.integer("extrapolate", extrapolate, low=0, high=2)
+    if not edge_limit > 0:
+        raise ValueError(f"edge_limit: expected a positive share, got {edge_limit!r}")
+
+
+def _checked_start(
+    problem: Any, start: Any, map: AffineMap | None, t0: float
+) -> tuple[AffineMap, float, State | None]:
+    """The initial map and time, and the state if one is given."""
+    if not (map is None or isinstance(map, AffineMap)):
+        raise ValueError(
+            f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
+            "pde.affine(matrix, shift)"
+        )
+    if start is None:
+        at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
+        return at, float(t0), None
+    if not isinstance(start, State):
+        raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
+    if start.v.shape != problem.box.shape:
+        raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
+    at = affine(start.map.matrix, start.map.shift)
+    return at, float(start.t), start._replace(map=at, t=float(start.t))
+
+
+def _first_step(work: run.Run, span: float) -> float:
+    """A hundredth of the time in which the right side changes v, by its norm."""
+    options = work.options
+    right = right_side(options.problem, work.map, work.t)
+    terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)
+    rate = relative_norm(terms, [1.0] * len(terms), Train(work.memory.v)) if terms else 0.0
+    return min(0.01 / rate if 0 < rate < math.inf else span, span / 10)

@@ -1,0 +1,127 @@
+"""How coordinates move within one step: Σ extrapolated from past steps, Γ̇ = Σ Γ solved with it.
+
+Any smooth Σ(t) is consistent, for it changes the ranks and not the solution; but the Σ that moves
+Γ and the Σ in the transport term must be the same function of time, or the order of the integrator
+is lost. Here it is a polynomial in time on every step, and Γ its power series, summed to roundoff.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax.pde._maps import AffineMap
+
+# Terms of the power series, at most; it converges as (‖Σ‖ dt)^k / k!.
+_TERMS = 60
+# What a polynomial may miss a moment by, relative to the size of the moments.
+_MISS = 0.1
+
+
+class Moment(NamedTuple):
+    """Σ (d, d) and β (d,) of the generator at one time."""
+
+    t: float
+    sigma: Any
+    beta: Any
+
+
+class Path:
+    """The motion over [t, t + dt]; times are given as shares of dt.
+
+    Args:
+      at: the map y = Γ x + s at t.
+      t: the time.
+      dt: the step.
+      past: what the generator said, the newest last and at t; the polynomial through all of them.
+        Empty: coordinates at rest.
+    """
+
+    def __init__(self, at: AffineMap, t: float, dt: float, past: Sequence[Moment]):
+        self.t = t
+        self.dt = dt
+        self._start = at
+        self._motion = _polynomial(t, dt, past) if past else []
+        self._series = self._solved() if past else []
+
+    def time(self, share: float) -> float:
+        """t + share·dt."""
+        return self.t + share * self.dt
+
+    def motion(self, share: float) -> tuple[Any, Any]:
+        """(Σ, β) at a time; (None, None) at rest."""
+        if not self._motion:
+            return None, None
+        total = _horner(self._motion, share) / self.dt
+        return total[:, :-1], total[:, -1]
+
+    def map(self, share: float) -> AffineMap:
+        """The map at a time."""
+        if not self._series or share == 0:
+            return self._start
+        total = _horner(self._series, share)
+        return AffineMap(total[:, :-1], total[:, -1])
+
+    def _solved(self) -> list[Any]:
+        """Coefficients of [Γ s], from k G_k = Σ_j Σ_j G_{k−1−j} + [0 β_{k−1}]."""
+        out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
+        size = np.linalg.norm(out[0])
+        for k in range(1, _TERMS):
+            pairs = zip(self._motion, reversed(out[-len(self._motion) :]), strict=False)
+            term = sum(c[:, :-1] @ g for c, g in pairs)
+            if k <= len(self._motion):
+                term = np.asarray(term)
+                term[:, -1] += self._motion[k - 1][:, -1]
+            out.append(np.asarray(term) / k)
+            small = np.finfo(float).eps / 4 * size
+            if k > len(self._motion) and all(np.linalg.norm(g) <= small for g in out[-3:]):
+                break
+        return out
+
+
+def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
+    """The newest moments through which a polynomial may be laid.
+
+    A generator that jumps from step to step must not be extrapolated: a parabola through values
+    that differ by a jump changes within one step by several times as much, which leaves the
+    integrator with errors far above its order. The newest moment shows how well polynomials through
+    the ones before it tell what comes: where that of the full degree misses by more than a tenth of
+    the size of the moments, the degree is taken that missed least.
+
+    Args:
+      moments: the newest last, at most degree + 2.
+      degree: of the polynomial, at most.
+    """
+    if len(moments) < 3:  # nothing to judge by
+        return moments[-(degree + 1) :]
+    *past, new = moments
+    misses = []
+    for count in range(1, min(degree + 1, len(past)) + 1):
+        nodes = np.array([m.t for m in past[-count:]]) - new.t
+        powers = np.vander(nodes / np.abs(nodes).max(), increasing=True)
+        weights = np.linalg.solve(powers.T, np.eye(count)[0])
+        parts = [w * _joined(m) for w, m in zip(weights, past[-count:], strict=True)]
+        misses.append(np.linalg.norm(np.sum(parts, axis=0) - _joined(new)))
+    size = max(np.linalg.norm(_joined(m)) for m in moments)
+    if misses[-1] <= _MISS * size:
+        return moments[-(degree + 1) :]
+    return moments[-(int(np.argmin(misses)) + 1) :]
+
+
+def _joined(moment: Moment) -> np.ndarray:
+    return np.column_stack([moment.sigma, moment.beta])
+
+
+def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
+    """Coefficients, by powers of the share, of dt·[Σ β] through the moments given."""
+    values = np.stack([dt * _joined(m) for m in past])
+    nodes = np.array([(m.t - t) / dt for m in past])
+    powers = np.vander(nodes, increasing=True)
+    return list(np.linalg.solve(powers, values.reshape(len(past), -1)).reshape(values.shape))
+
+
+def _horner(coefficients: Sequence[Any], x: float) -> Any:
+    total = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        total = c + x * total
+    return total

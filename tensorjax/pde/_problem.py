@@ -1,0 +1,202 @@
+"""What problems are made of: right sides in given coordinates, and what every problem answers."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._train import TT, TTMatrix
+from tensorjax.pde._grid import Box
+from tensorjax.pde._initial import Start
+from tensorjax.pde._maps import AffineMap, floats
+from tensorjax.pde._operators import Coefficients, affine_generator
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RightSide:
+    """Q_y(v), the right side of an equation in given coordinates, without their own motion.
+
+    Attributes:
+      box: of the grid.
+      affine: coefficients of the part (M y + b)·∇v + S:∇∇v + c v, or None.
+      others: other linear operators, to be summed with it.
+      source: a train that is added, or None.
+      reaction: (v, tol) ↦ R(v) at a relative error, nonlinear, or None.
+    """
+
+    box: Box
+    affine: Coefficients | None = None
+    others: tuple[TTMatrix, ...] = ()
+    source: TT | None = None
+    reaction: Callable[[TT, float], TT] | None = None
+
+    @functools.cached_property
+    def operators(self) -> tuple[TTMatrix, ...]:
+        """All linear operators, to be summed."""
+        if self.affine is None:
+            return self.others
+        return (affine_generator(self.box, *self.affine), *self.others)
+
+    def terms(self, v: TT) -> list[Any]:
+        """What sums up to Q_y(v), but for the reaction: terms of `tt.linear_combination`.
+
+        They have the dtype of v, for operators are in double precision whatever JAX's default is.
+        """
+        found: list[Any] = [(a.astype(v.dtype), v) for a in self.operators]
+        return found if self.source is None else [*found, self.source.astype(v.dtype)]
+
+    def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
+        """Q_y(v) − (Σ y + β)·∇v: what v follows in coordinates with ẏ = Σ y + β at fixed x.
+
+        The motion joins the affine part, whose TT-rank stays what it is.
+        """
+        affine = Coefficients() if self.affine is None else self.affine
+        return dataclasses.replace(self, affine=affine.moving(sigma, beta))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem(abc.ABC):
+    """u_t = G(u), u(0) given, for functions that vanish far out.
+
+    A problem of one's own has a `right_side`; with `exact`, errors can be seen.
+
+    Attributes:
+      start: the initial state.
+      box: the box of the moving coordinates y.
+
+    Raises:
+      ValueError: a start of other dimensions than the box.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> class Heat(pde.Problem):
+      ...     def right_side(self, map, t):
+      ...         spread = map.matrix @ map.matrix.T
+      ...         return pde.RightSide(self.box, pde.Coefficients(diffusion=spread))
+      >>> heat = Heat(pde.Gaussian(np.zeros(2), np.eye(2)), pde.Box.fourier(2))
+      >>> heat.right_side(pde.AffineMap.identity(2), 0.0).operators[0].ranks
+      (1, 3, 1)
+    """
+
+    start: Start
+    box: Box
+
+    def __post_init__(self):
+        dim = getattr(self.start, "dim", self.box.dim)
+        if dim != self.box.dim:
+            raise ValueError(f"start: expected {self.box.dim} coordinates as the box, got {dim}")
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return self.box.dim
+
+    def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
+        """Those of `initial`, in double precision on the host."""
+        if map.dim != self.dim:
+            raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
+        return self.start.cores(self.box, map, tol)
+
+    def initial(self, map: AffineMap, tol: float) -> TT:
+        """u(0) on the grid of y, at x = map.inverse(y), with relative error ``tol``."""
+        return TT(self.initial_cores(map, tol))
+
+    @abc.abstractmethod
+    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+        """The right side in the coordinates of a map, which may be traced."""
+
+    def exact(self, t: float, x: Any) -> np.ndarray | None:
+        """The solution at time t and physical points (m, d); None where no reference is known."""
+        return None
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Mass, mean and covariance at time t, or None where no closed form is known."""
+        return None
+
+    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+        """Points (count, d) drawn from the exact solution at time t, a density.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Raises:
+          ValueError: no exact density is known.
+        """
+        raise ValueError(
+            f"{type(self).__name__}: expected a problem with an exact density to sample from; "
+            "draw the points from a density of your own"
+        )
+
+
+def generator_of(key: Any) -> np.random.Generator:
+    """A NumPy generator as it is, or one determined by a key of `jax.random`."""
+    if isinstance(key, np.random.Generator):
+        return key
+    if not isinstance(key, jax.Array) or _check.is_traced(key):
+        raise TypeError(
+            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
+        )
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+
+def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
+    """Coefficients in y of −∇·((A x + b) u) + D:∇∇u."""
+    zero = np.zeros((map.dim, map.dim))
+    xp, (gamma, s, a, b, diff) = floats(
+        map.matrix,
+        map.shift,
+        zero if matrix is None else matrix,
+        zero[0] if offset is None else offset,
+        zero if diffusion is None else diffusion,
+    )
+    m = -xp.linalg.solve(gamma.T, (gamma @ a).T).T
+    shift = -m @ s - gamma @ b
+    return Coefficients(
+        None if matrix is None else m,
+        shift,
+        None if diffusion is None else gamma @ diff @ gamma.T,
+        -xp.trace(a),
+    )
+
+
+def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """A coefficient of this shape, as a double array unless traced."""
+    value = value if _check.is_traced(value) else np.asarray(value, np.float64)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
+    _check.finite(name, value)
+    return value
+
+
+def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
+    """A symmetric positive semidefinite matrix, or None; one number stands for a multiple of 1."""
+    if value is None:
+        return None
+    if np.ndim(value) == 0:
+        value = value * np.eye(dim)
+    value = array(name, value, (dim, dim))
+    if _check.is_traced(value):
+        return value
+    low, high = np.linalg.eigvalsh((value + value.T) / 2)[[0, -1]]
+    if not np.allclose(value, value.T, atol=1e-12 * np.abs(value).max()):
+        raise ValueError(
+            f"{name}: expected a symmetric matrix, got one that is not; D:∇∇u sees (D + Dᵀ)/2 only"
+        )
+    if low < -1e-12 * abs(high):
+        raise ValueError(
+            f"{name}: expected a symmetric positive semidefinite matrix, got eigenvalues from "
+            f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
+        )
+    return value

@@ -1,0 +1,365 @@
+"""The loop over the steps: coordinates, step, checks, mass, statistics."""
+
+import dataclasses
+import math
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores import Cores
+from tensorjax._train import TT
+from tensorjax.pde._controllers import ConstantStepSize, PIDController
+from tensorjax.pde._inside import check_inside
+from tensorjax.pde._maps import AffineMap
+from tensorjax.pde._mass import conserved, mass_of
+from tensorjax.pde._memory import Memory
+from tensorjax.pde._path import Moment, Path, told
+from tensorjax.pde._rates import Clock, hosted_cores, right_side, train
+from tensorjax.pde._setting import checked_motion
+from tensorjax.pde._solution import Result, State
+from tensorjax.pde._stability import too_fast
+from tensorjax.pde._steppers import STABLE, Method, Step, Trim
+from tensorjax.pde._sums import Runaway, Train, rounded
+from tensorjax.pde._watch import compilations
+from tensorjax.pde.physical import edge_mass
+
+# A step that multiplies the norm by more is looked at for instability.
+_GROWTH = 1.1
+# And one after which the rank is more than this times the rank before, and more beside.
+_JUMP, _LEAP = 1.25, 4
+# Maps of a higher condition number are as good as singular.
+_COND = 1e10
+# Steps shorter than this share of what is left to go are roundoff.
+_HAIR = 1e-10
+
+
+class Options(NamedTuple):
+    """Everything that stays the same over a run; see `integrate`."""
+
+    problem: Any
+    generator: Any
+    method: Method
+    name: str
+    controller: ConstantStepSize | PIDController
+    tol: float
+    max_rank: int | None
+    conserve: Any
+    degree: int
+    edge_limit: float
+    max_steps: int
+
+
+class Stopped(NamedTuple):
+    """Why a run ends early."""
+
+    result: Result
+    message: str
+
+
+def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
+    """A run at its initial state, or at one that was saved."""
+    weights = options.problem.box.weights
+    if start is not None and _remembers(start):
+        assert start.memory is not None
+        return Run(options, start.map, start.t, Memory.restored(start.memory))
+    if start is not None:
+        _check.finite("start", start.v)
+        cores, map, t0 = hosted_cores(start.v), start.map, start.t
+    else:
+        cores = options.problem.initial_cores(map, options.tol)
+        check_inside(options.problem, cores, map, options.edge_limit)
+    cores = rounded(
+        [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
+    ).cores
+    mass = mass_of(cores, weights) / abs(float(map.det))
+    return Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+
+
+def _remembers(start: State) -> bool:
+    """Whether the memory is that of this v."""
+    if start.memory is None:
+        return False
+    kept = Memory.restored(start.memory).v
+    given = [np.asarray(c) for c in start.v.cores]
+    return len(kept) == len(given) and all(
+        k.shape == g.shape and np.array_equal(k.astype(g.dtype), g)
+        for k, g in zip(kept, given, strict=True)
+    )
+
+
+class Run:
+    """A state that steps move forward."""
+
+    def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
+        self.options = options
+        self.map = AffineMap(np.asarray(map.matrix, float), np.asarray(map.shift, float))
+        self.t = float(t)
+        self.memory = memory
+        self.rows: list[dict[str, Any]] = []
+        self.rejected = 0
+
+    def state(self) -> State:
+        """The state as it is, to be saved."""
+        v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
+        return State(v, self.map, self.t, self.memory.saved())
+
+    def advance(self, target: float) -> Stopped | None:
+        """One accepted step towards a time; says why there is none, if there is none.
+
+        Errors of the first step are raised, for they are those of the arguments; later ones must
+        not lose the state.
+        """
+        try:
+            return self._advance(target)
+        except (ValueError, ArithmeticError) as error:
+            if not self.rows:
+                raise
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Stopped:
+        text = f"at t = {self.t:g} the right side or the generator failed ({error})"
+        if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
+            return Stopped(Result.not_finite, f"{text}: try a smaller dt")
+        cond = float(np.linalg.cond(self.map.matrix))
+        return Stopped(
+            Result.failed,
+            f"{text}; the condition number of the map is {cond:.2g}: if that is high, use "
+            "coordinates that are regularised more, or fixed ones",
+        )
+
+    def _advance(self, target: float) -> Stopped | None:
+        began, compiled = time.perf_counter(), compilations()
+        right = right_side(self.options.problem, self.map, self.t)
+        costs = self._look(right)
+        while True:
+            dt, lands = self._length(target)
+            path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
+            at = Clock(self.options.problem, path, right)
+            trim = Trim(self.options.tol, self.options.max_rank, dict(self.memory.guesses))
+            adaptive = isinstance(self.options.controller, PIDController)
+            step, stop = self._tried(at, dt, trim, adaptive)
+            if stop is not None and not (adaptive and stop.result in _CURABLE):
+                return stop
+            accepted, stop = self._judged(step, dt, stop)
+            if stop is not None:
+                return stop
+            if accepted:
+                break
+            self.rejected += 1
+        assert step is not None
+        stop = self._keep(step, at, target if lands else self.t + dt, trim)
+        if stop is None:
+            self._note(costs, dt, step, time.perf_counter() - began, compilations() - compiled)
+        return stop
+
+    def _attempt(
+        self, at: Clock, dt: float, trim: Trim, adaptive: bool
+    ) -> tuple[Step | None, Stopped | None]:
+        """A step, and what is wrong with it."""
+
+        def step() -> Step:
+            v, slopes = self.memory.v, self.memory.slopes
+            return self.options.method.step(at, v, dt, trim, adaptive, slopes)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                found = step()
+            except Runaway as runaway:
+                stop = self._admissible(runaway.cores, at, dt, 10 * self.options.tol)
+                if stop is not None:
+                    return None, stop
+                trim.limit = None
+                found = step()
+            return found, self._fault(found, at, dt)
+
+    def _tried(
+        self, at: Clock, dt: float, trim: Trim, adaptive: bool
+    ) -> tuple[Step | None, Stopped | None]:
+        """The same, where an error is one that a smaller step may cure."""
+        if not (adaptive and self.rows):
+            return self._attempt(at, dt, trim, adaptive)
+        try:
+            return self._attempt(at, dt, trim, adaptive)
+        except (ValueError, ArithmeticError) as error:
+            return None, self._failed(error)
+
+    def _look(self, right: Any) -> tuple[float, float]:
+        """Asks the generator for Σ and β at the present state; the costs without and with them."""
+        generator = self.options.generator
+        if generator is None:
+            d = self.options.problem.dim
+            self._motion = np.zeros((d, d)), np.zeros(d)
+            self.memory.moments = []
+            return math.nan, math.nan
+        options = self.options
+        motion = generator(
+            train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
+        )
+        sigma, beta = checked_motion(motion, options.problem.dim)
+        moment = Moment(self.t, sigma, beta)
+        self._motion = moment.sigma, moment.beta
+        # A step that failed has left its own moment, at this very time.
+        past = [m for m in self.memory.moments if m.t < self.t]
+        self.memory.moments = [*past, moment][-(options.degree + 2) :]
+        return float(motion.cost_without), float(motion.cost)
+
+    def _length(self, target: float) -> tuple[float, bool]:
+        """The next step, and whether it ends at the target."""
+        left, dt = target - self.t, self.memory.dt
+        if dt >= left * (1 - _HAIR):
+            return left, True
+        if isinstance(self.options.controller, PIDController) and 2 * dt > left:
+            return left / 2, False
+        return dt, False
+
+    def _judged(
+        self, step: Step | None, dt: float, stop: Stopped | None
+    ) -> tuple[bool, Stopped | None]:
+        """Whether the controller takes the step; it also sets the next."""
+        controller = self.options.controller
+        if isinstance(controller, ConstantStepSize):
+            return True, None
+        norm, error = (1.0, math.inf) if step is None else (step.v.norm, step.error)
+        error = error if stop is None else math.inf
+        accepted, factor = True, 1.0
+        if math.isfinite(error) or stop is not None:
+            order = self.options.method.estimate + 1
+            accepted, factor = controller.judge(error, norm, self.memory.errors, order)
+        if accepted and math.isfinite(error):
+            self.memory.errors = (controller.scaled(error, norm), *self.memory.errors)[:2]
+        full = self.memory.dt
+        grown = factor * dt
+        # A step that was cut short to meet a time says little about longer ones.
+        self.memory.dt = max(full, grown) if accepted and dt < full and factor >= 1 else grown
+        if controller.dtmax is not None:
+            self.memory.dt = min(self.memory.dt, controller.dtmax)
+        low = max(controller.dtmin or 0.0, 1e-12 * max(abs(self.t), dt))
+        if not accepted and self.memory.dt < low:
+            why = stop.message if stop is not None else f"estimated error {error:.2g} of ‖v‖"
+            return False, Stopped(
+                Result.dtmin,
+                f"at t = {self.t:g} a step of {dt:.2g} was not accepted ({why}); allow a smaller "
+                "dtmin or a larger rtol (no less than tol)",
+            )
+        return accepted, None
+
+    def _fault(self, step: Step, at: Clock, dt: float) -> Stopped | None:
+        """What is wrong with a step, before it is taken."""
+        if step.note:
+            return Stopped(Result.solver, f"at t = {self.t:g}: {step.note}")
+        before = float(np.linalg.norm(self.memory.v[0]))
+        if not math.isfinite(step.v.norm):
+            return self._not_finite(at, dt)
+        grown = step.v.norm > _GROWTH * before > 0
+        rank = max((len(c) for c in self.memory.v), default=1)
+        if grown or max(step.v.ranks, default=1) > _JUMP * rank + _LEAP:
+            share = 0.3 if grown else 10 * self.options.tol
+            limit = self._admissible(step.v.cores, at, dt, share)
+            if limit is not None:
+                return limit
+        if step.v.capped:
+            return Stopped(
+                Result.max_rank,
+                f"at t = {self.t:g} the tolerance {self.options.tol:g} asks for ranks above "
+                f"max_rank = {self.options.max_rank}: raise max_rank or tol, or let coordinates "
+                "move",
+            )
+        return None
+
+    def _admissible(self, cores: Cores, at: Clock, dt: float, share: float) -> Stopped | None:
+        """Stops where the right side acts on v faster than the method can follow."""
+        name = self.options.name
+        rates = at(1.0).split()[1] if name == "imex" else at(1.0)
+        rate = too_fast(rates.without_sources(), cores, dt, share, STABLE[name])
+        if rate is None:
+            return None
+        return Stopped(
+            Result.cfl,
+            f"dt = {dt:.3g} at t = {self.t:g} is unstable: the right side has rates up to about "
+            f"{rate:.3g}, for which {name} admits dt of about {min(STABLE[name]) / rate:.2g}",
+        )
+
+    def _not_finite(self, at: Clock, dt: float) -> Stopped:
+        stop = self._admissible(self.memory.v, at, dt, 10 * self.options.tol)
+        if stop is not None:
+            return stop
+        return Stopped(
+            Result.not_finite,
+            f"NaN or Inf in the step of {dt:.3g} at t = {self.t:g}: try a smaller dt; a reaction "
+            "may have run into a singularity",
+        )
+
+    def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
+        """Makes the step the state, unless it is no good."""
+        options, weights = self.options, self.options.problem.box.weights
+        map = at.path.map(1.0)
+        cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
+        if not cond < _COND:
+            return Stopped(
+                Result.singular_map,
+                f"at t = {t:g} the condition number of the map reaches {cond:.2g}: use coordinates "
+                "that are regularised more, or fixed ones",
+            )
+        cores = step.v.cores
+        if options.conserve is not None:
+            target = self.memory.mass * abs(float(map.det))
+            cores, fault = conserved(cores, weights, target, options.conserve)
+            if fault:
+                return Stopped(Result.not_finite, f"at t = {t:g} mass cannot be conserved: {fault}")
+        edge = edge_mass(train(cores), options.problem.box)
+        if edge > options.edge_limit:
+            unstable = self._admissible(cores, at, t - self.t, min(3 * edge, 0.3))
+            return unstable or Stopped(
+                Result.edge_mass,
+                f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
+                f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
+                "follow the solution",
+            )
+        self.map, self.t = map, t
+        slopes = self.memory.slopes
+        if step.slope is not None:
+            slopes = [*slopes, step.slope][-options.method.past :]
+        self.memory = dataclasses.replace(
+            self.memory, v=cores, slopes=slopes, guesses=trim.guesses, steps=self.memory.steps + 1
+        )
+        volume = abs(float(map.det))
+        self._seen = {"cond": cond, "mass": mass_of(cores, weights) / volume, "edge_mass": edge}
+        return None
+
+    def _note(
+        self, costs: tuple[float, float], dt: float, step: Step, seconds: float, compiled: int
+    ) -> None:
+        ranks = tuple(len(c) for c in self.memory.v[1:])
+        row = {
+            "t": self.t,
+            "dt": dt,
+            "sigma": self._motion[0],
+            "beta": self._motion[1],
+            "rank": max(ranks, default=1),
+            "ranks": ranks,
+            "cost_without": costs[0],
+            "cost": costs[1],
+            **self._seen,
+            "norm": float(np.linalg.norm(self.memory.v[0])),
+            "error": step.error,
+            "seconds": seconds,
+            "compilations": compiled,
+        }
+        self.rows.append(row)
+
+    def stats(self) -> dict[str, Any]:
+        """The rows as arrays."""
+        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass", "norm")
+        names = (*names, "error", "seconds", "compilations", "sigma", "beta")
+        out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
+        bonds = len(self.memory.v) - 1
+        out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
+        out["rejected"] = self.rejected
+        return out
+
+
+# What a smaller step may cure.
+_CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)

@@ -1,0 +1,142 @@
+"""What an integration takes and gives: what to save, states, results."""
+
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax._train import TT
+from tensorjax.pde._maps import AffineMap
+
+
+class SaveAt(NamedTuple):
+    """When to save the state.
+
+    Attributes:
+      t0: at the beginning.
+      t1: at the end.
+      ts: at these times, ascending; steps are shortened to meet them.
+      steps: after every so many accepted steps; 0 for none.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.SaveAt(ts=(0.5, 1.0)).ts
+      (0.5, 1.0)
+
+    The names are diffrax's; there ``steps`` is a flag, which works here too.
+    """
+
+    t0: bool = False
+    t1: bool = False
+    ts: Sequence[float] = ()
+    steps: int = 0
+
+
+class State(NamedTuple):
+    """The solution at one time: u(x, t) = v(Γ x + s).
+
+    Attributes:
+      v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
+        integrator computes in.
+      map: y = Γ x + s.
+      t: the time.
+      memory: what the integrator needs to go on as if it had not been interrupted (arrays by name,
+        the cores in double precision among them); None for a fresh start.
+    """
+
+    v: TT
+    map: AffineMap
+    t: float
+    memory: dict[str, Any] | None = None
+
+
+class Result(enum.StrEnum):
+    """How an integration ended: `Result.successful`, or what stopped it."""
+
+    successful = "successful"
+    cfl = "time step too large"
+    edge_mass = "mass at the edge of the box"
+    singular_map = "coordinates not invertible"
+    max_rank = "rank cap reached"
+    not_finite = "NaN or Inf"
+    failed = "right side or generator failed"
+    dtmin = "time step below dtmin"
+    max_steps = "out of steps"
+    solver = "implicit step not solved"
+    stopped = "stopped by the callback"
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("ts", "ys", "stats"),
+    meta_fields=("result", "message"),
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Solution:
+    """The states saved, and what happened on the way; a pytree.
+
+    Attributes:
+      ts: the times of ``ys``, (m,).
+      ys: `State` at these times. Where the run was stopped the last good state is the last.
+      stats: arrays of one entry for each accepted step, but for "rejected", a count. "t" (at the
+        end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
+        (norm of what of the right side no motion within the ranks can follow, with coordinates at
+        rest and as they moved; NaN where no generator looked), "cond" (of Γ), "mass", "edge_mass",
+        "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma" and "beta" (Σ
+        and β at the beginning of the step), "seconds", "compilations". With ``rank``: "t", "dt",
+        "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf: under jit,
+        vmap and grad ``result`` cannot tell).
+      result: `Result.successful`, or what stopped the run.
+      message: what happened and what to try; empty if successful.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+      >>> problem = pde.Liouville(rotation, start, pde.Box.fourier(2, 48, 6.0))
+      >>> solution = pde.integrate(problem, t1=0.1, dt=0.05, coordinates="fixed")
+      >>> solution.result.value, solution.ts.tolist(), len(solution.stats["rank"])
+      ('successful', [0.1], 2)
+    """
+
+    ts: np.ndarray
+    ys: list[State]
+    stats: dict[str, Any]
+    result: Result
+    message: str
+
+    @property
+    def final(self) -> State:
+        """The last state saved."""
+        return self.ys[-1]
+
+    def __repr__(self) -> str:
+        steps = len(self.stats["t"])
+        rank = int(self.stats["rank"][-1]) if steps else max(self.final.v.ranks)
+        text = f"Solution({self.result.value}, t={self.final.t:g}, {steps} steps, rank {rank}"
+        return text + (f": {self.message})" if self.message else ")")
+
+
+def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
+    """The times asked for, ascending, with t1 last; checked.
+
+    Raises:
+      ValueError: times that are not ascending or lie outside [t0, t1], negative steps.
+    """
+    if not isinstance(saveat, SaveAt):
+        raise ValueError(f"saveat: expected a pde.SaveAt, got {saveat!r}")
+    if not int(saveat.steps) == saveat.steps >= 0:
+        raise ValueError(f"saveat: expected steps >= 0, 0 for none, got {saveat.steps!r}")
+    ts = [float(t) for t in np.asarray(saveat.ts, float).ravel()]
+    if any(b <= a for a, b in itertools.pairwise(ts)) or not all(map(math.isfinite, ts)):
+        raise ValueError(f"saveat: expected ascending times, got {ts}")
+    if ts and not t0 <= ts[0] <= ts[-1] <= t1:
+        raise ValueError(f"saveat: expected times in [{t0}, {t1}], got {ts[0]} to {ts[-1]}")
+    return ts

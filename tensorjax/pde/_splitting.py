@@ -1,0 +1,237 @@
+"""Integrators that move the bases of the train: projector splitting and rank-adaptive BUG.
+
+Both solve small linear equations for one core at a time, between the interfaces of all the others,
+with the right side of the middle of the step. Directions that the right side takes out of the
+tangent space are invisible to either. So the bases are first widened by those of the rounded right
+side, with weight zero (ours), and at the end the train is truncated: both are rank-adaptive, and
+both start from a product state.
+
+Source: C. Lubich, I. Oseledets, B. Vandereycken, "Time integration of tensor trains", SIAM J.
+Numer. Anal. 53 (2015), section 4; G. Ceruti, C. Lubich, D. Sulz, "Rank-adaptive time integration of
+tree tensor networks", SIAM J. Numer. Anal. 61 (2023), here for the linear tree.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax._cores import Cores
+from tensorjax.pde._grid import Axis
+from tensorjax.pde._operators import affine_states, differentiated
+from tensorjax.pde._rates import Rates
+from tensorjax.pde._steppers import Step, Trim
+from tensorjax.pde._sums import nothing, truncated
+from tensorjax.tt import _hosted as hosted
+from tensorjax.tt import _interfaces as interfaces
+
+Array = Any
+
+
+class _Affine:
+    """One site of an affine operator. Interfaces (bra, operator, ket), cores (r, n, s)."""
+
+    def __init__(self, state: Array, axis: Axis):
+        self.state = state
+        self.axis = axis
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        t = np.tensordot(edge, self.state, (1, 0))  # (f, r, p, b)
+        z = np.tensordot(t, differentiated(self.axis, x), ((2, 1), (0, 1)))
+        return np.tensordot(y, z, ((0, 1), (0, 2)))
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        t = np.tensordot(self.state, edge, (2, 1))  # (a, p, g, s)
+        z = np.tensordot(differentiated(self.axis, x), t, ((0, 3), (1, 3)))  # (r, m, a, g)
+        return np.tensordot(y, z, ((1, 2), (1, 3))).swapaxes(1, 2)
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        t = np.tensordot(left, self.state, (1, 0))
+        u = np.tensordot(differentiated(self.axis, x), right, (3, 2))  # (p, r, m, g, b)
+        return np.tensordot(t, u, ((1, 2, 3), (1, 0, 4)))
+
+
+class _Dense:
+    """One site of a TT-matrix."""
+
+    def __init__(self, core: Array):
+        self.core = core
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.left(edge, y, self.core, x)
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.right(edge, y, self.core, x)
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        return interfaces.apply_one(left, self.core, right, x)
+
+
+class _Source:
+    """One site of a train that does not depend on v: its ket bonds are those of the source."""
+
+    def __init__(self, core: Array):
+        self.core = core
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.left_overlap(edge[:, 0], y, self.core)[:, None]
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.right_overlap(edge[:, 0], y, self.core)[:, None]
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        t = np.tensordot(left[:, 0], self.core, (1, 0))
+        return np.tensordot(t, right[:, 0], (2, 1))
+
+
+class _Parts:
+    """The right side, site by site, as a list of parts to be summed."""
+
+    def __init__(self, rates: Rates):
+        self.order = rates.box.dim
+        rows: list[list[Any]] = []
+        if rates.affine is not None:
+            states = affine_states(rates.box, rates.affine)
+            pairs = zip(states, rates.box.axes, strict=True)
+            rows.append([_Affine(s, a) for s, a in pairs])
+        rows.extend([_Dense(c) for c in cores] for cores in rates.others)
+        if rates.source is not None:
+            rows.append([_Source(c) for c in rates.source])
+        self.rows = rows
+
+    def edges(self) -> list[Array]:
+        return [np.ones((1, 1, 1)) for _ in self.rows]
+
+    def left(self, k: int, edges: Sequence[Array], y: Array) -> list[Array]:
+        return [row[k].left(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
+
+    def right(self, k: int, edges: Sequence[Array], y: Array) -> list[Array]:
+        return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
+
+    def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
+        """The equation of core k between interfaces."""
+        parts = list(zip(self.rows, lefts, rights, strict=True))
+        return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
+
+    def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
+        """The equation of the matrix on a bond."""
+
+        def apply(s: Array) -> Array:
+            total = np.zeros_like(s)
+            for row, a, b in zip(self.rows, lefts, rights, strict=True):
+                if isinstance(row[0], _Source):
+                    total = total + a[:, 0] @ b[:, 0].T
+                else:
+                    total = total + np.tensordot(np.tensordot(a, s, (2, 0)), b, ((1, 2), (1, 2)))
+            return total
+
+        return apply
+
+
+def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
+    """One classical Runge–Kutta step of ẋ = f(x)."""
+    k1 = f(x)
+    k2 = f(x + dt / 2 * k1)
+    k3 = f(x + dt / 2 * k2)
+    k4 = f(x + dt * k3)
+    return x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+def _widened(rates: Rates, v: Cores, dt: float, trim: Trim) -> Cores:
+    """v with right-orthogonal bases that also span those of the rounded right side."""
+    terms = rates.terms(v, trim.tol) or [nothing(v)]
+    scale = float(np.linalg.norm(v[0])) / dt
+    slope = trim("slope", terms, [1.0] * len(terms), share=1.0, scale=scale).cores
+    both = hosted.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
+    return hosted.right_orthogonal(both, scale=False)[0]
+
+
+def _linear(rates: Rates) -> None:
+    if not rates.linear:
+        raise ValueError(
+            'method: expected "rk4", "rk2", "ab2" or "ab3" for a problem with a nonlinear '
+            "reaction; bases are moved by linear equations"
+        )
+
+
+def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
+    """Interfaces right of core k, for all k."""
+    out = [parts.edges()]
+    for k in range(len(v) - 1, 0, -1):
+        out.append(parts.right(k, out[-1], v[k]))
+    return out[::-1]
+
+
+def _ends(cores: Cores, trim: Trim) -> Step:
+    return Step(truncated(cores, trim.tol, trim.cap)[0])
+
+
+def bug(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """Rank-adaptive basis update and Galerkin, from the first core to the last."""
+    rates = at(0.5)
+    _linear(rates)
+    parts = _Parts(rates)
+    v = _widened(rates, v, dt, trim)
+    rights = _rights(parts, v)
+    lefts = parts.edges()
+    out: Cores = []
+    core = v[0]
+    for k in range(len(v) - 1):
+        new = _evolved(parts.on_core(k, lefts, rights[k]), core, dt)
+        old = core.reshape(-1, core.shape[2])
+        u = np.linalg.qr(np.concatenate([old, new.reshape(old.shape)], 1))[0]
+        out.append(u.reshape(*core.shape[:2], -1))
+        lefts = parts.left(k, lefts, out[-1])
+        core = np.tensordot(u.T @ old, v[k + 1], (1, 0))
+    last = _evolved(parts.on_core(len(v) - 1, lefts, rights[-1]), core, dt)
+    return _ends([*out, last], trim)
+
+
+def projector_splitting(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """The symmetric composition of order 2: half a step there, half a step back."""
+    rates = at(0.5)
+    _linear(rates)
+    parts = _Parts(rates)
+    cores, lefts = _forth(parts, _widened(rates, v, dt, trim), dt / 2)
+    first, *others = _back(parts, cores, lefts, dt / 2)
+    left: Cores = []
+    for c in others:
+        q, r = np.linalg.qr(first.reshape(-1, first.shape[2]))
+        left.append(q.reshape(*first.shape[:2], -1))
+        first = np.tensordot(r, c, (1, 0))
+    return _ends([*left, first], trim)
+
+
+def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
+    """One sweep from the first core to the last; also the interfaces left of every core."""
+    rights, lefts = _rights(parts, v), [parts.edges()]
+    out: Cores = []
+    core = v[0]
+    for k in range(len(v) - 1):
+        core = _evolved(parts.on_core(k, lefts[k], rights[k]), core, dt)
+        q, s = np.linalg.qr(core.reshape(-1, core.shape[2]))
+        out.append(q.reshape(*core.shape[:2], -1))
+        lefts.append(parts.left(k, lefts[k], out[-1]))
+        s = _evolved(parts.on_bond(lefts[k + 1], rights[k]), s, -dt)
+        core = np.tensordot(s, v[k + 1], (1, 0))
+    last = _evolved(parts.on_core(len(v) - 1, lefts[-1], rights[-1]), core, dt)
+    return [*out, last], lefts
+
+
+def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
+    """One sweep from the last core, which holds the norm, to the first."""
+    rights = parts.edges()
+    out: Cores = []
+    core = v[-1]
+    for k in range(len(v) - 1, 0, -1):
+        core = _evolved(parts.on_core(k, lefts[k], rights), core, dt)
+        q, r = np.linalg.qr(core.reshape(len(core), -1).T)
+        out.append(q.T.reshape(-1, *core.shape[1:]))
+        rights = parts.right(k, rights, out[-1])
+        s = _evolved(parts.on_bond(lefts[k], rights), r.T, -dt)
+        core = np.tensordot(v[k - 1], s, (2, 0))
+    return [_evolved(parts.on_core(0, lefts[0], rights), core, dt), *out[::-1]]

@@ -1,0 +1,80 @@
+"""Trains of functions known by their values: on a whole box, or where they are large."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check, tt
+from tensorjax._cores import Cores
+from tensorjax._train import TT
+from tensorjax.pde import _skeleton as skeleton
+from tensorjax.pde._grid import Box
+from tensorjax.pde._skeleton import Draw
+from tensorjax.tt import _hosted as hosted
+
+
+def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
+    """Cores of a function of the points y (m, d) of a box, which may have components (m, c)."""
+    tol = max(tol, 10 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
+    key = jax.random.key(seed)
+    train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)
+    if info.status != "converged" and not info.error <= 10 * tol:
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of "
+            f"{info.error:.1g} for tol = {tol:.1g} ({info.status}); {info.advice}; for a narrow "
+            "function give near=, a density that is large where it is"
+        )
+    return [np.asarray(c).astype(np.float64) for c in train.cores]
+
+
+def drawn(
+    name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
+) -> Cores:
+    """Cores of a function of the points y (m, d) of a box, large where points are drawn."""
+
+    def of_index(index: np.ndarray) -> np.ndarray:
+        points = zip(box.points, index.T, strict=True)
+        return _finite(name, f(np.stack([p[i] for p, i in points], 1)))
+
+    return _found(name, of_index, box.shape, tol, draw, seed)
+
+
+def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
+    """Cores of f(v), entry by entry; from entries drawn from v², so f(0) is taken apart."""
+    cores = [np.asarray(c).astype(np.float64) for c in v.cores]
+    rest = float(_finite(name, f(np.zeros(1)))[0])
+
+    def of_values(values: np.ndarray) -> np.ndarray:
+        return _finite(name, f(values.ravel())).reshape(values.shape) - rest
+
+    pairs = skeleton.table_of(cores)
+    out = _found(
+        name,
+        lambda index: of_values(skeleton.entries(cores, index)),
+        v.shape,
+        tol,
+        skeleton.from_train(cores, tol),
+        table=lambda left, right: of_values(pairs(left, right)),
+    )
+    ones = [np.ones((1, n, 1)) for n in v.shape]
+    return hosted.combined([out, ones], [1.0, rest]) if rest else out
+
+
+def _found(
+    name: str, f: Any, shape: Any, tol: float, draw: Draw, seed: int = 0, table: Any = None
+) -> Cores:
+    cores, error = skeleton.skeleton(f, shape, draw, tol, np.random.default_rng(seed), table)
+    if not error <= 10 * tol:
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of {error:.1g} for "
+            f"tol = {tol:.1g}; ask for less accuracy, or choose coordinates that suit it"
+        )
+    return cores
+
+
+def _finite(name: str, values: Any) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    _check.finite(name, values)
+    return values

@@ -1,0 +1,76 @@
+"""What can be seen of a run: progress, and programs compiled."""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class _Counter:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
+        self.count += event == _COMPILED
+
+
+@functools.cache
+def _counter() -> _Counter:
+    counter = _Counter()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    return counter
+
+
+def compilations() -> int:
+    """XLA programs compiled by this process since this was first asked."""
+    return _counter().count
+
+
+Progress = Callable[[dict[str, Any]], Any]
+
+
+def progress_of(progress: Any, t0: float, t1: float) -> Progress:
+    """A callback for the statistics of every step; if it returns True, the run stops.
+
+    Args:
+      progress: a callback, True for a line on stderr, or False.
+      t0: time at the start.
+      t1: time at the end.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if callable(progress):
+        return progress
+    if progress is True:
+        return _Line(t0, t1)
+    if progress is False or progress is None:
+        return lambda _: None
+    raise ValueError(f"progress: expected True, False or a callback, got {progress!r}")
+
+
+class _Line:
+    """One line on stderr, written anew five times a second."""
+
+    def __init__(self, t0: float, t1: float):
+        self._span = t0, t1
+        self._next = 0.0
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        t0, t1 = self._span
+        now, done = time.monotonic(), row["t"] >= t1
+        if now < self._next and not done:
+            return
+        self._next = now + 0.2
+        share = (row["t"] - t0) / (t1 - t0)
+        bar = "#" * int(24 * share) + "." * (24 - int(24 * share))
+        sys.stderr.write(
+            f"\r[{bar}] t = {row['t']:.4g} of {t1:g}, dt {row['dt']:.2g}, rank {row['rank']}, "
+            f"cond {row['cond']:.2g}" + ("\n" if done else "")
+        )
+        sys.stderr.flush()

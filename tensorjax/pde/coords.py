@@ -1,0 +1,326 @@
+"""Generators: how the coordinates of an integration move, so that TT-ranks stay low.
+
+A generator is called as ``generator(v, right, map, box, tol, t)`` with the state v on the y-grid, a
+train; the `RightSide` Q at the present coordinates; the `AffineMap` y = Γ x + s; the `Box`; the
+relative tolerance of the integration; and the time. It returns a `Motion` ẏ = Σ y + β, with which
+v_t = Q(v) − (Σ y + β)·∇v and Γ̇ = Σ Γ, ṡ = Σ s + β. Whatever it returns is right
+as dt → 0: coordinates change the ranks, not the solution. At a given dt a fast or jumping motion
+costs accuracy. Any callable of this kind will do.
+
+Nothing here compiles or traces: it is NumPy on the host, in double precision.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._train import TT
+from tensorjax.pde import _normal as normal
+from tensorjax.pde import _nuclear as nuclear
+from tensorjax.pde._canonical import leading, truncated, truncated_ranks
+from tensorjax.pde._setting import Gauge, Motion, Setting, filtered, visible
+
+__all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
+
+# The guard asks that the normal component at v falls to this share: a motion that gains nothing
+# there follows the coarse levels, and stirs up what lies between them and v.
+_GAIN = 0.7
+# Eigenvalues of a level's normal equations below this share of its largest are roundoff of the
+# truncation: at their weight fine levels would follow them to Σ of any size.
+_NULL = 1e-8
+# What is smaller than this share of a level does not count there.
+_SEEN = 1e-2
+
+
+Generator = Callable[..., Motion]
+
+
+def _at_rest(d: int) -> Motion:
+    return Motion(np.zeros((d, d)), np.zeros(d))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Coordinates at rest.
+
+    Example:
+      >>> from tensorjax import pde, tt
+      >>> box = pde.Box.fourier(2, n=16)
+      >>> print(pde.Fixed()(tt.ones(box.shape), None, None, box, 1e-6, 0.0).sigma)
+      [[0. 0.]
+       [0. 0.]]
+    """
+
+    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """Σ = 0, β = 0."""
+        return _at_rest(box.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prescribed:
+    """A motion given as a function of time.
+
+    Args:
+      motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
+
+    Raises:
+      ValueError: at the first call, for wrong shapes, NaN or Inf.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde, tt
+      >>> turn = pde.Prescribed(lambda t: np.array([[0.0, t], [-t, 0.0]]))
+      >>> box = pde.Box.fourier(2, n=16)
+      >>> print(turn(tt.ones(box.shape), None, None, box, 1e-6, 2.0).sigma)
+      [[ 0.  2.]
+       [-2.  0.]]
+    """
+
+    motion: Callable[[float], Any]
+
+    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """What the function says."""
+        given = self.motion(t)
+        sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
+        sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
+        for name, value, shape in (
+            ("sigma", sigma, (box.dim, box.dim)),
+            ("beta", beta, (box.dim,)),
+        ):
+            if value.shape != shape:
+                raise ValueError(f"motion: expected {name} of shape {shape}, got {value.shape}")
+            _check.finite(f"motion: {name}", value)
+        return Motion(sigma, beta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convex:
+    """The motion that leaves least of the right side outside the tangent space at v.
+
+    Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
+    what is normal to the tangent space: the paper's convex problem, by its normal equations. The
+    diagonal and shifts are tangent, and so free.
+
+    Args:
+      regularization: λ ≥ 0. Eigenvalues w of the normal equations are divided by through
+        w/(w² + (λ w_max)²).
+      gauge: what shifts and stretches do, see `MultiLevel`.
+
+    Raises:
+      ValueError: options out of range; at a call, NaN or Inf in the state.
+
+    Example:
+      A Gaussian that turns with its coordinates keeps TT-rank one.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.16]))
+      >>> turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> box = pde.Box.fourier(2, n=64)
+      >>> problem = pde.Liouville(turn, start, box)
+      >>> at = pde.AffineMap.identity(2)
+      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
+      >>> motion = pde.Convex()(v, right, at, box, 1e-8, 0.0)
+      >>> bool(motion.cost < 1e-6 * motion.cost_without)
+      True
+
+    Source: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds" (arXiv
+    2307.05914), of which we know abstract and introduction. Whether the paper regularises in this
+    way is not known to us. Ours: how the normal equations are computed (`tensorjax.pde._normal`),
+    and the gauge.
+    """
+
+    _: dataclasses.KW_ONLY
+    regularization: float = 1e-10
+    gauge: Gauge = "none"
+
+    def __post_init__(self):
+        _check_options(self.regularization, self.gauge)
+
+    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """The minimiser at v."""
+        setting = Setting(v, right, box, tol)
+        if setting.trivial:
+            return _at_rest(box.dim)
+        form = setting.form(setting.point, tol, measure=True)
+        w, z = np.linalg.eigh(form.gram)
+        sigma = filtered(w, z, form.load, self.regularization * max(w[-1], 0.0))
+        return setting.motion(form, normal.from_off_diagonal(sigma, box.dim), self.gauge)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLevel:
+    """The convex problem at several truncations of v at once: what is large counts at every level.
+
+    Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
+    projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
+    the tangent space at v holds nearly everything and the paper's cost says little; the coarse
+    levels still tell what motion keeps the large parts of v of low rank.
+
+    Of every level's normal equations eigenvalues below 1e-8 of the largest are left out.
+
+    At the coarse levels only that of y_k ∂_j v and of the affine part of Q counts that acts on both
+    sides of a bond (the rest moves the small parts of v within themselves), and all else in Q is
+    that of the rounded v.
+
+    Args:
+      levels: δ_i, relative; those above the tolerance of the integration are taken, and it itself.
+      regularization: λ ≥ 0. Eigenvalues w of the normal equations are divided by through
+        w/(w² + (λ s)²), s the mean of ‖y_k ∂_j v‖² over (δ_max ‖v‖)².
+      kappa: κ ≥ 0, per time: how fast what lies outside the tangent space of v_i is made to decay.
+        It brings down ranks that are high at the start.
+      guard: whether Σ is set to zero unless it brings the normal component at v itself down to
+        0.7 of what it is without. Not with ``kappa``, which moves v for reasons that are not to
+        be seen in it.
+      gauge: of shifts and stretches, which leave the ranks alone. "edge": along an axis to whose
+        ends v comes near, the mean of v² is held and its variance kept from growing; "moments":
+        means and variances are held everywhere; "none": the diagonal of Σ and β are zero, and v may
+        leave the box.
+
+    Raises:
+      ValueError: options out of range; at a call, NaN or Inf in the state.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(3), np.diag([1.0, 0.25, 1.0]))
+      >>> drift = np.array([[-0.5, 0.8, 0.0], [-0.8, -0.5, 0.8], [0.0, -0.8, -0.5]])
+      >>> box = pde.Box.fourier(3, n=48)
+      >>> problem = pde.OrnsteinUhlenbeck(drift, 0.1 * np.eye(3), start, box)
+      >>> at = pde.AffineMap.identity(3)
+      >>> v, right = problem.initial(at, 1e-6), problem.right_side(at, 0.0)
+      >>> motion = pde.MultiLevel()(v, right, at, box, 1e-6, 0.0)
+      >>> bool(motion.cost < 1e-3 * motion.cost_without)
+      True
+
+    Source: ours, an extension of the paper named in `Convex`.
+    """
+
+    _: dataclasses.KW_ONLY
+    levels: Sequence[float] = tuple(0.3 * 10.0**-k for k in range(14))
+    regularization: float = 1e-2
+    kappa: float = 0.0
+    guard: bool = True
+    gauge: Gauge = "edge"
+
+    def __post_init__(self):
+        _check_options(self.regularization, self.gauge)
+        object.__setattr__(self, "levels", tuple(float(x) for x in self.levels))
+        if not all(0 < x < 1 for x in self.levels):
+            raise ValueError(f"levels: expected relative errors in (0, 1), got {self.levels}")
+        if not (np.isfinite(self.kappa) and self.kappa >= 0):
+            raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
+
+    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """The minimiser at v."""
+        setting = Setting(v, right, box, tol)
+        if setting.trivial:
+            return _at_rest(box.dim)
+        levels = (*sorted((x for x in self.levels if x > tol), reverse=True), tol)
+        groups: dict[tuple[int, ...], list[float]] = {}
+        for x in levels:
+            ranks = setting.point.ranks if x == tol else truncated_ranks(setting.point, x)
+            groups.setdefault(ranks, []).append(x)
+        finest = setting.form(setting.point, tol, measure=True)
+        sigma = self._minimiser(setting, groups, finest, levels[0])
+        enough = finest.cost(sigma) <= _GAIN * finest.cost(0 * sigma)
+        guarded = self.guard and self.kappa == 0 and not enough
+        sigma = 0 * sigma if guarded else sigma
+        found = setting.motion(finest, sigma, self.gauge)
+        return found._replace(
+            levels=levels,
+            ranks=tuple(max(r, default=1) for r in groups),
+            guarded=guarded,
+        )
+
+    def _minimiser(
+        self,
+        setting: Setting,
+        groups: dict[tuple[int, ...], list[float]],
+        finest: Any,
+        coarse: float,
+    ) -> np.ndarray:
+        """Σ for the ranks of levels; of v itself the form is there already."""
+        gram, load = 0.0, 0.0
+        for ranks, group in groups.items():
+            form, weight = finest, sum(x**-2.0 for x in group)
+            if ranks != setting.point.ranks:
+                enough = truncated_ranks(setting.point, _SEEN * min(group))
+                form = setting.form(
+                    truncated(setting.point, ranks),
+                    setting.tol,
+                    state=leading(setting.point, enough),
+                    kappa=self.kappa,
+                )
+            seen_gram, seen_load = visible(form.gram, form.load, _NULL)
+            gram, load = gram + weight * seen_gram, load + weight * seen_load
+        scale = setting.point.scale**2
+        size = setting.mean_square() / (coarse**2 * scale)
+        w, z = np.linalg.eigh(np.asarray(gram) / scale)
+        flat = filtered(w, z, np.asarray(load) / scale, self.regularization * size)
+        return normal.from_off_diagonal(flat, setting.box.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Steepest descent of the nuclear norms of the unfoldings of v, the predecessor's flow.
+
+    Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
+    but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The
+    sum is a convex stand-in for the TT-ranks, but not convex in the coordinates; the right side
+    is not looked at, only the state, and so the flow follows where the convex generators go ahead.
+
+    Args:
+      rate: > 0, per time.
+      smoothing: ε/‖v‖ ≥ 0. Time steps should be well below ε/(rate ‖v‖).
+
+    Raises:
+      ValueError: options out of range; at a call, NaN or Inf in the state.
+
+    Example:
+      A Gaussian whose axes are turned against the coordinates is turned back.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde, tt
+      >>> start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.4], [0.4, 0.5]]))
+      >>> box = pde.Box.fourier(2, n=48)
+      >>> v = start.cores(box, pde.AffineMap.identity(2), 1e-6)
+      >>> motion = pde.Flow()(tt.TT(v), pde.RightSide(box), None, box, 1e-6, 0.0)
+      >>> bool(np.all(motion.sigma[[0, 1], [1, 0]] < 0))
+      True
+
+    Source: Dektor, Venturi, "Tensor approximation of functions in differentiable coordinates"
+    (arXiv 2207.11955), recalled: there, coordinates move in a time of their own until ranks fall.
+    Ours: they move at the same time as the equation, at a given rate, by the gradient over the
+    entries off the diagonal.
+    """
+
+    _: dataclasses.KW_ONLY
+    rate: float = 3.0
+    smoothing: float = 0.1
+
+    def __post_init__(self):
+        if not (np.isfinite(self.smoothing) and self.smoothing >= 0):
+            raise ValueError(f"smoothing: expected a number >= 0, got {self.smoothing!r}")
+        if not (np.isfinite(self.rate) and self.rate > 0):
+            raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
+
+    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """The direction of descent at v."""
+        setting = Setting(v, right, box, tol)
+        if setting.trivial:
+            return _at_rest(box.dim)
+        form = setting.form(setting.point, tol, measure=True)
+        scale = setting.point.scale
+        slope = nuclear.gradient(setting.point, setting.modes, form.family, self.smoothing * scale)
+        return setting.motion(form, self.rate / scale * slope, "none")
+
+
+def _check_options(regularization: float, gauge: str) -> None:
+    if not (np.isfinite(regularization) and regularization >= 0):
+        raise ValueError(f"regularization: expected a number >= 0, got {regularization!r}")
+    if gauge not in get_args(Gauge):
+        raise ValueError(f"gauge: expected one of {get_args(Gauge)}, got {gauge!r}")

@@ -1,0 +1,31 @@
+"""Problems: an equation, an initial state and a box, with exact solutions where there are any.
+
+Linear drift: `Liouville`, `OrnsteinUhlenbeck`. Any drift: `FokkerPlanck`. Not in divergence form,
+with reactions and variable conductivity: `AdvectionDiffusionReaction`. Drifts are sums of `Sin`,
+`Power`, `Product` and `Separable`, or any function. Initial states: `Gaussian`, `Mixture`,
+`Function`.
+"""
+
+from tensorjax.pde._drifts import Power, Product, Separable, Sin, Term
+from tensorjax.pde._fokker_planck import FokkerPlanck
+from tensorjax.pde._initial import Function, Gaussian, Mixture
+from tensorjax.pde._problem import Problem, RightSide
+from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._reactions import AdvectionDiffusionReaction
+
+__all__ = [
+    "AdvectionDiffusionReaction",
+    "FokkerPlanck",
+    "Function",
+    "Gaussian",
+    "Liouville",
+    "Mixture",
+    "OrnsteinUhlenbeck",
+    "Power",
+    "Problem",
+    "Product",
+    "RightSide",
+    "Separable",
+    "Sin",
+    "Term",
+]

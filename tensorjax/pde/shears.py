@@ -1,0 +1,313 @@
+"""Nonlinear coordinates: polynomial shears, a commuting group of diffeomorphisms in closed form.
+
+With the axes split into moved ones J and the others, y_J = x_J + q(x_others) and y_others =
+x_others, where q = Σ_m c_m p_m e_{j(m)} in monomials p_m of the others. The inverse is x_J = y_J −
+q(y_others), volumes are kept, and a motion ċ is the field Σ_m ċ_m p_m e_{j(m)} in y for every c:
+all those fields commute. On a train, p_m ∂_j is an operator of TT-rank one, and so `shear_motion`
+finds the ċ that leaves least of the right side outside the tangent space by the same quadratic
+problem as `Convex` and `MultiLevel`, in these directions instead of y_k ∂_j. `Sheared` is a problem
+in coordinates that move so.
+
+Source: ours. The paper (arXiv 2307.05914) moves linear coordinates; that its problem stays convex
+for any finite set of fields is plain from its form.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._train import TT
+from tensorjax.pde import _families as families
+from tensorjax.pde import _normal as normal
+from tensorjax.pde._canonical import Point, truncated, truncated_ranks
+from tensorjax.pde._drifts import Field
+from tensorjax.pde._initial import Function
+from tensorjax.pde._maps import AffineMap
+from tensorjax.pde._multipliers import flux
+from tensorjax.pde._problem import Problem, RightSide
+from tensorjax.pde._setting import Setting, filtered
+
+
+@dataclasses.dataclass(frozen=True)
+class Shears:
+    """y_J = x_J + Σ_m c_m p_m(x_others) e_{j(m)}, monomials p_m of degree 1 … ``degree``.
+
+    Args:
+      dim: d.
+      moved: the axes J, at least one, not all.
+      degree: largest total degree of the monomials.
+
+    Raises:
+      ValueError: axes out of range, none or all of them, a degree below one.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> bend = pde.Shears(2, moved=(0,), degree=2)
+      >>> print(bend.powers, bend.axes)
+      [[0 1]
+       [0 2]] [0 0]
+      >>> y = bend.forward(np.array([0.0, 0.5]), np.array([[1.0, 2.0]]))
+      >>> print(y, bend.inverse(np.array([0.0, 0.5]), y))
+      [[3. 2.]] [[1. 2.]]
+    """
+
+    dim: int
+    moved: Sequence[int]
+    degree: int = 3
+
+    def __post_init__(self):
+        object.__setattr__(self, "dim", _check.integer("dim", self.dim, low=2))
+        moved = tuple(
+            _check.integer("moved", j, low=0, high=self.dim - 1) for j in sorted(set(self.moved))
+        )
+        if not 0 < len(moved) < self.dim:
+            raise ValueError(f"moved: expected one axis or more, but not all, got {self.moved}")
+        object.__setattr__(self, "moved", moved)
+        _check.integer("degree", self.degree, low=1)
+
+    @property
+    def powers(self) -> np.ndarray:
+        """Exponents of every monomial, (M, d)."""
+        return np.repeat(self._monomials, len(self.moved), axis=0)
+
+    @property
+    def axes(self) -> np.ndarray:
+        """j(m), (M,)."""
+        return np.tile(self.moved, len(self._monomials))
+
+    @property
+    def _monomials(self) -> np.ndarray:
+        others = [k for k in range(self.dim) if k not in self.moved]
+        out = []
+        for degree in range(1, self.degree + 1):
+            for chosen in itertools.combinations_with_replacement(others, degree):
+                out.append(np.bincount(chosen, minlength=self.dim))
+        return np.array(out)
+
+    def shift(self, coefficients: Any, x: Any) -> np.ndarray:
+        """q as a field (m, d) at points (m, d), whose moved coordinates do not count."""
+        values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
+        out = np.zeros_like(x)
+        for j in self.moved:
+            out[:, j] = values[:, self.axes == j].sum(1)
+        return out
+
+    def forward(self, coefficients: Any, x: Any) -> np.ndarray:
+        """The points y, (m, d), of points x, (m, d)."""
+        x = np.asarray(x, np.float64)
+        return x + self.shift(coefficients, x)
+
+    def inverse(self, coefficients: Any, y: Any) -> np.ndarray:
+        """The points x, (m, d), of points y, (m, d)."""
+        y = np.asarray(y, np.float64)
+        return y - self.shift(coefficients, y)
+
+    def push(self, coefficients: Any, x: Any, field: Any) -> np.ndarray:
+        """A field (m, d) at points x as the field at their images: f_J + (f·∇) q, and f_others."""
+        out = np.array(field, np.float64)
+        for k in set(range(self.dim)) - set(self.moved):
+            lower = self.powers - np.eye(self.dim, dtype=int)[k]
+            slope = self.powers[:, k] * np.asarray(coefficients)
+            values = np.prod(x[:, None] ** np.maximum(lower, 0)[None], axis=2) * slope
+            for j in self.moved:
+                out[:, j] += field[:, k] * values[:, self.axes == j].sum(1)
+        return out
+
+
+class ShearMotion(NamedTuple):
+    """ċ and what it gains.
+
+    Attributes:
+      rates: ċ, (M,).
+      cost: ‖N(Q − Σ_m ċ_m p_m ∂_j(m) v)‖/‖v‖, per time; differences of squares make up to 1e-8 of
+        ``cost_without``.
+      cost_without: the same for ċ = 0.
+    """
+
+    rates: np.ndarray
+    cost: float
+    cost_without: float
+
+
+def shear_motion(
+    v: TT,
+    right: RightSide,
+    shears: Shears,
+    box: Any,
+    tol: float,
+    *,
+    levels: Sequence[float] = (),
+    regularization: float = 1e-10,
+) -> ShearMotion:
+    """The motion of shears that leaves least of the right side outside the tangent space at v.
+
+    Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m p_m ∂_j(m) v_i)‖² over ċ, v_i = v rounded at δ_i‖v‖
+    and N_i the projection on what is normal to the tangent space there: with no levels but the
+    tolerance, the problem of `Convex` in other directions.
+
+    Args:
+      v: TT of the shape of the box.
+      right: the right side in the present coordinates, as `Sheared` gives it at rest.
+      shears: the fields.
+      box: of the y-grid.
+      tol: relative tolerance of the integration, the last level.
+      levels: δ_i, relative; those above ``tol`` are taken.
+      regularization: λ ≥ 0; eigenvalues w are divided by through w/(w² + (λ w_max)²).
+
+    Raises:
+      ValueError: shapes that do not match, NaN or Inf.
+
+    Example:
+      What f = (x₂², 0) does to v is taken over by the coordinates.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.5]))
+      >>> box = pde.Box.fourier(2, n=48)
+      >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
+      >>> problem = pde.FokkerPlanck(drift, None, start, box)
+      >>> at = pde.AffineMap.identity(2)
+      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
+      >>> motion = pde.shear_motion(v, right, pde.Shears(2, (0,)), box, 1e-8)
+      >>> bool(np.allclose(motion.rates, [0, -1, 0]))
+      True
+    """
+    setting = Setting(v, right, box, tol)
+    if shears.dim != box.dim:
+        raise ValueError(f"shears: expected {box.dim} coordinates as the box, got {shears.dim}")
+    if setting.trivial:
+        return ShearMotion(np.zeros(len(shears.axes)), 0.0, 0.0)
+    weights: dict[tuple[int, ...], float] = {}
+    for x in (*sorted((x for x in levels if x > tol), reverse=True), tol):
+        ranks = setting.point.ranks if x == tol else truncated_ranks(setting.point, x)
+        weights[ranks] = weights.get(ranks, 0.0) + (tol / x) ** 2
+    gram, load, finest = 0.0, 0.0, None
+    for ranks, weight in weights.items():
+        parts = _form(setting, shears, truncated(setting.point, ranks), tol)
+        gram, load = gram + weight * parts[0], load + weight * parts[1]
+        finest = parts
+    assert finest is not None  # the tolerance itself comes last
+    w, z = np.linalg.eigh(np.asarray(gram))
+    rates = filtered(w, z, np.asarray(load), regularization * max(w[-1], 0.0))
+    last, r, energy = finest
+    left = energy - 2 * rates @ r + rates @ last @ rates
+    costs = (float(np.sqrt(max(c, 0.0))) / setting.point.scale for c in (left, energy))
+    return ShearMotion(rates, *costs)
+
+
+def _form(
+    setting: Setting, shears: Shears, point: Point, tol: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Gram matrix, load and energy at a point."""
+    q = setting.right_side(point, tol)
+    fields = [_field(setting, point, p, j) for p, j in zip(shears.powers, shears.axes, strict=True)]
+    gram = np.zeros((len(fields),) * 2)
+    for i, a in enumerate(fields):
+        for j, b in enumerate(fields[: i + 1]):
+            gram[i, j] = gram[j, i] = normal.inner(point, a, b)
+    load = np.array([sum(normal.inner(point, a, b) for b in q) for a in fields])
+    return gram, load, normal.energy(point, q)
+
+
+def _field(setting: Setting, point: Point, powers: np.ndarray, axis: int) -> families.Family:
+    """p ∂_j v."""
+    links = []
+    for k, y in enumerate(setting.modes.points):
+        o = setting.modes.d1[k] if k == axis else np.diag(y ** powers[k])
+        links.append((np.ones((1, 1, 1)), o[None]))
+    return families.applied(point, links)
+
+
+class Sheared(Problem):
+    """A Liouville problem without diffusion in sheared coordinates, which may move.
+
+    v_t = −∇·((F + Σ_m ċ_m p_m e_{j(m)}) v), F the image of the drift under the shear with the
+    coefficients c + (t − t₀) ċ, brought into a train by cross approximation. It is a problem like
+    any other, in z = the sheared coordinates: affine coordinates y = Γ z + s may move on top.
+
+    Attributes:
+      problem: with a method ``velocity(x)`` (m, d) ↦ (m, d), no diffusion, and an ``exact``
+        solution if one is to be known here: a `FokkerPlanck` without diffusion.
+      shears: the fields.
+      coefficients: c at t₀, (M,).
+      rates: ċ, (M,).
+      since: t₀.
+      cross_tol: relative error of the cross approximation.
+
+    Raises:
+      ValueError: diffusion, or shapes that do not match.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.5]))
+      >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
+      >>> problem = pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, n=48))
+      >>> shears = pde.Shears(2, (0,), degree=2)
+      >>> still = pde.Sheared(problem, shears, np.zeros(2), np.array([0.0, -1.0]))
+      >>> x = np.array([[0.5, 0.5]])  # the coordinates move with the solution
+      >>> bool(np.allclose(still.exact(0.7, x), start.values(x)))
+      True
+    """
+
+    def __init__(
+        self,
+        problem: Any,
+        shears: Shears,
+        coefficients: Any,
+        rates: Any = None,
+        since: float = 0.0,
+        *,
+        cross_tol: float = 1e-10,
+    ):
+        if getattr(problem, "diffusion", None) is not None:
+            raise ValueError("problem: expected one without diffusion; shears do not carry it")
+        count = (len(shears.axes),)
+        given = {"coefficients": coefficients, "rates": np.zeros(count) if rates is None else rates}
+        for name, value in given.items():
+            given[name] = np.asarray(value, np.float64)
+            if given[name].shape != count:
+                raise ValueError(f"{name}: expected shape {count}, got {given[name].shape}")
+            _check.finite(name, given[name])
+        if shears.dim != problem.dim:
+            raise ValueError(f"shears: expected {problem.dim} coordinates, got {shears.dim}")
+        self._set(problem=problem, shears=shears, since=float(since), cross_tol=cross_tol, **given)
+        super().__init__(
+            Function(lambda z: problem.start.values(self.inverse(since, z))), problem.box
+        )
+
+    problem: Any
+    shears: Shears
+    coefficients: np.ndarray
+    rates: np.ndarray
+    since: float
+    cross_tol: float
+
+    def at(self, t: float) -> np.ndarray:
+        """c at a time."""
+        return self.coefficients + (t - self.since) * self.rates
+
+    def inverse(self, t: float, z: Any) -> np.ndarray:
+        """Physical points of sheared ones, (m, d), at a time."""
+        return self.shears.inverse(self.at(t), z)
+
+    def velocity(self, t: float, z: Any) -> np.ndarray:
+        """Of the sheared coordinates of a point that follows the drift, (m, d)."""
+        x = self.inverse(t, z)
+        moved = self.shears.push(self.at(t), x, self.problem.velocity(x))
+        return moved + self.shears.shift(self.rates, z)
+
+    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+        """Q_y(v) = −∇·(Γ (F + ċ) v)."""
+        field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
+        pieces = field.pieces(self.box, map)
+        return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
+
+    def exact(self, t: float, x: Any) -> np.ndarray | None:
+        """At sheared points, (m, d)."""
+        return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))

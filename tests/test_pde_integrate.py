@@ -1,0 +1,490 @@
+"""Runs from beginning to end: ranks and errors, mass, restarts, step sizes, statuses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import pde, tt
+
+NOTHING = tt.TT([np.full((1, 24, 1), np.nan)] * 2)
+TURN = np.array([[0.0, 1.0], [-1.0, 0.0]])
+
+
+def chain(d: int, n: int = 48) -> pde.OrnsteinUhlenbeck:
+    """P2 of the prototype: an Ornstein–Uhlenbeck process that couples neighbours."""
+    up, down = np.eye(d, k=1), np.eye(d, k=-1)
+    start = pde.Gaussian(np.zeros(d), np.diag([1.0, 0.25] * d)[:d, :d])
+    drift, diffusion = -0.5 * np.eye(d) + 0.8 * (up - down), 0.1 * (np.eye(d) + 0.5 * (up + down))
+    return pde.OrnsteinUhlenbeck(drift, diffusion, start, pde.Box.fourier(d, n, 7.0))
+
+
+def turning(n: int = 48, width: float = 6.0) -> pde.Liouville:
+    start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.3]))
+    return pde.Liouville(TURN, start, pde.Box.fourier(2, n, width))
+
+
+def error(problem: Any, state: pde.State) -> float:
+    x = problem.sample(np.random.default_rng(0), state.t, 300)
+    exact = problem.exact(state.t, x)
+    found = pde.evaluate(state.v, state.map, problem.box, x)
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def same(a: pde.State, b: pde.State) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def test_moving_coordinates_keep_the_ranks_low():
+    problem = chain(3)
+    moving = pde.integrate(problem, t1=1.0, dt=1 / 60, tol=1e-6)
+    fixed = pde.integrate(problem, t1=1.0, dt=1 / 60, tol=1e-6, coordinates="fixed")
+    assert moving.result == fixed.result == pde.Result.successful
+    assert moving.message == ""
+    assert moving.stats["rank"][-1] <= 2
+    assert fixed.stats["rank"][-1] >= 7
+    assert error(problem, moving.final) < 1e-6
+    assert error(problem, fixed.final) < 5e-6
+    stats = moving.stats
+    assert {len(a) for name, a in stats.items() if name != "rejected"} == {60}
+    assert stats["ranks"].shape == (60, 2)
+    assert (stats["cost"] <= stats["cost_without"]).all()
+    assert stats["compilations"].sum() == 0
+    np.testing.assert_allclose(stats["mass"], 1, atol=1e-5)
+
+
+def test_coordinates_do_not_change_the_solution_where_nothing_is_cut():
+    problem = turning()
+    x = problem.sample(np.random.default_rng(0), 0.4, 200)
+
+    def values(coordinates: Any) -> np.ndarray:
+        s = pde.integrate(problem, t1=0.4, dt=0.01, tol=1e-13, coordinates=coordinates).final
+        return pde.evaluate(s.v, s.map, problem.box, x)
+
+    fixed, moving = values("fixed"), values(pde.MultiLevel())
+    swung = values(pde.Prescribed(lambda t: 0.5 * np.array([[0.0, np.cos(5 * t)], [t, 0.0]])))
+    assert np.abs(moving - fixed).max() < 1e-6 * np.abs(fixed).max()
+    assert np.abs(swung - fixed).max() < 1e-6 * np.abs(fixed).max()
+
+
+def test_rotation_of_a_round_gaussian_needs_no_motion():
+    start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+    problem = pde.Liouville(TURN, start, pde.Box.fourier(2, 48, 6.0))
+    solution = pde.integrate(problem, t1=1.0, dt=0.025, tol=1e-8)
+    assert solution.result == pde.Result.successful
+    assert solution.stats["rank"].max() == 1
+    np.testing.assert_allclose(solution.final.map.matrix, np.eye(2), atol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["rescale", "project"])
+@pytest.mark.parametrize("method", ["rk4", "ab2"])
+def test_mass_is_conserved_if_asked(how: Any, method: Any):
+    problem = chain(3, 32)
+    options: dict[str, Any] = {"t1": 0.5, "dt": 1 / 80, "tol": 1e-3, "method": method}
+    kept = pde.integrate(problem, conserve=how, coordinates="fixed", **options)
+    free = pde.integrate(problem, coordinates="fixed", **options)
+    assert np.abs(kept.stats["mass"] - kept.stats["mass"][0]).max() < 1e-12
+    assert np.ptp(free.stats["mass"]) > 1e-6
+    assert error(problem, kept.final) < 2 * error(problem, free.final)
+    assert (kept.stats["ranks"] <= free.stats["ranks"] + 1).all()
+
+
+@pytest.mark.parametrize("method", ["rk4", "ab3"])
+def test_a_saved_state_goes_on_to_the_last_bit(method: Any):
+    problem = chain(3, 32)
+    options: dict[str, Any] = {"dt": 1 / 60, "tol": 1e-5, "method": method}
+    saveat = pde.SaveAt(ts=[0.1, 0.2], t1=True)
+    whole = pde.integrate(problem, t1=0.4, saveat=saveat, **options)
+    assert whole.ts.tolist() == [0.1, 0.2, 0.4]
+    again = pde.integrate(problem, t1=0.4, start=whole.ys[1], **options)
+    assert same(again.final, whole.final)
+    fresh = pde.integrate(problem, t1=0.4, start=whole.ys[1]._replace(memory=None), **options)
+    assert not same(fresh.final, whole.final)
+    assert abs(error(problem, fresh.final) - error(problem, whole.final)) < 1e-4
+    other = whole.ys[1]._replace(v=tt.scale(whole.ys[1].v, 2.0))  # its memory is another's
+    doubled = pde.integrate(problem, t1=0.4, start=other, **options)
+    np.testing.assert_allclose(doubled.stats["mass"], 2, atol=5e-3)
+
+
+def test_a_run_with_a_controller_restarts_from_a_checkpoint(tmp_path: Any):
+    pytest.importorskip("orbax.checkpoint")
+    problem = turning(32)
+    options: dict[str, Any] = {
+        "t1": 0.5,
+        "tol": 1e-6,
+        "stepsize_controller": pde.PIDController(1e-5, pcoeff=0.2, icoeff=0.5),
+    }
+    whole = pde.integrate(problem, **options)
+    count = len(whole.stats["t"])
+    rows: list[Any] = []
+    checkpoint = pde.Checkpoint(tmp_path / "run", every=2)
+    cut = pde.integrate(
+        problem,
+        checkpoint=checkpoint,
+        progress=lambda row: rows.append(row) or len(rows) == count // 2,
+        **options,
+    )
+    assert cut.result == pde.Result.stopped
+    assert len(list((tmp_path / "run").iterdir())) <= 2
+    state = pde.load(tmp_path / "run")
+    assert same(state, cut.final)
+    assert same(pde.integrate(problem, start=state, **options).final, whole.final)
+    with pytest.raises(FileNotFoundError, match="step_N"):
+        pde.load(tmp_path / "nothing")
+
+
+def test_a_folder_with_states_of_another_run_is_refused(tmp_path: Any):
+    pytest.importorskip("orbax.checkpoint")
+    problem, folder = turning(24), tmp_path / "run"
+    options: dict[str, Any] = {"dt": 0.05, "tol": 1e-4, "coordinates": "fixed"}
+    first = pde.integrate(problem, t1=0.2, checkpoint=folder, **options)
+    with pytest.raises(ValueError, match="checkpoint: expected a folder without"):
+        pde.integrate(problem, t1=0.1, checkpoint=folder, **options)
+    other = pde.integrate(problem, t1=0.2, **{**options, "tol": 1e-5})
+    with pytest.raises(ValueError, match="states of another run"):
+        pde.integrate(problem, t1=0.3, start=other.final, checkpoint=folder, **options)
+    assert same(pde.load(folder), first.final)
+    onward = pde.Checkpoint(folder, every=1, keep=1)
+    last = pde.integrate(problem, t1=0.3, start=pde.load(folder), checkpoint=onward, **options)
+    assert [p.name for p in folder.iterdir()] == ["step_6"]
+    assert same(pde.load(folder), last.final)
+    for state in (first.final, last.final):
+        pde.save(tmp_path / "bare", state._replace(memory=None))
+    assert len(list((tmp_path / "bare").iterdir())) == 2
+    assert pde.load(tmp_path / "bare").t == last.final.t
+
+
+def test_an_initial_state_that_the_box_does_not_hold_is_refused():
+    box = pde.Box.fourier(2, 32, 4.0)
+    for center, message in ((50.0, "got 0 of its mass 1"), (3.2, "share .* of its norm")):
+        start = pde.Gaussian(np.array([center, 0.0]), 0.2 * np.eye(2))
+        problem = pde.Liouville(0 * TURN, start, box)
+        with pytest.raises(ValueError, match=message):
+            pde.integrate(problem, t1=0.1, dt=0.01)
+        with pytest.raises(ValueError, match=message):
+            pde.integrate(problem, t1=0.1, dt=0.01, rank=2, coordinates="fixed")
+        there = pde.affine(np.eye(2), [-center, 0.0])
+        moved = pde.integrate(problem, t1=0.1, dt=0.05, map=there)
+        assert moved.result == pde.Result.successful
+    near = [pde.Gaussian(np.array([c, 0.0]), 0.3 * np.eye(2)) for c in (-0.5, 0.5)]
+    odd = pde.Liouville(0 * TURN, pde.Mixture([1.0, -1.0], near), box)  # its mass is zero
+    assert pde.integrate(odd, t1=0.1, dt=0.1).result == pde.Result.successful
+
+
+def test_states_are_saved_when_asked():
+    options: dict[str, Any] = {"t1": 0.2, "dt": 0.02, "tol": 1e-4, "coordinates": "fixed"}
+    every = pde.integrate(turning(24), saveat=pde.SaveAt(t0=True, steps=4), **options)
+    np.testing.assert_allclose(every.ts, [0, 0.08, 0.16])
+    assert [s.t for s in every.ys] == every.ts.tolist()
+    odd = pde.integrate(turning(24), saveat=pde.SaveAt(ts=(0.0, 0.05, 0.2)), **options)
+    assert odd.ts.tolist() == [0.0, 0.05, 0.2]
+    assert len(odd.stats["t"]) == 11
+    for ts in ((0.1, 0.05), (0.1, 0.3)):
+        with pytest.raises(ValueError, match="saveat: expected"):
+            pde.integrate(turning(24), saveat=pde.SaveAt(ts=ts), **options)
+
+
+@pytest.mark.parametrize("method", ["rk4", "rk2", "ab2", "ab3"])
+def test_the_controller_meets_its_tolerance(method: Any):
+    problem = turning(40)
+    found = []
+    for rtol in (1e-3, 1e-5):
+        solution = pde.integrate(
+            problem, t1=0.5, tol=1e-8, coordinates="fixed", method=method,
+            stepsize_controller=pde.PIDController(rtol, dtmax=0.1),
+        )  # fmt: skip
+        assert solution.result == pde.Result.successful
+        assert (solution.stats["error"][3:] <= rtol).all()
+        assert error(problem, solution.final) < 200 * rtol
+        found.append(len(solution.stats["t"]))
+    assert found[1] > found[0]
+
+
+@pytest.mark.parametrize("tol", [1e-5, 1e-9])
+def test_an_unstable_step_is_reported_with_one_that_works(tol: float):
+    problem = turning(64)
+    options: dict[str, Any] = {"t1": 1.0, "tol": tol, "coordinates": "fixed"}
+    solution = pde.integrate(problem, dt=0.2, **options)
+    assert solution.result == pde.Result.cfl
+    assert np.isfinite(tt.norm(solution.final.v))
+    assert solution.final.t == solution.ts[-1] < 1
+    advised = float(solution.message.split("admits dt of about ")[1])
+    better = pde.integrate(problem, dt=advised, **options)
+    assert better.result == pde.Result.successful
+    assert error(problem, better.final) < 1e-2
+
+
+def test_mass_at_the_edge_stops_the_run():
+    start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
+    away = pde.Liouville(
+        np.zeros((2, 2)), start, pde.Box.fourier(2, 32, 5.0), offset=np.array([4.0, 0.0])
+    )
+    solution = pde.integrate(away, t1=2.0, dt=0.02, tol=1e-6, coordinates="fixed")
+    assert solution.result == pde.Result.edge_mass
+    assert "larger box" in solution.message
+    assert 0.3 < solution.final.t < 1
+    assert pde.edge_mass(solution.final.v, away.box) < 1e-3
+    following = pde.Prescribed(lambda t: (np.zeros((2, 2)), np.array([-4.0, 0.0])))
+    moving = pde.integrate(away, t1=2.0, dt=0.02, tol=1e-6, coordinates=following)
+    assert moving.result == pde.Result.successful
+    assert moving.stats["rank"].max() == 1
+
+
+def test_coordinates_that_collapse_stop_the_run():
+    start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
+    still = pde.Liouville(np.zeros((2, 2)), start, pde.Box.fourier(2, 32, 5.0))
+    v = still.initial(pde.AffineMap.identity(2), 1e-6)
+    near = pde.State(v, pde.affine(np.diag([1.0, 1.5e-10])), 0.0)
+    squeeze = pde.Prescribed(lambda t: np.diag([0.05, -0.05]))
+    solution = pde.integrate(still, t1=9.0, dt=0.1, tol=1e-6, start=near, coordinates=squeeze)
+    assert solution.result == pde.Result.singular_map
+    assert np.linalg.cond(solution.final.map.matrix) < 1e10
+    assert solution.final.t > 1
+    with pytest.raises(ValueError, match="matrix: expected an invertible"):
+        pde.integrate(still, t1=1.0, dt=0.1, map=pde.AffineMap(np.ones((2, 2)), np.zeros(2)))
+
+
+def test_a_cap_on_the_ranks_stops_the_run():
+    solution = pde.integrate(
+        chain(3, 32), t1=1.0, dt=1 / 60, tol=1e-6, coordinates="fixed", max_rank=5
+    )
+    assert solution.result == pde.Result.max_rank
+    assert "raise max_rank" in solution.message
+    assert solution.stats["rank"].max() <= 5
+    assert 0 < solution.final.t < 1
+
+
+class Broken(pde.Liouville):
+    """Its right side is NaN from a time on."""
+
+    def right_side(self, map: Any, t: Any) -> Any:
+        out = super().right_side(map, t)
+        if t < 0.25:
+            return out
+        return pde.RightSide(self.box, source=NOTHING)
+
+
+def test_nan_stops_the_run_with_the_last_good_state():
+    start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
+    problem = Broken(TURN, start, pde.Box.fourier(2, 24, 5.0))
+    for method in ("rk4", "ab2"):
+        solution = pde.integrate(
+            problem, t1=1.0, dt=0.05, tol=1e-5, coordinates="fixed", method=method
+        )
+        assert solution.result == pde.Result.not_finite
+        assert 0.19 < solution.final.t < 0.26
+        assert np.isfinite(tt.norm(solution.final.v))
+    adaptive = pde.integrate(problem, t1=1.0, tol=1e-5, coordinates="fixed")
+    assert adaptive.result == pde.Result.dtmin
+    assert "NaN" in adaptive.message
+
+
+class Fails(pde.Liouville):
+    """Its right side cannot be made from a time on."""
+
+    fault: Any = ValueError("u: expected low TT-ranks, got high ones")
+
+    def right_side(self, map: Any, t: Any) -> Any:
+        if t > 0.25:
+            raise self.fault
+        return super().right_side(map, t)
+
+
+def test_errors_on_the_way_leave_the_last_good_state(monkeypatch: Any):
+    start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
+    problem = Fails(TURN, start, pde.Box.fourier(2, 24, 5.0))
+    options: dict[str, Any] = {"t1": 1.0, "dt": 0.05, "tol": 1e-5, "coordinates": "fixed"}
+    solution = pde.integrate(problem, **options)
+    assert solution.result == pde.Result.failed
+    assert "expected low TT-ranks" in solution.message
+    assert 0.19 < solution.final.t < 0.26
+    with pytest.raises(ValueError, match="low TT-ranks"):
+        pde.integrate(problem, t0=0.5, **options)
+    moved = pde.integrate(problem, **{**options, "coordinates": pde.MultiLevel(guard=False)})
+    onward = pde.Liouville(TURN, start, problem.box)
+    again = pde.integrate(onward, start=moved.final, **{**options, "coordinates": "adaptive"})
+    assert moved.result == pde.Result.failed
+    assert again.result == pde.Result.successful
+    monkeypatch.setattr(Fails, "fault", ZeroDivisionError())
+    assert pde.integrate(problem, **options).result == pde.Result.not_finite
+
+    def gets_lost(v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> pde.Motion:
+        return pde.Motion(np.full((2, 2), np.nan if t > 0.1 else 0.0), np.zeros(2))
+
+    solution = pde.integrate(turning(24), **{**options, "coordinates": gets_lost})
+    assert solution.result == pde.Result.not_finite
+    assert 0.1 < solution.final.t < 0.2
+    for wrong in (np.zeros((2, 2)), pde.Motion(np.zeros(2), np.zeros(2))):
+        with pytest.raises(ValueError, match="coordinates: expected a "):
+            pde.integrate(turning(24), **{**options, "coordinates": lambda *_, wrong=wrong: wrong})
+
+
+def test_sources_are_no_instability():
+    start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2), amplitude=1e-3)
+    source = pde.Gaussian(np.ones(2), 0.3 * np.eye(2), amplitude=1.0)
+    box = pde.Box.fourier(2, 32, 6.0)
+    problem = pde.AdvectionDiffusionReaction(None, None, start, box, source=source)
+    solution = pde.integrate(problem, t1=0.2, dt=0.05, coordinates="fixed")
+    assert solution.result == pde.Result.successful
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    found = pde.evaluate(solution.final.v, solution.final.map, box, x)
+    np.testing.assert_allclose(found, start.values(x) + 0.2 * source.values(x), atol=1e-4)
+
+
+class Concentrating(pde.Problem):
+    """u_t = −Δu."""
+
+    def right_side(self, map: Any, t: Any) -> Any:
+        spread = map.matrix @ map.matrix.T
+        return pde.RightSide(self.box, pde.Coefficients(diffusion=-spread))
+
+
+def test_negative_diffusion_is_refused():
+    start = pde.Gaussian(np.zeros(2), np.eye(2))
+    with pytest.raises(ValueError, match="negative diffusion"):
+        pde.integrate(Concentrating(start, pde.Box.fourier(2, 24)), t1=0.1, dt=0.01)
+    with pytest.raises(ValueError, match="expected a symmetric matrix"):
+        pde.OrnsteinUhlenbeck(-np.eye(2), [[1.0, 0.5], [0.0, 1.0]], start, pde.Box.fourier(2, 24))
+
+
+def test_runs_end_early_by_callback_or_by_their_number_of_steps(capsys: Any):
+    problem = turning(24)
+    options: dict[str, Any] = {"t1": 0.2, "dt": 0.02, "tol": 1e-4, "coordinates": "fixed"}
+    solution = pde.integrate(problem, progress=lambda row: row["t"] > 0.1, **options)
+    assert solution.result == pde.Result.stopped
+    assert len(solution.stats["t"]) == 6
+    short = pde.integrate(problem, max_steps=3, **options)
+    assert short.result == pde.Result.max_steps
+    assert len(short.stats["t"]) == 3
+    assert capsys.readouterr().err == ""
+    pde.integrate(problem, progress=True, **options)
+    assert "rank" in capsys.readouterr().err
+    assert "out of steps" in repr(short)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dt": None, "stepsize_controller": pde.ConstantStepSize()}, "dt: expected a time step"),
+        ({"dt": -0.1}, "dt: expected a positive"),
+        ({"t1": 0.0}, "t1: expected a time after 0"),
+        ({"tol": 0.0}, "tol: expected a positive"),
+        ({"t1": None}, "t1: expected a time after 0"),
+        ({"map": np.eye(2)}, "map: expected a pde.AffineMap"),
+        ({"coordinates": pde.MultiLevel}, "an object, not a class"),
+        ({"saveat": pde.SaveAt(steps=-3)}, "saveat: expected steps >= 0"),
+        ({"stepsize_controller": pde.PIDController(1e-4, dtmax=-1.0)}, "expected 0 <= dtmin"),
+        (
+            {"stepsize_controller": pde.PIDController(1e-4, dtmin=0.2, dtmax=0.1)},
+            "expected 0 <= dtmin",
+        ),
+        ({"tol": 1.0}, "tol: expected a relative error below 1"),
+        ({"method": "euler"}, "method: expected one of"),
+        ({"coordinates": "moving"}, "coordinates: expected"),
+        ({"coordinates": 3}, "coordinates: expected"),
+        ({"conserve": "energy"}, "conserve: expected"),
+        ({"max_rank": 0}, "max_rank: expected"),
+        ({"extrapolate": 3}, "extrapolate: expected"),
+        ({"progress": 3}, "progress: expected"),
+        ({"saveat": 0.5}, "saveat: expected"),
+        ({"stepsize_controller": 1}, "stepsize_controller: expected"),
+        ({"stepsize_controller": pde.PIDController(0.0)}, "stepsize_controller: expected"),
+        ({"start": 1}, "start: expected a pde.State"),
+        ({"rank": 2, "method": "ab2", "coordinates": "fixed"}, "method: expected one of"),
+        ({"rank": 2}, 'coordinates: expected "fixed"'),
+        ({"rank": 2, "coordinates": "fixed", "conserve": "rescale"}, "rank: expected no conserve"),
+        ({"rank": 2, "coordinates": "fixed", "progress": True}, "rank: expected no progress"),
+        ({"rank": 2, "coordinates": "fixed", "max_steps": 3}, "rank: expected no progress"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        pde.integrate(turning(16), **{"t1": 0.1, "dt": 0.05, **options})
+
+
+def functional(theta: Any, coordinates: Any) -> Any:
+    """u at a point, as a function of drift and diffusion."""
+    start = pde.Gaussian(np.array([0.2, -0.1]), np.diag([0.8, 0.4]))
+    problem = pde.OrnsteinUhlenbeck(
+        theta * jnp.asarray(TURN), theta * jnp.diag(jnp.array([0.2, 0.1])), start,
+        pde.Box.fourier(2, 24, 6.0),
+    )  # fmt: skip
+    options: dict[str, Any] = {"t1": 0.5, "dt": 0.025, "rank": 8, "method": "rk2"}
+    state = pde.integrate(problem, coordinates=coordinates, **options).final
+    return pde.evaluate(state.v, state.map, problem.box, np.array([[0.3, 0.2]]))[0]
+
+
+def test_gradients_pass_through_fixed_ranks():
+    swing = pde.Prescribed(lambda t: 0.3 * TURN * np.cos(t))
+
+    def value(theta: Any) -> Any:
+        return functional(theta, swing)
+
+    both = jax.jit(jax.value_and_grad(value))
+    found, slopes = zip(*(both(jnp.asarray(t)) for t in (0.499, 0.5, 0.501)), strict=True)
+    np.testing.assert_allclose(slopes[1], (found[2] - found[0]) / 0.002, rtol=1e-4)
+    start = pde.Gaussian(np.array([0.2, -0.1]), np.diag([0.8, 0.4]))
+    exact = pde.OrnsteinUhlenbeck(
+        0.5 * TURN, 0.5 * np.diag([0.2, 0.1]), start, pde.Box.fourier(2)
+    ).exact(0.5, np.array([[0.3, 0.2]]))
+    np.testing.assert_allclose(found[1], exact[0], rtol=2e-3)
+
+
+DIVERGES: dict[str, Any] = {"t1": 400.0, "dt": 1.0, "method": "rk2", "coordinates": "fixed"}
+
+
+def test_fixed_ranks_that_overflow_are_not_successful():
+    solution = pde.integrate(turning(64), rank=1, **DIVERGES)
+    assert solution.result == pde.Result.not_finite
+    assert not solution.stats["finite"][-1]
+
+
+@pytest.mark.slow
+def test_overflow_at_fixed_ranks_is_seen_under_jit():
+    problem = turning(64)
+    good = jax.jit(lambda: pde.integrate(problem, rank=1, **DIVERGES).stats["finite"])()
+    assert good[0]
+    assert not good[-1]
+
+
+@pytest.mark.slow
+def test_fixed_ranks_are_mapped_over_parameters():
+    thetas = jnp.array([0.4, 0.5])
+    many = jax.jit(jax.vmap(lambda theta: functional(theta, "fixed")))(thetas)
+    each = [functional(theta, "fixed") for theta in thetas]
+    np.testing.assert_allclose(many, each, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_fixed_ranks_repeat_the_motion_of_an_earlier_run():
+    problem = turning(32)
+    moved = pde.integrate(problem, t1=0.5, dt=0.025, tol=1e-6)
+    again = pde.integrate(problem, t1=0.5, dt=0.025, rank=3, coordinates=moved)
+    assert again.result == pde.Result.successful
+    assert error(problem, again.final) < 1e-4
+    np.testing.assert_allclose(again.final.map.matrix, moved.final.map.matrix, atol=1e-4)
+    host = pde.integrate(problem, t1=0.5, dt=0.025, tol=1e-6, coordinates=moved)
+    assert error(problem, host.final) < 1e-4
+    assert host.stats["rank"][-1] <= 3
+
+
+@pytest.mark.parametrize("method", ["rk4", "rk2", "ab2"])
+def test_reactions_and_sources_follow_their_closed_forms(method: Any):
+    start = pde.Gaussian(np.zeros(2), np.array([[0.5, 0.2], [0.2, 0.4]]), amplitude=1.0)
+    other = pde.Gaussian(np.ones(2), 0.4 * np.eye(2), amplitude=0.5)
+    box = pde.Box.fourier(2, 40, 6.0)
+    options: dict[str, Any] = {"t1": 0.5, "dt": 0.01, "tol": 1e-6, "method": method}
+    options["coordinates"] = "fixed"
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    u, g = start.values(x), other.values(x)
+    decay = pde.AdvectionDiffusionReaction(None, None, start, box, reaction=(0.0, 0.0, -1.0))
+    final = pde.integrate(decay, **options).final
+    np.testing.assert_allclose(
+        pde.evaluate(final.v, final.map, box, x), u / (1 + 0.5 * u), atol=1e-4
+    )
+    fed = pde.AdvectionDiffusionReaction(None, None, start, box, source=other)
+    final = pde.integrate(fed, **options).final
+    np.testing.assert_allclose(pde.evaluate(final.v, final.map, box, x), u + 0.5 * g, atol=2e-5)
