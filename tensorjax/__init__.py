@@ -2,11 +2,13 @@
 
 Modules: `contract` (contraction plans), `linalg` (array factorisations), `tt` (tensor trains),
 `tucker` (Tucker format), `mera` (multiscale entanglement renormalisation), `convert` (between
-them) and `sketch` (random projections). `tensorjax.interop` (tensors of other packages) is imported
-by its name.
+them), `sketch` (random projections) and `pde` (time-dependent equations in coordinates that move).
+Imported by their names, for what they need:
+`tensorjax.interop` (tensors of other packages), and with the extra ``nn`` `tensorjax.nn` (Flax
+layers), `tensorjax.optim` (Optax transformations) and `tensorjax.models`.
 """
 
-from tensorjax import contract, convert, linalg, mera, sketch, tt, tucker
+from tensorjax import contract, convert, linalg, mera, pde, sketch, tt, tucker
 
-__all__ = ["contract", "convert", "linalg", "mera", "sketch", "tt", "tucker"]
+__all__ = ["contract", "convert", "linalg", "mera", "pde", "sketch", "tt", "tucker"]
 __version__ = "0.1.0"

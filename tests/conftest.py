@@ -4,9 +4,12 @@ Doctests do not pass through here: they run as a user would, in JAX's default mo
 """
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Idle threads of BLAS spin: those of one worker would hold the cores that the other one needs.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Read once, when JAX first asks for its devices: before anything else imports it.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -19,6 +22,13 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _caches() -> Iterator[None]:
+    """Drops the compiled programs of a file: those of all files would exhaust memory maps."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.bench import _cases, _library, _peers, _timing, _verdicts, core, solvers
+from experiments.bench import _cases, _library, _peers, _timing, _verdicts, core, layers, solvers
 from experiments.bench._cases import Case, Goal
 from experiments.bench._solving import Problem
 from experiments.bench._verdicts import Result
@@ -250,6 +250,7 @@ def test_verdicts(peer: dict[str, Any], met: str) -> None:
     assert _verdicts.targets(CASE, judged)[0].met == met
 
 
+@pytest.mark.slow
 def test_a_quick_run_without_peers_writes_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,3 +298,33 @@ def test_the_solvers_run_small(tmp_path: Path) -> None:
     assert main(["run", "bench/solvers", "--quick", "--results", str(tmp_path)]) == 0
     (line,) = (tmp_path / "bench" / "solvers" / "runs.jsonl").read_text().splitlines()
     assert {t["file"] for t in json.loads(line)["tables"]} >= {"cross.csv", "ratios.csv"}
+
+
+def test_verdicts_on_layers_take_every_library_at_its_fastest():
+    def row(library: str, variant: str, ms: float | None) -> Any:
+        return {"library": library, "variant": variant, "ms": ms}
+
+    rows = [row("tensorjax", "", 2.0), row("tensorjax", "by hand", 1.0), row("JAX", "dense", 5.0),
+            row("tensorly-torch", "a", 9.0), row("tensorly-torch", "b", 5.0),
+            row("torch", "dense", None)]  # fmt: skip
+    found = layers.verdict(Problem("p", [], 2.0), rows)
+    assert found == {
+        "problem": "p", "ours ms": 2.0, "JAX": 2.5, "tensorly-torch": 2.5, "goals": 2,
+        "missed": "tensorly-torch 3",
+    }  # fmt: skip
+    assert layers.verdict(Problem("p", [], None), rows[:3])["missed"] == ""
+
+
+def test_the_released_formula_gives_the_outputs_of_the_layer():
+    from experiments.bench import _linears
+
+    (problem, *_) = _linears.problems(small=True)
+    for way in problem.ways[:3]:
+        assert way.answer(way.call())["error"] < 1e-5
+
+
+@pytest.mark.slow
+def test_the_layers_run_small(tmp_path: Path) -> None:
+    assert main(["run", "bench/layers", "--quick", "--results", str(tmp_path)]) == 0
+    (line,) = (tmp_path / "bench" / "layers" / "runs.jsonl").read_text().splitlines()
+    assert {t["file"] for t in json.loads(line)["tables"]} >= {"linear.csv", "ratios.csv"}

@@ -108,6 +108,7 @@ def test_jit_vmap_and_grad():
         mera.norm(batch)
 
 
+@pytest.mark.slow
 def test_the_cone_costs_the_same_in_every_layer():
     z = jnp.diag(jnp.array([1.0, -1.0]))
 
@@ -123,6 +124,7 @@ def test_the_cone_costs_the_same_in_every_layer():
     assert counts[-1] <= 4 * counts[0]
 
 
+@pytest.mark.slow
 def test_rounding_to_tt_keeps_the_tolerance():
     m = build(0, 8, {}, np.float64, rank=4)
     x = np.asarray(mera.to_dense(m))

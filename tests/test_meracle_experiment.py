@@ -38,6 +38,7 @@ def test_scales_and_pixels_undo_each_other(rng: np.random.Generator) -> None:
     assert image.grey(32).shape == (32, 32)
 
 
+@pytest.mark.slow
 def test_the_plain_baseline_finds_what_one_disentangler_hides(rng: np.random.Generator) -> None:
     hidden, train = planted.train_of(3, 2, 0)
     cores = plain.right_orthogonal([np.asarray(c) for c in train.cores])

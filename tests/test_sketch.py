@@ -709,6 +709,7 @@ def test_variance_is_the_published_closed_form_on_rank_one(rng: np.random.Genera
         np.testing.assert_allclose(sketch.variance(averaged, x, relative=True), value)
 
 
+@pytest.mark.slow
 def test_variance_obeys_the_bounds_of_the_note(rng: np.random.Generator) -> None:
     """The paper's bound, and the one that says where a Kronecker map is worse than a dense one."""
     for _ in range(2):
@@ -745,6 +746,7 @@ def test_one_nonzero_entry_is_mapped_without_variance() -> None:
     assert value[1] == 0
 
 
+@pytest.mark.slow
 def test_variance_of_a_train_of_ten_to_the_thirty() -> None:
     v = jax.random.normal(KEY, (30, 10))
     x = tt.rank_one(list(v))

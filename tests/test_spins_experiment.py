@@ -46,6 +46,7 @@ def test_a_mera_and_its_train_measure_the_same() -> None:
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path) -> None:
     options = ["--order", "8", "--mera-tols", "0.2", "--steps", "3", "--distances", "1", "4"]
     assert main(["run", "spins", "--quick", "--results", str(tmp_path), *options]) == 0

@@ -153,6 +153,16 @@ def test_norm_and_inner_stay_in_range_in_float32():
     assert float(product) == pytest.approx(0.5**60, rel=1e-5)
 
 
+def test_nan_and_zero_come_through_the_norm():
+    for bad in (np.nan, np.inf):
+        x = tt.TT([np.ones((1, 3, 1)), np.full((1, 3, 1), bad)])
+        assert not np.isfinite(tt.norm(x))
+        assert not np.isfinite(jax.jit(tt.norm)(x))
+    zero = tt.zeros((3, 3))
+    assert float(tt.norm(zero)) == 0
+    assert all(not np.any(c) for c in jax.grad(tt.norm)(zero).cores)
+
+
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_lengths_do_not_square_out_of_range(size):
     """‖x‖² is beyond float32 here, ‖x‖ is not."""

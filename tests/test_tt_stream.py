@@ -35,6 +35,7 @@ def test_a_sum_of_low_rank_is_exact_in_any_order(dtype: Any):
     assert tt.distance(found, other) < 1e-10 * tt.norm(exact)
 
 
+@pytest.mark.slow
 def test_products_are_streamed_without_being_formed():
     x, y = terms(2, 2)
     a = tt.random_matrix(jax.random.key(3), SHAPE, SHAPE, 2, float)

@@ -178,6 +178,7 @@ def test_random_entries_have_mean_0_and_variance_1(key):
     assert all((c == e).all() for c, e in zip(a.cores, b.cores, strict=True))
 
 
+@pytest.mark.slow
 def test_random_cuts_one_rank_where_the_bond_is_small_and_takes_many_at_their_word(key):
     assert tt.random(key, (2, 3, 4, 2), 9).ranks == (1, 2, 6, 2, 1)
     assert tt.random(key, (2, 3, 4, 2), np.int64(9)).ranks == (1, 2, 6, 2, 1)

@@ -255,6 +255,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 def test_a_tiny_run_leaves_tables_and_figure(
     tmp_path: Path, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,4 +21,13 @@ EXPERIMENTS = (
         quick="30 s",
         packages=_PEERS,
     ),
+    Experiment(
+        name="bench/layers",
+        module="experiments.bench.layers",
+        paper="Yang et al., CoMERA, arXiv 2405.14377: shapes, ranks and formula",
+        summary="tensorised linear layers and embeddings beside dense ones and tensorly-torch",
+        quick="30 s",
+        extra="nn",
+        packages=("flax", "tensorly-torch", "torch"),
+    ),
 )

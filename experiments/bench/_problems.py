@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -244,19 +245,20 @@ def _their_crosses(name: str, grid: np.ndarray, order: int, answer: Any) -> list
     if torch is not None and tntorch is not None:
         f = _Counted(_functions(torch, order)[name][2])
         points = [torch.tensor(grid)] * order
-        for kick in (2, 3, 4, 8):
+        for eps, kick in itertools.product((1e-6, 5e-7), (2, 3, 4, 6, 8)):
 
-            def theirs(kick: int = kick, f: Any = f) -> Any:
+            def theirs(eps: float = eps, kick: int = kick, f: Any = f) -> Any:
                 f.count = 0
                 torch.manual_seed(0)
                 with contextlib.redirect_stdout(io.StringIO()):  # it advertises at every call
                     t = tntorch.cross(
-                        function=f, domain=points, function_arg="matrix", eps=5e-7, kickrank=kick,
+                        function=f, domain=points, function_arg="matrix", eps=eps, kickrank=kick,
                         max_iter=40, verbose=False, suppress_warnings=True,
                     )  # fmt: skip
                 return [c.numpy() for c in t.cores], f.count
 
-            ways.append(Way("tntorch", f"kickrank {kick}", theirs, lambda out: answer(*out)))
+            name_of = f"eps {eps:g}, kickrank {kick}"
+            ways.append(Way("tntorch", name_of, theirs, lambda out: answer(*out)))
     if teneva is not None:
         g = _Counted(lambda i: _functions(np, order)[name][2](grid[i.astype(int)]))
         for eps, more in ((1e-5, 1), (1e-5, 2), (1e-6, 2), (1e-6, 3)):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from experiments import Run
-from experiments.bench import _problems, _timing
+from experiments.bench import _problems, _solving, _timing
 from experiments.bench._solving import Problem
 from experiments.bench.core import double_precision
 
@@ -74,6 +74,7 @@ def groups(small: bool) -> dict[str, Callable[[], list[Problem]]]:
 def run(config: Config, run: Run) -> None:
     """Measures the groups asked for and writes their tables and the ratios beside the goals."""
     ratios = []
+    _solving.found("torch")  # imported before its default precision is set
     with double_precision():
         for name in config.only:
             rows = []

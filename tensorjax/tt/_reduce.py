@@ -67,8 +67,10 @@ def _norm(x: TT) -> jax.Array:
     mantissa, exponent = _overlap(conj(x), x)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
-    # The derivative of the square root at zero would be infinite: the zero train gets none.
-    root = jnp.where(rest > 0, jnp.sqrt(jnp.where(rest > 0, rest, 1)), 0)
+    # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
+    # not <= 0, and so comes through.
+    none = rest <= 0
+    root = jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, rest)))
     return jnp.ldexp(root, half)
 
 
