@@ -13,7 +13,7 @@ from tensorjax._cores import cut_ranks
 from tensorjax._train import TT
 from tensorjax.pde._inside import check_inside
 from tensorjax.pde._maps import AffineMap
-from tensorjax.pde._path import Moment, Path
+from tensorjax.pde._path import Moment, Path, told
 from tensorjax.pde._run import Options
 from tensorjax.pde._solution import Result, Solution, State
 
@@ -105,8 +105,8 @@ def _coordinates(
         t = t0 + k * dt
         if generator is not None:
             said = generator(None, None, at, options.problem.box, math.nan, t)
-            past = [*past, Moment(t, said.sigma, said.beta)][-(options.degree + 1) :]
-        path = Path(at, t, dt, past)
+            past = [*past, Moment(t, said.sigma, said.beta)][-(options.degree + 2) :]
+        path = Path(at, t, dt, told(past, options.degree))  # as `Run` does
         maps.append([path.map(s) for s in _SHARES])
         motions.append([path.motion(s) for s in _SHARES])
         at = path.map(1.0)
