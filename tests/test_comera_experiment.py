@@ -17,12 +17,13 @@ pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 from flax import nnx
 
 from experiments.__main__ import main
-from experiments.comera import checkpoint, methods, report, sizes, tasks, training
+from experiments.comera import checkpoint, methods, report, sizes, speed, tasks, training
 from experiments.comera.compare import Budget, trainings
 from experiments.comera.data._types import Tabular, TabularTask
 from experiments.comera.main import Config
 from experiments.comera.methods import Options
 from experiments.comera.store import Store
+from tensorjax import optim
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +133,18 @@ def test_a_state_comes_back_in_other_shapes_than_it_began_with(tmp_path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_states_are_cut_to_the_ranks_of_a_training(task: tasks.Task) -> None:
+    found = methods.variant(task, "early", Options(5.0))
+    state = training.prepare(task, found.build, found.optimizer, 1e-2)[1](0, 1e-2)
+    wanted = {name: [1, *full[1:]] for name, full in optim.ranks(state.params).items()}
+    small = speed.cut(state, {"method": "early", "records": [{"ranks": wanted}]})
+    assert {name: list(r) for name, r in optim.ranks(small.params).items()} == wanted
+    assert optim.size(small.params, everything=True) == sum(
+        leaf.size for leaf in jax.tree.leaves(small.params)
+    )
+    assert speed.cut(state, {"method": "fixed"}) is state
+
+
 @pytest.mark.slow
 def test_an_interrupted_training_ends_as_if_it_had_not_been(task: tasks.Task, tmp_path) -> None:
     found = methods.variant(task, "early", Options(5.0, size_weight=1.0))
@@ -200,6 +213,8 @@ def test_a_tiny_run_leaves_its_tables_and_its_figure_and_is_resumed(tmp_path) ->
     rows = (folder / "flights.csv").read_text().splitlines()
     assert len(rows) == 1 + 3
     assert "recalled" in rows[0]
+    steps = (folder / "steps.csv").read_text().splitlines()
+    assert len(steps) == 1 + 3
 
 
 @pytest.mark.slow

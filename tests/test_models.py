@@ -12,6 +12,7 @@ pytest.importorskip("flax", reason="the models have an extra of their own")
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax.models import encoder as encoder_module
 from tensorjax.models._spec import with_spread
 from tensorjax.models.code import CodeModel
 from tensorjax.models.dlrm import DLRM, DLRMConfig
@@ -84,6 +85,17 @@ def test_segments_and_order_count() -> None:
     other = forward(model, TOKENS, jnp.ones_like(TOKENS))
     assert float(jnp.abs(other - first).max()) > 1e-4
     assert float(jnp.abs(forward(model, TOKENS[:, ::-1]) - first).max()) > 1e-4
+
+
+def test_linear_biases_fall_with_the_distance() -> None:
+    bias = encoder_module._linear_biases(4, 2, jnp.float32)
+    far = np.array([[0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]])
+    np.testing.assert_array_equal(bias[0], [-far / 2**4, -far / 2**8])
+    near, plain = encoder(linear_biases=True), encoder()
+    assert count(near) == count(plain)
+    assert float(jnp.abs(forward(near, TOKENS) - forward(plain, TOKENS)).max()) > 1e-6
+    alone = forward(near, TOKENS[1:, :3])
+    np.testing.assert_allclose(forward(near, TOKENS)[1:], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_follows_train_and_eval() -> None:

@@ -9,7 +9,7 @@ from experiments.comera.board import Board
 from experiments.comera.methods import NAMES, Method, Options, Variant
 from experiments.comera.store import Store
 from experiments.comera.tasks import Task
-from experiments.comera.training import Plan, Programs
+from experiments.comera.training import Plan, Programs, State
 
 Result = dict[str, Any]
 
@@ -139,6 +139,16 @@ class Comparison:
         result["early"] = note["records"]
         result["size_target"] = target * size
         return self._kept(settings, result, variant, "late", seed, rate) | {"target": target}
+
+    def last(self, result: Result) -> tuple[Programs, State]:
+        """The programs of a result, and a state that its last steps might have begun with.
+
+        It is drawn anew and has the shapes of the start.
+        """
+        method: Method = result["method"]
+        switch = self.budget.switch(self.task.steps) if method == "late" else None
+        _, programs, begin = self._programs(method, switch, result["target"])
+        return programs, begin(result["seed"], result["rate"])
 
     def _programs(
         self, method: Method, switch: int | None = None, fraction: float | None = None

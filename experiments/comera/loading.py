@@ -41,7 +41,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72, Options(3.0)
     ),
     ("code", "default"): Setting(
-        {"vocabulary": 1024, "length": 32}, 64, 2000, Options(5.0, size_weight=0.1, gate_rate=3.0)
+        {"vocabulary": 1024, "length": 32}, 32, 2000, Options(5.0, size_weight=0.1, gate_rate=3.0)
     ),
     ("code", "published"): Setting(
         {"vocabulary": 30_522, "length": 512}, 32, 100_000, Options(10.0)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 
 from experiments import Run
-from experiments.comera import figure, planted, report, sizes
+from experiments.comera import figure, planted, report, sizes, speed
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.loading import NAMES as TASKS
@@ -106,6 +106,7 @@ def run(config: Config, run: Run) -> None:
     store = Store(run.folder.parent / "comera" / "store")
     names = [name for name in config.tasks if name in TASKS]
     found: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    steps: list[dict[str, Any]] = []
     # Optax mixes dtypes and ranks, and means to.
     with (
         jax.enable_x64(False),
@@ -118,7 +119,9 @@ def run(config: Config, run: Run) -> None:
                 comparison = Comparison(task, options, config.budget(), store, board)
                 found[name] = (task.metric, comparison.results())
                 _record(run, task, options, found[name][1])
+                steps += speed.rows(comparison, found[name][1])
         if found:
+            run.table("steps", steps, caption=STEPS.format(speed.ROUNDS))
             run.figure("comera", figure.overview(found), caption=CAPTION)
         if "planted" in config.tasks:
             _planted(config, run)
@@ -171,8 +174,11 @@ PLANTED = (
 TABLE = (
     "{}: test scores where validation ({}) is best, means over seeds and standard deviations [%]; "
     "“equal size”: at most 1/{:g} of the dense model's {} numbers; numbers: live ones, biases and "
-    "gates included; ms/step: after the first compilation and at the end; compilations: of the "
-    "step, at most; size / S₀: tensorised layers, at most"
+    "gates included; compilations: of the step, at most; size / S₀: tensorised layers, at most"
+)
+STEPS = (
+    "Time of a training step with the shapes at the end, first seed: all methods of a task in "
+    "turn, medians of {} rounds; stored: numbers in all arrays"
 )
 CAPTION = (
     "Above: test score against numbers, a small point a seed, a large one their mean. Below: "

@@ -61,8 +61,6 @@ def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, 
         "seeds": len(found),
         "rate": found[0]["rate"],
         "chosen": found[0]["note"],
-        "ms/step": 1e3 * statistics.median(leg[0]["seconds"] for leg in legs),
-        "ms/step, last": 1e3 * statistics.median(leg[-1]["seconds"] for leg in legs),
         "compilations": max(sum(r["compilations"] for r in leg) for leg in legs),
     }
     if found[0]["target"] is not None:

@@ -39,6 +39,9 @@ class EncoderConfig:
       padding: token id that is masked when no mask is given.
       sinusoids: positions begin as sines and cosines (Vaswani et al., arXiv 1706.03762, section
         3.5), still learned, instead of normal: a short training then finds neighbours sooner.
+      linear_biases: attention begins near each token: head h of H adds −2^(−8h/H)·|i − j| to its
+        logits (Press et al., arXiv 2108.12409, "ALiBi", symmetric as encoders have it). It has no
+        parameters; a masked language model then finds its neighbours without a long plateau.
       norm_first: layer norms before attention and MLP ("pre-LN", with one more at the end) instead
         of after the residual sums, as BERT has them. The embeddings have their norm in both.
     """
@@ -54,6 +57,7 @@ class EncoderConfig:
     dropout: float = 0.1
     padding: int = 0
     sinusoids: bool = False
+    linear_biases: bool = False
     norm_first: bool = False
 
     def __post_init__(self) -> None:
@@ -83,12 +87,13 @@ class _Attention(nnx.Module):
         self.key = linear.linear(width, width, **options)
         self.value = linear.linear(width, width, **options)
         self.out = linear.linear(width, width, **options)
-        self.heads = config.heads
+        self.heads, self.linear_biases = config.heads, config.linear_biases
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         split = (*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
         q, k, v = (layer(x).reshape(split) for layer in (self.query, self.key, self.value))
-        y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :])
+        bias = _linear_biases(x.shape[1], self.heads, q.dtype) if self.linear_biases else None
+        y = jax.nn.dot_product_attention(q, k, v, bias, mask=mask[:, None, None, :])
         return self.out(y.reshape(x.shape))
 
 
@@ -113,6 +118,13 @@ class _Block(nnx.Module):
 
     def _mlp(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.gelu(self.up(x), approximate=False))
+
+
+def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
+    """What attention adds to its logits, (1, heads, length, length)."""
+    slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+    distances = np.abs(np.arange(length)[:, None] - np.arange(length)[None])
+    return jnp.asarray(-slopes[:, None, None] * distances, dtype)[None]
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:

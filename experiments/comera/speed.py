@@ -1,0 +1,75 @@
+"""How long a step of each method takes: all of one task in turn, so that they share what disturbs.
+
+The models have the shapes at the end of their trainings on the first seed; what their numbers are
+does not matter to the time of a step, so they are drawn anew.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.comera import report
+from experiments.comera.compare import Comparison
+from experiments.comera.methods import NAMES
+from experiments.comera.training import Order, State, chunk_of
+from tensorjax import optim
+
+ROUNDS = 7
+STEPS = 10  # of one call, at most
+
+
+def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row a method: median milliseconds a step, and how many times faster than dense that is."""
+    task = comparison.task
+    data = {name: jnp.asarray(a) for name, a in task.splits["train"].items()}
+    order = Order(len(next(iter(data.values()))), task.batch, seed=0)
+    chosen = jnp.asarray(order(0, min(STEPS, chunk_of(task.steps))))
+    first = [found[0] for found in report.groups(results).values()]
+    begun = [comparison.last(result) for result in first]
+    programs, states = (
+        [p for p, _ in begun],
+        [cut(s, r) for (_, s), r in zip(begun, first, strict=True)],
+    )
+    seconds: list[list[float]] = [[] for _ in first]
+    for turn in range(ROUNDS + 1):
+        for k, program in enumerate(programs):
+            begin = time.perf_counter()
+            states[k], losses, _ = program.steps(states[k], data, chosen)
+            losses.block_until_ready()
+            if turn:  # the first one compiles
+                seconds[k].append((time.perf_counter() - begin) / len(chosen))
+    found = []
+    for result, times, state in zip(first, seconds, states, strict=True):
+        found.append(
+            {
+                "task": task.name,
+                "method": report.title(result),
+                "stored": sum(x.size for x in jax.tree.leaves(state.params)),
+                "ms/step": 1e3 * statistics.median(times),
+            }
+        )
+    dense = [row["ms/step"] for row in found if row["method"] == NAMES["dense"]]
+    for row in found if dense else ():
+        row["dense / ms"] = dense[0] / row["ms/step"]
+    return found
+
+
+def cut(state: State, result: Mapping[str, Any]) -> State:
+    """A state with the ranks at the end of a training; as it is, where none were pruned."""
+    if result["method"] not in ("early", "late"):
+        return state
+    left = iter([r for layer in result["records"][-1]["ranks"].values() for r in layer])
+
+    def kept(label: str, leaf: jax.Array) -> jax.Array:
+        if label != "gate":
+            return leaf
+        return jnp.asarray(np.arange(leaf.size) < next(left), leaf.dtype)
+
+    gated = jax.tree.map(kept, optim.labels(state.params), state.params)
+    params, opt_state = optim.shrink(gated, state.opt_state)
+    return state._replace(params=params, opt_state=opt_state)
