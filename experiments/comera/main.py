@@ -174,7 +174,8 @@ PLANTED = (
 TABLE = (
     "{}: test scores where validation ({}) is best, means over seeds and standard deviations [%]; "
     "“equal size”: at most 1/{:g} of the dense model's {} numbers; numbers: live ones, biases and "
-    "gates included; compilations: of the step, at most; size / S₀: tensorised layers, at most"
+    "gates included; compilations: of the step, at most; size / S₀: tensorised layers, at most; "
+    "status: what the optimiser says of (L₀, S₀) at the end, seeds each"
 )
 STEPS = (
     "Time of a training step with the shapes at the end, first seed: all methods of a task in "

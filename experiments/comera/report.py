@@ -1,5 +1,6 @@
 """Tables of the results, and the numbers that the paper published, as recalled."""
 
+import collections
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, 
     if found[0]["target"] is not None:
         reached = [r["records"][-1]["tensorised"] / r["size_target"] for r in found]
         cells["size / S₀"] = max(reached)
+        said = collections.Counter(r["status"] for r in found)
+        cells["status"] = ", ".join(f"{count} {name}" for name, count in said.items())
     return cells
 
 

@@ -122,6 +122,8 @@ def _binary(outputs: np.ndarray, split: Arrays) -> dict[str, float]:
 def code(name: str, data: str, found: Corpus, *, scale: Scale, batch: int, steps: int) -> Task:
     """Tokens of source code that were hidden: masked-language model, their accuracy."""
     config = _encoder(scale, found.vocabulary, found.train.shape[1], classes=1)
+    # Else a training this short ends before attention has found the neighbours.
+    config = dataclasses.replace(config, linear_biases=True)
     chosen = max(1, round(MASKED * found.train.shape[1]))
     valid, test = LOOKED_AT[scale]
     splits = {

@@ -214,7 +214,11 @@ def train(
         checkpoint.remove(saved)
     if plan.shrinks:
         programs.forget()
-    return {"records": records, "best": best(records)}
+    found = {"records": records, "best": best(records)}
+    if plan.target is not None:
+        patience = max(1, (plan.stops[-1] - start) // 4)
+        found["status"] = optim.status(state.opt_state, patience=patience).status
+    return found
 
 
 def chunk_of(steps: int) -> int:
