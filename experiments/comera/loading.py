@@ -36,7 +36,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:2]}, 256, 72, Options(8.0)
     ),
     ("flights", "default"): Setting(
-        {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1, gate_rate=20.0)
+        {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1)
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
     ("code", "tiny"): Setting(
@@ -44,7 +44,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ),
     ("code", "default"): Setting(
         {"vocabulary": 320, "length": 32}, 32, 720,
-        Options(5.0, head_start=4.0, size_weight=0.03, gate_rate=5.0),
+        Options(5.0, head_start=4.0, size_weight=0.03),
     ),
     ("code", "published"): Setting(
         {"vocabulary": 30_522, "length": 512}, 32, 100_000, Options(10.0)
@@ -54,7 +54,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ),
     ("pairs", "default"): Setting(
         {"vocabulary": 1024, "length": 64}, 32, 600,
-        Options(10.0, head_start=5.0, size_weight=0.03, gate_rate=5.0),
+        Options(10.0, head_start=5.0, size_weight=0.03),
     ),
     ("pairs", "published"): Setting({"vocabulary": 30_522}, 32, 100_000, Options(40.0)),
 }  # fmt: skip

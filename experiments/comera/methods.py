@@ -36,7 +36,9 @@ class Options:
         head_start: CoMERA begins with so many times the numbers of the models of equal size.
         warmup: Share of the steps in which the learning rate rises; then it falls by a cosine, but
             for the gates.
-        gate_rate: Learning rate of gates that are pruned, over that of the rest.
+        gate_rate: Learning rate of gates that are pruned, whatever that of the rest: gates begin
+            at one, and Adam's steps are as long as the rate, so its inverse is the number of steps
+            in which a gate can die.
         size_weight: γ of the early stage.
         core_weight: β of both stages.
         late_size_weight: w₂ of the late stage; w₁ is 1.
@@ -49,7 +51,7 @@ class Options:
     compression: float
     head_start: float = 2.0
     warmup: float = 0.1
-    gate_rate: float = 10.0
+    gate_rate: float = 0.02
     size_weight: float = 1e-2
     core_weight: float = 1e-4
     late_size_weight: float = 10.0
@@ -181,7 +183,7 @@ def at_rate(
         other = -state.rate * share(count)
         gate = other
         if gates:
-            gate = -state.rate * options.gate_rate * jnp.minimum(count / begin, 1.0)
+            gate = -options.gate_rate * jnp.minimum(count / begin, 1.0)
 
         def moved(label: str, u: jax.Array) -> jax.Array:
             return (gate if label == "gate" else other).astype(u.dtype) * u
