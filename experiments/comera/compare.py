@@ -1,6 +1,6 @@
 """All methods on one task: rates tuned, seeds repeated, nothing done twice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class Comparison:
         result["size_target"] = target * size
         return self._kept(settings, result, variant, "late", seed, rate) | {"target": target}
 
-    def last(self, result: Result) -> tuple[Programs, State]:
+    def last(self, result: Mapping[str, Any]) -> tuple[Programs, State]:
         """The programs of a result, and a state that its last steps might have begun with.
 
         It is drawn anew and has the shapes of the start.
