@@ -134,17 +134,16 @@ def _fpcross(fpcross: Any, task: Task, setting: Setting) -> Way:
     class Process(fpcross.Equation):
         """The equation in the library's own form."""
 
-        def f(self, X: np.ndarray, t: float) -> np.ndarray:  # noqa: N803 (its name for it)
+        def f(self, X: np.ndarray, t: float) -> np.ndarray:
             return X @ matrix.T
 
-        def f1(self, X: np.ndarray, t: float) -> np.ndarray:  # noqa: N803
+        def f1(self, X: np.ndarray, t: float) -> np.ndarray:
             return np.tile(np.diag(matrix), (len(X), 1))
 
-        def r0(self, X: np.ndarray) -> np.ndarray:  # noqa: N803
+        def r0(self, X: np.ndarray) -> np.ndarray:
             return problem.start.values(X)
 
     def call() -> Any:
-        np.random.seed(0)  # noqa: NPY002 (the generator that it draws from)
         equation = Process(task.dim, setting.tol)
         equation.set_coef(float(np.asarray(problem.diffusion)[0, 0]))
         equation.set_grid(n=setting.size, a=-_HALF, b=_HALF)

@@ -179,7 +179,7 @@ def measure(task: Task, repeats: int) -> list[dict[str, Any]]:
 
 
 def verdicts(task: Task, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every library at its fastest setting that reaches the error, over ours in fixed coordinates."""
+    """Every library at its fastest setting that reaches the error, over ours at rest."""
     able = [row for row in rows if not row["note"]]
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(able, key=lambda row: row["cpu s"]):
@@ -262,6 +262,6 @@ FIXED = (
 )
 MOVING = "P2 in moving coordinates, 80 steps, tol 1e-6, one thread. The prototype's are recalled"
 RATIOS = (
-    "Processor time of the others, each at its fastest setting that reaches the error, over ours in "
-    "fixed coordinates"
+    "Processor time of the others, each at its fastest setting that reaches the error, over ours "
+    "in fixed coordinates"
 )
