@@ -67,8 +67,8 @@ TASKS = (
     Task(3, 1e-3, _settings(28, 12, 1e-3, 5e-4),
          (*_settings(34, 7, 1e-3), *_settings(36, 8, 1e-3))),
     Task(3, 1e-4, _settings(28, 14, 2e-4, 1e-4), _settings(40, 20, 1e-4)),
-    Task(4, 1e-3, _settings(28, 16, 1e-3, 7e-4, 5e-4), _settings(36, 8, 5e-4)),
-    Task(4, 1e-4, _settings(28, 18, 1e-4, 7e-5, 5e-5), _settings(40, 20, 5e-5)),
+    Task(4, 1e-3, _settings(28, 16, 1e-3, 7e-4, 5e-4), _settings(36, 10, 5e-4)),
+    Task(4, 1e-4, _settings(28, 18, 1e-4, 7e-5, 5e-5), _settings(42, 28, 3e-5)),
 )  # fmt: skip
 SMALL = (Task(2, 1e-2, _settings(28, 8, 1e-3), _settings(28, 4, 3e-3)),)
 
