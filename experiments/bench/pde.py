@@ -36,6 +36,7 @@ MISSING = {
 # Seconds that the prototype in NumPy took for P2 in ten dimensions, recalled, on another machine;
 # how many times as fast ours is to be, and how many programs it may compile.
 PROTOTYPE, FASTER, PROGRAMS = 45.0, 10.0, 10
+_ITS_ERROR = 1.3e-6
 _COSTS = ("cpu s", "seconds", "first call", "programs")
 
 
@@ -229,31 +230,30 @@ def moving(dim: int, repeats: int) -> list[dict[str, Any]]:
 
 def _prototype(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**{name: rows[0][name] for name in ("problem", "coordinates")},
-            "rank": 6, "error": 1.3e-6, "seconds": PROTOTYPE}  # fmt: skip
+            "rank": 6, "error": _ITS_ERROR, "seconds": PROTOTYPE}  # fmt: skip
 
 
 def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The prototype's time over ours, and the most programs of a run."""
+    """The prototype's time over ours, on either clock, and the most programs of a run."""
     ours = rows[0]
-    programs = max(row["programs"] for row in rows)
-    return [
+    out = [
         {
             "problem": f"{ours['problem']}, moving",
-            "beside": "NumPy prototype, recalled, on another machine",
-            "ratio": PROTOTYPE / ours["cpu s"],
+            "beside": f"NumPy prototype, recalled; ours by {clock}",
+            "ratio": PROTOTYPE / ours[column],
             "goal": f"at least {FASTER:g}",
-            "our cpu s": ours["cpu s"],
-            "its cpu s": PROTOTYPE,
             "our error": ours["error"],
-            "its error": 1.3e-6,
-        },
-        {
-            "problem": f"{ours['problem']}, moving",
-            "beside": "programs compiled by XLA",
-            "ratio": programs,
-            "goal": f"at most {PROGRAMS}",
-        },
+            "its error": _ITS_ERROR,
+        }
+        for clock, column in (("the processor", "cpu s"), ("the wall", "seconds"))
     ]
+    programs = {
+        "problem": f"{ours['problem']}, moving",
+        "beside": "programs compiled by XLA",
+        "ratio": max(row["programs"] for row in rows),
+        "goal": f"at most {PROGRAMS}",
+    }
+    return [*out, programs]
 
 
 FIXED = (
