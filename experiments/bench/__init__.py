@@ -22,6 +22,14 @@ EXPERIMENTS = (
         packages=_PEERS,
     ),
     Experiment(
+        name="bench/pde",
+        module="experiments.bench.pde",
+        paper="none: our own measurement beside public libraries",
+        summary="Fokker–Planck equations in fixed coordinates at equal errors; ten dimensions",
+        quick="10 s",
+        packages=("fpcross", "seemps", "teneva", "threadpoolctl"),
+    ),
+    Experiment(
         name="bench/layers",
         module="experiments.bench.layers",
         paper="Yang et al., CoMERA, arXiv 2405.14377: shapes, ranks and formula",
