@@ -17,23 +17,24 @@ CONFIG, BATCH = tiny.Config(), 8
 MESHES = [(1, 4), (2, 2), (4, 1), (2, 4)]
 QUICK = [
     ("1d", 2, 2, 1, {}),
-    ("1d+sequence", 2, 2, 1, {}),
-    ("fsdp+tp", 2, 2, 1, {}),
-    ("2d", 2, 4, 1, {}),
-    ("summa", 2, 4, 1, {}),
+    ("1d+sequence", 2, 4, 1, {}),
+    ("fsdp+tp", 2, 4, 1, {}),
+    ("2d", 4, 1, 1, {}),
+    ("2d", 2, 4, 1, {"overlap": True}),
+    ("summa", 1, 4, 1, {}),
+    ("summa", 2, 2, 1, {}),
+    ("summa", 2, 4, 1, {"overlap": True}),
     ("2.5d", 2, 2, 2, {}),
+    ("1d", 2, 2, 1, {"rules": {"batch": "r", "mlp": "c", "heads": "c", "vocab": "c"}}),
 ]
-LONG = [
+ALL = [
     *((name, *m, 1, {}) for name, m in itertools.product(parallel.NAMES[1:-1], MESHES)),
     ("fsdp+tp", 2, 2, 2, {}),
     ("2.5d", 2, 2, 2, {"replicate": False}),
     ("2.5d", 1, 4, 2, {"rows": "scatter"}),
-    ("summa", 2, 4, 1, {"overlap": True}),
-    ("2d", 2, 4, 1, {"overlap": True}),
-    ("1d", 2, 2, 1, {"rules": {"batch": "r", "mlp": "c", "heads": "c", "vocab": "c"}}),
     ("1d+sequence", 2, 4, 1, {"rules": dict.fromkeys(("mlp", "heads", "vocab", "length"), "c")}),
 ]
-LONG = [case for case in LONG if case not in QUICK]
+CASES = QUICK + [pytest.param(c, marks=pytest.mark.slow) for c in ALL if c not in QUICK]
 
 
 def make(name: str, r: int, c: int, d: int = 1, options: Any = None) -> parallel.Layout:
@@ -52,7 +53,7 @@ def error(found: Any, wanted: Any) -> float:
 
 def gradient(layout: parallel.Layout, params: Any, batch: Any) -> Any:
     f = jax.value_and_grad(tiny.loss(layout, CONFIG, parts=True), has_aux=True)
-    return jax.jit(f)(params, *batch)
+    return jax.jit(f, compiler_options=tiny.QUICKLY)(params, *batch)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,8 @@ def alone() -> Any:
     return params, batch, gradient(parallel.Single(), params, batch)
 
 
-def check(alone: Any, case: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss_and_gradients_are_those_of_one_device(alone: Any, case: Any) -> None:
     params, batch, wanted = alone
     layout = make(*case)
     params = parallel.shard(params, tiny.specs(layout), layout.mesh)
@@ -74,17 +76,6 @@ def check(alone: Any, case: Any) -> None:
     assert error(slopes, wanted[1]) <= 1e-5
     for slope, param in zip(jax.tree.leaves(slopes), jax.tree.leaves(params), strict=True):
         assert slope.sharding.is_equivalent_to(param.sharding, param.ndim)
-
-
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_loss_and_gradients_are_those_of_one_device(alone: Any, case: Any) -> None:
-    check(alone, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LONG, ids=str)
-def test_loss_and_gradients_on_all_meshes(alone: Any, case: Any) -> None:
-    check(alone, case)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -120,13 +111,13 @@ def test_training_keeps_its_shardings_and_its_numbers(alone: Any) -> None:
     def run(layout: parallel.Layout, params: Any, state: Any) -> tuple[Any, list[float]]:
         loss = tiny.loss(layout, CONFIG)
 
-        @jax.jit
         def step(params: Any, state: Any) -> tuple[Any, Any, jax.Array]:
             value, slopes = jax.value_and_grad(loss)(params, *batch)
             with jax.numpy_dtype_promotion("standard"):
                 updates, state = adam.update(slopes, state)
             return optax.apply_updates(params, updates), state, value
 
+        step = jax.jit(step, compiler_options=tiny.QUICKLY)
         losses = []
         for _ in range(10):
             params, state, value = step(params, state)
@@ -171,7 +162,8 @@ def test_tensor_trains_split_their_tokens(name: str, rng: np.random.Generator) -
             y = f(params, x)
             return (y**2).sum(), y
 
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        return jax.jit(slopes, compiler_options=tiny.QUICKLY)
 
     found, wanted = (mlp(lay)(params, x) for lay in (make(name, 2, 2), parallel.Single()))
     assert error(found, wanted) <= 1e-5

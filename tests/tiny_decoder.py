@@ -11,6 +11,12 @@ from jax.sharding import PartitionSpec
 
 from tensorjax.parallel import Layout
 
+# Programs run once: six times as quick to compile, and the collectives are the same.
+QUICKLY: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
 AXES: dict[str, Any] = {
     "tokens": ("vocab", "embed"),
     "positions": ("position", "embed"),

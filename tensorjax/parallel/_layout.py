@@ -421,8 +421,8 @@ class Layout:
     def _check_length(self, length: int) -> None:
         if length % self.ways(self.wide):
             raise ValueError(
-                f"length: expected a multiple of {self.ways(self.wide)}, over which the tokens of a "
-                f"tensorised layer are split on a mesh of {self._shape()}, got {length}"
+                f"length: expected a multiple of {self.ways(self.wide)}, over which the tokens of "
+                f"a tensorised layer are split on a mesh of {self._shape()}, got {length}"
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
