@@ -19,21 +19,26 @@ from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
 from tensorjax.parallel._mesh import mesh
 from tensorjax.parallel._place import shard, shardings, state_shardings
+from tensorjax.parallel._plan import Candidate, Machine, Plan, plan
 from tensorjax.parallel._summa import summa
 from tensorjax.parallel._traffic import Memory, Traffic, memory, traffic
 
 __all__ = [
     "NAMES",
+    "Candidate",
     "FsdpTp",
     "Layout",
+    "Machine",
     "Megatron",
     "Memory",
+    "Plan",
     "Single",
     "Summa",
     "Traffic",
     "layout",
     "memory",
     "mesh",
+    "plan",
     "shard",
     "shardings",
     "state_shardings",

@@ -38,7 +38,12 @@ class Collective:
 
     @property
     def hops(self) -> int:
-        """Messages one after the other, in all runs, around a ring."""
+        """Messages one after the other, in all runs, around a ring.
+
+        Those of vectors count as none: XLA lets them go along with others.
+        """
+        if self.name == "vectors":
+            return 0
         passes = 2 if self.kind == "all-reduce" else 1
         return self.runs * passes * (self.group - 1)
 
@@ -128,9 +133,10 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
         yield Collective("rows", "all-gather", x, c, 2 * runs)
     else:
         yield Collective("rows", "all-reduce", x, c, (1 + again) * runs)
-    weights = 12 * s.features**2 / c
-    yield Collective("weights", "all-gather", weights, s.stored, again * runs)
-    yield Collective("weights", "reduce-scatter", weights, s.stored, runs)
+    for widths in (3, 1, 4, 4):
+        weight = widths * s.features**2 / c
+        yield Collective("weights", "all-gather", weight, s.stored, again * runs)
+        yield Collective("weights", "reduce-scatter", weight, s.stored, runs)
     yield Collective("vectors", "all-gather", 7 * s.features / c, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", 7 * s.features / c, s.stored, runs)
     for _ in range(2):
@@ -179,3 +185,40 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
     yield Collective("logits", "all-gather", table, g)
     yield Collective("logits", "reduce-scatter", table, g)
     yield Collective("loss", "all-reduce", 3 * s.tokens, c)
+
+
+def flops(sizes: Sizes, remat: bool) -> float:
+    """Additions and multiplications of one device in the products of one step.
+
+    Forward, twice that backward, and forward again with rematerialisation (of the blocks only).
+    """
+    t, h, c = sizes.tokens, sizes.features, sizes.wide
+    block = 2 * t * 12 * h * h + 4 * t * sizes.length * h
+    ends = 2 * t * sizes.vocabulary * h
+    return ((4 if remat else 3) * sizes.layers * block + 3 * ends) / c
+
+
+def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
+    """Numbers that a device holds for a while in a step, as XLA lays them out on a CPU.
+
+    A sum of what has to be kept for the backward pass and of the larger one of: the work of one
+    block, the logits. The factors are a fit to compiled programs; attention is taken to store its
+    scores.
+    """
+    x = s.tokens * s.features
+    split = s.wide if layout.features or layout.length else 1
+    scores = s.tokens * s.length * s.heads / s.wide
+    weights = 12 * s.features**2 / s.wide
+    block = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
+    block += 1.4 * weights if layout.stored else 2 * weights
+    ends = 2 * s.tokens * s.vocabulary / s.wide + x
+    if layout.stored:
+        ends += 2 * s.vocabulary * s.features / s.wide
+    if remat:
+        return s.layers * x / split + max(block, ends)
+    # Two arrays of the size of the scores, six of the MLP's width (GELU's tanh form), four of the
+    # heads', eight of the features'.
+    kept = 2 * scores + (24 + 4) * x / s.wide + 2 * x + 6 * x / split
+    kept += weights if layout.stored else 0  # gathered ones; others are where they were
+    kept += 6 * (x - x / s.wide) if layout.rows == "gather" else 0
+    return s.layers * kept + max(block, ends)
