@@ -209,8 +209,13 @@ def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
     split = s.wide if layout.features or layout.length else 1
     scores = s.tokens * s.length * s.heads / s.wide
     weights = 12 * s.features**2 / s.wide
-    block = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
-    block += 1.4 * weights if layout.stored else 2 * weights
+    attention = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
+    attention += (1.4 if layout.stored else 2) * weights
+    mlp = 1.3 * scores + 27.5 * x / s.wide + 3 * x + 0.9 * x / split + 0.6 * weights
+    mlp += 0.7 * weights if s.extra > 1 else 0
+    if layout.rows == "gather":
+        mlp += max(0.0, 6 * (x - 2 * x / s.wide))
+    block = max(attention, mlp)
     ends = 2 * s.tokens * s.vocabulary / s.wide + x
     if layout.stored:
         ends += 2 * s.vocabulary * s.features / s.wide
@@ -221,4 +226,4 @@ def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
     kept = 2 * scores + (24 + 4) * x / s.wide + 2 * x + 6 * x / split
     kept += weights if layout.stored else 0  # gathered ones; others are where they were
     kept += 6 * (x - x / s.wide) if layout.rows == "gather" else 0
-    return s.layers * kept + max(block, ends)
+    return s.layers * kept + max(attention, ends)
