@@ -1,0 +1,72 @@
+"""Collectives over none, one or several axes of a mesh: over none they do nothing."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+Axes = tuple[str, ...]
+
+
+def size(axes: Axes) -> int:
+    """Number of devices along the axes, inside of `jax.shard_map`."""
+    return math.prod(jax.lax.axis_size(axis) for axis in axes)
+
+
+def index(axes: Axes) -> jax.Array | int:
+    """Place of this device along the axes, the first of which is the slowest."""
+    return jax.lax.axis_index(axes) if axes else 0
+
+
+def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Array:
+    """Joins the blocks of all devices along ``axes``; its transpose is `scatter`.
+
+    Args:
+      x: block of this device.
+      axes: of the mesh.
+      dim: of the array, along which blocks are joined.
+      same: the result counts as equal on all devices along ``axes``. Its transpose takes this
+        device's block of a cotangent that is equal on all of them, and communicates nothing.
+    """
+    if not axes:
+        return x
+    to = "invarying" if same else "varying"
+    return jax.lax.all_gather(x, axes, axis=dim % x.ndim, tiled=True, to=to)
+
+
+def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """Adds over the devices along ``axes`` and keeps this device's block of ``dim``."""
+    if not axes:
+        return x
+    return jax.lax.psum_scatter(x, axes, scatter_dimension=dim % x.ndim, tiled=True)
+
+
+def total(x: jax.Array, axes: Axes) -> jax.Array:
+    """Adds over the devices along ``axes``."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def largest(x: jax.Array, axes: Axes) -> jax.Array:
+    """Largest over the devices along ``axes``, without a derivative."""
+    x = jax.lax.stop_gradient(x)
+    return jax.lax.pmax(x, axes) if axes else x
+
+
+def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
+    """Sends block k of dimension ``split`` to device k, and joins what arrives along ``join``."""
+    if not axes:
+        return x
+    return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
+
+
+def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """This device's block of an array that all devices along ``axes`` hold."""
+    if not axes:
+        return x
+    length = x.shape[dim] // size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, index(axes) * length, length, axis=dim % x.ndim)
+
+
+def row(x: jax.Array, ndim: int) -> jax.Array:
+    """Prepends axes of size one: the tests allow no other broadcasting."""
+    return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
