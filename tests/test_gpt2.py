@@ -1,6 +1,7 @@
 """GPT-2: its formula by NumPy, its published sizes, training, dropout, layouts of one device."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ pytest.importorskip("flax", reason="the models have an extra of their own")
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from tensorjax import nn
+from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
 CONFIG = GPT2Config.tiny()
@@ -20,22 +21,35 @@ TOKENS = jnp.array([[2, 17, 9, 4, 3, 0, 119], [2, 40, 3, 0, 7, 7, 7]], jnp.int32
 SPECS = {"dense": nn.Dense(), "low rank": nn.LowRank(3), "tt": nn.TT(rank=4)}
 
 
-def varied(model: GPT2) -> GPT2:
-    """Gives biases and scales values of their own: fresh ones would hide a bias left out."""
+@functools.cache
+def varied(name: str = "dense") -> GPT2:
+    """A model whose parameters all matter: fresh ones are small, and biases zero."""
     rng = np.random.default_rng(3)
-    graph, params = nnx.split(model)
+    graph, params = nnx.split(nnx.eval_shape(lambda: GPT2(CONFIG, linear=SPECS[name],
+                                                          rngs=nnx.Rngs(0))))  # fmt: skip
 
-    def shaken(path, x):
-        name = str(path[-1].key) if hasattr(path[-1], "key") else str(path[-2].key)
-        spread = 0.3 if name in ("bias", "scale") else 0.0
-        return x + jnp.asarray(spread * rng.standard_normal(x.shape), x.dtype)
+    def drawn(path, x):
+        names = [str(entry.key) for entry in path if hasattr(entry, "key")]
+        spread = 0.5 if "cores" in names else 0.2
+        value = spread * rng.standard_normal(x.shape) + ("scale" in names or "gates" in names)
+        if names == ["tokens"]:
+            value[CONFIG.vocabulary :] = 0
+        return jnp.asarray(value, x.dtype)
 
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(shaken, params))
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(drawn, params))
+
+
+@functools.cache
+def fresh(name: str) -> GPT2:
+    """A model as it begins."""
+    # Drawing by Threefry would take longer to compile than the steps.
+    key = jax.random.key(1, impl="unsafe_rbg")
+    return GPT2(CONFIG, linear=SPECS[name], rngs=nnx.Rngs(key))
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    return varied(GPT2(CONFIG, rngs=nnx.Rngs(0)))
+    return varied()
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +57,27 @@ def logits(model) -> np.ndarray:
     return np.asarray(forward(model, TOKENS))
 
 
-def forward(model: GPT2, tokens, **options) -> jax.Array:
+def forward(model: GPT2, tokens, key=None) -> jax.Array:
     """Logits by one compiled program."""
-    graph, params = nnx.split(model)
-    return jax.jit(lambda params: nnx.merge(graph, params)(tokens, **options))(params)
+    return _forward(*nnx.split(model), tokens, key)
 
 
-def loss_and_gradient(model: GPT2, **options):
-    graph, params = nnx.split(model)
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(graph, params, tokens, key):
+    return nnx.merge(graph, params)(tokens, key=key)
 
+
+def loss_and_gradient(model: GPT2):
+    return _loss_and_gradient(*nnx.split(model))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _loss_and_gradient(graph, params):
     def loss(params):
-        total, count = nnx.merge(graph, params).loss(TOKENS[:, :-1], TOKENS[:, 1:], **options)
+        total, count = nnx.merge(graph, params).loss(TOKENS[:, :-1], TOKENS[:, 1:])
         return total / count
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    return jax.value_and_grad(loss)(params)
 
 
 def with_config(model: GPT2, **changes) -> GPT2:
@@ -147,13 +168,12 @@ def test_the_logits_are_those_of_the_formula(model, logits) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_later_tokens_do_not_change_earlier_logits(name) -> None:
-    model = varied(GPT2(CONFIG, linear=SPECS[name], rngs=nnx.Rngs(0)))
+    model = varied(name)
     one, other = forward(model, TOKENS), forward(model, TOKENS.at[:, 4:].set(55))
     np.testing.assert_allclose(one[:, :4], other[:, :4], rtol=1e-5, atol=1e-5)
     assert float(jnp.abs(one[:, 4:] - other[:, 4:]).max()) > 1e-2
     # Earlier tokens do change later logits.
     other = forward(model, TOKENS.at[:, 0].set(55))
-    assert float(jnp.abs(one[:, -1] - other[:, -1]).min(-1).max()) >= 0
     assert float(jnp.abs(one[:, -1] - other[:, -1]).max()) > 1e-3
 
 
@@ -172,7 +192,7 @@ def test_the_loss_is_the_mean_over_weighted_targets(model) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_all_parameters_learn(name) -> None:
-    model = varied(GPT2(CONFIG, linear=SPECS[name], rngs=nnx.Rngs(0)))
+    model = varied(name)
     value, gradient = loss_and_gradient(model)
     assert bool(jnp.isfinite(value))
     for path, g in jax.tree_util.tree_leaves_with_path(gradient):
@@ -184,26 +204,18 @@ def test_all_parameters_learn(name) -> None:
 
 
 def test_a_few_steps_lower_the_loss() -> None:
-    graph, params = nnx.split(GPT2(CONFIG, rngs=nnx.Rngs(0)))
-
-    @jax.jit
-    def step(params):
-        def loss(params):
-            total, count = nnx.merge(graph, params).loss(TOKENS[:, :-1], TOKENS[:, 1:])
-            return total / count
-
-        value, g = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - jnp.asarray(0.3, p.dtype) * g, params, g), value
-
+    graph, params = nnx.split(fresh("dense"))
+    move = jax.jit(lambda p, g: jax.tree.map(lambda p, g: p - np.float32(0.3) * g, p, g))
     losses = []
     for _ in range(30):
-        params, value = step(params)
+        value, gradient = _loss_and_gradient(graph, params)
+        params = move(params, gradient)
         losses.append(float(value))
     assert losses[0] == pytest.approx(np.log(120), rel=0.05)
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full"}, {"unroll": 2}])
+@pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full", "unroll": 2}])
 def test_recomputation_and_unrolling_change_no_number(model, changes) -> None:
     value, gradient = loss_and_gradient(model)
     other, again = loss_and_gradient(with_config(model, **changes))
@@ -227,9 +239,7 @@ def test_recomputation_keeps_less(model) -> None:
 
 
 def test_the_loop_over_layers_is_the_plain_loop(model, logits) -> None:
-    from tensorjax.parallel import Single
-
-    layout = Single()
+    layout = parallel.Single()
     x = model.tokens[...][TOKENS] + model.positions[: TOKENS.shape[1]][None]
     graph, params = nnx.split(model.blocks)
     for i in range(CONFIG.layers):
@@ -270,9 +280,8 @@ def test_half_precision_is_close_and_its_master_weights_single(model, logits) ->
 
 @pytest.mark.parametrize("name", SPECS)
 def test_weights_begin_with_the_published_spread(name) -> None:
-    config = GPT2Config.tiny(features=64, layers=12, vocabulary=500)
-    model = GPT2(config, linear=SPECS[name], rngs=nnx.Rngs(1))
-    blocks, narrow = model.blocks, 0.02 / (2 * 12) ** 0.5
+    model = fresh(name)
+    blocks, narrow = model.blocks, 0.02 / (2 * CONFIG.layers) ** 0.5
 
     def spread(layer) -> float:
         if name == "dense":
@@ -281,20 +290,20 @@ def test_weights_begin_with_the_published_spread(name) -> None:
         weights = jax.vmap(lambda p: nnx.merge(graph, p).weight())(params)
         return float(jnp.sqrt(jnp.mean(weights**2)))
 
-    rough = 0.03 if name == "dense" else 0.4  # few factors, so heavy tails
+    rough = 0.06 if name == "dense" else 0.5  # few numbers, so heavy tails
     for layer in (blocks.qkv, blocks.up):
         assert spread(layer) == pytest.approx(0.02, rel=rough)
     for layer in (blocks.out, blocks.down):
         assert spread(layer) == pytest.approx(narrow, rel=rough)
-    assert float(model.tokens[:500].std()) == pytest.approx(0.02, rel=0.03)
-    assert float(model.positions[...].std()) == pytest.approx(0.02, rel=0.08)
-    assert not bool(model.tokens[500:].any())
+    assert float(model.tokens[:120].std()) == pytest.approx(0.02, rel=0.06)
+    assert float(model.positions[...].std()) == pytest.approx(0.02, rel=0.15)
+    assert not bool(model.tokens[120:].any())
     for norm in (model.norm, blocks.norm1, blocks.norm2):
         assert bool((norm.scale[...] == 1).all())
         assert not bool(norm.bias[...].any())
     if name == "dense":  # every layer has a draw of its own
-        kernels = blocks.up.kernel[...].reshape(12, -1)
-        assert float(jnp.abs(jnp.corrcoef(kernels) - jnp.eye(12)).max()) < 0.05
+        kernels = blocks.up.kernel[...].reshape(CONFIG.layers, -1)
+        assert float(np.abs(np.corrcoef(kernels) - np.eye(CONFIG.layers)).max()) < 0.08
 
 
 def test_the_published_sizes_are_counted_without_being_built() -> None:
@@ -339,23 +348,21 @@ def test_operations_are_those_of_the_compiled_products() -> None:
 
 
 def test_dropout_is_on_where_there_is_a_key(key) -> None:
-    model = varied(GPT2(dataclasses.replace(CONFIG, dropout=0.3), rngs=nnx.Rngs(0)))
+    model = with_config(varied(), dropout=0.3)
     plain = forward(model, TOKENS)
     np.testing.assert_array_equal(plain, forward(model, TOKENS))
     one, again = (forward(model, TOKENS, key=key) for _ in range(2))
     np.testing.assert_array_equal(one, again)
     assert float(jnp.abs(one - plain).max()) > 1e-2
-    other = forward(model, TOKENS, key=jax.random.key(5))
+    other = forward(model, TOKENS, key=jax.random.fold_in(key, 5))
     assert float(jnp.abs(one - other).max()) > 1e-2
     # At rate zero a key changes nothing.
     still = with_config(model, dropout=0.0)
-    np.testing.assert_array_equal(forward(still, TOKENS, key=key), forward(still, TOKENS))
+    np.testing.assert_allclose(forward(still, TOKENS, key=key), plain, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_keeps_the_mean(key) -> None:
-    config = GPT2Config.tiny(dropout=0.25, layers=1, length=64)
-    model = GPT2(config, rngs=nnx.Rngs(0))
-    drop = model._dropping(__import__("tensorjax.parallel").parallel.Single())
+    drop = with_config(varied(), dropout=0.25)._dropping(parallel.Single())
     x = drop(jnp.ones((50, 40, 20), jnp.float32), key)
     kept = float((x != 0).mean())
     assert kept == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / x.size) ** 0.5)
@@ -394,7 +401,7 @@ def test_one_compilation_for_each_shape(model) -> None:
 
 
 def tiny(**options) -> GPT2:
-    return GPT2(CONFIG, rngs=nnx.Rngs(0), **options)
+    return nnx.eval_shape(lambda: GPT2(CONFIG, rngs=nnx.Rngs(0), **options))
 
 
 @pytest.mark.parametrize(

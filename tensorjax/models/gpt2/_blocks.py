@@ -57,7 +57,7 @@ class Tensorised(nnx.Module):
         self.shape = shape
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        y = layout.replicated(self.layer, x)
+        y = self.layer(x) if layout.mesh is None else layout.replicated(self.layer, x)
         return y.reshape(*y.shape[:-1], *self.shape)
 
 
@@ -116,6 +116,15 @@ class Block(nnx.Module):
         x = x + drop(self.out(wide, layout), 0)
         inner = jax.nn.gelu(self.up(self.norm2(x, layout), layout), approximate=True)
         return x + drop(self.down(inner, layout), 1)
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
+) -> jax.Array:
+    """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention`."""
+    # In half precision it multiplies by numbers in single, and means to.
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], spread: float, dtype: Any) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
+from tensorjax.models.gpt2._blocks import attend
 from tensorjax.models.gpt2._model import GPT2
 from tensorjax.parallel import Single
 
@@ -172,7 +173,7 @@ def _prefilled(
     def body(x: jax.Array, params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         block = nnx.merge(graph, params)
         q, k, v = block.heads(x, layout)
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=model.attention)
+        y = attend(q, k, v, model.attention, is_causal=True)
         return block.after(x, y, layout, _whole), (k, v)
 
     x, cache = jax.lax.scan(body, x, params)
@@ -202,9 +203,7 @@ def _next(
         q, k, v = block.heads(x, layout)
         keys = keys.at[layer, rows, position].set(k[:, 0])
         values = values.at[layer, rows, position].set(v[:, 0])
-        y = jax.nn.dot_product_attention(
-            q, keys[layer], values[layer], mask=seen[:, None, None, :], implementation="xla"
-        )
+        y = attend(q, keys[layer], values[layer], "xla", mask=seen[:, None, None, :])
         return (block.after(x, y, layout, _whole), keys, values), None
 
     layers = jnp.arange(model.config.layers)

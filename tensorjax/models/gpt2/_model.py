@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn
 from tensorjax.models._spec import Spec, check_ids, check_spec
-from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
+from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, attend
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout, Single
 
@@ -203,7 +203,7 @@ class GPT2(nnx.Module):
             params, key = inputs
             block = nnx.merge(graph, params)
             q, k, v = block.heads(x, layout)
-            y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=self.attention)
+            y = attend(q, k, v, self.attention, is_causal=True)
 
             def dropped(y: jax.Array, number: int) -> jax.Array:
                 return drop(y, None if key is None else jax.random.fold_in(key, number))
