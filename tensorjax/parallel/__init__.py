@@ -18,5 +18,23 @@ A model is written once on local blocks and asks its layout for all that needs a
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
 from tensorjax.parallel._mesh import mesh
+from tensorjax.parallel._place import shard, shardings, state_shardings
+from tensorjax.parallel._traffic import Memory, Traffic, memory, traffic
 
-__all__ = ["NAMES", "FsdpTp", "Layout", "Megatron", "Single", "Summa", "layout", "mesh"]
+__all__ = [
+    "NAMES",
+    "FsdpTp",
+    "Layout",
+    "Megatron",
+    "Memory",
+    "Single",
+    "Summa",
+    "Traffic",
+    "layout",
+    "memory",
+    "mesh",
+    "shard",
+    "shardings",
+    "state_shardings",
+    "traffic",
+]

@@ -1,6 +1,7 @@
 """Collectives over none, one or several axes of a mesh: over none they do nothing."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,20 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
     if not axes:
         return x
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim % x.ndim, tiled=True)
+
+
+def varying(x: jax.Array) -> frozenset[str]:
+    """Axes along which x counts as different, inside of `jax.shard_map`."""
+    kind: Any = jax.typeof(x)
+    # The name is that of JAX 0.10; it was `vma` before, and may be again.
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+
+
+def vary(x: jax.Array, axes: Axes) -> jax.Array:
+    """Lets x count as different along ``axes``: its cotangents are added up over them here."""
+    present = varying(x)
+    missing = tuple(axis for axis in axes if axis not in present)
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def total(x: jax.Array, axes: Axes) -> jax.Array:

@@ -1,6 +1,6 @@
 """A layout: how the arrays of a transformer lie on a mesh, and what it communicates for that.
 
-Sources: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053 (1D: columns, then rows, of the weights);
+Sources: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053 (1D: columns, then rows, of weights);
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
 2205.05198 (sequence parallelism); Q. Xu, Y. You, "An Efficient 2D Method for Training Super-Large
 Deep Learning Models" (Optimus), arXiv 2104.05343 (2D, SUMMA); B. Wang et al., "Tesseract", arXiv
@@ -237,7 +237,7 @@ class Layout:
         return size
 
     def local(self, axis: str, size: int) -> int:
-        """Size of this device's block of an axis between linear layers, or of heads, words, …
+        """Size of this device's block of an axis between linear layers, or of heads or words.
 
         Args:
           axis: as for `padded`.
@@ -273,7 +273,8 @@ class Layout:
         Devices that hold the same block draw the same numbers, those with other blocks others. The
         draw depends on the mesh.
         """
-        axes = tuple(sorted(getattr(jax.typeof(like), "vma", ())))
+        varying = collectives.varying(like)
+        axes = () if self.mesh is None else tuple(a for a in self.mesh.axis_names if a in varying)
         return jax.random.fold_in(key, collectives.index(axes)) if axes else key
 
     # Operations on local blocks.
@@ -358,10 +359,10 @@ class Layout:
         Returns:
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
-        y = self._columns(x, collectives.gather(w, self.stored, 0))
+        y = self._columns(x, self._stored(w, 0))
         if b is None:
             return y
-        return y + collectives.row(collectives.gather(b, self.stored, -1), y.ndim)
+        return y + collectives.row(self._stored(b, -1), y.ndim)
 
     def row(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
         """A linear layer from what `column` gives back to the width of x.
@@ -375,9 +376,9 @@ class Layout:
           (batch, length, embed), as it lies between linear layers.
         """
         if self.rows == "gather":
-            y = self._joined(x, collectives.gather(w, self.stored, 0))
+            y = self._joined(x, self._stored(w, 0))
         else:
-            y = self._reduce(_product(x, collectives.gather(w, self.stored, -1)))
+            y = self._reduce(_product(x, self._stored(w, -1)))
         return y if b is None else y + collectives.row(self._whole(b), y.ndim)
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
@@ -391,7 +392,7 @@ class Layout:
           (batch, length, vocab): this device's block of the batch and of the padded vocabulary.
           `cross_entropy` and `gather` leave the padding out.
         """
-        return self._columns(x, collectives.gather(table, self.stored, -1).T)
+        return self._columns(x, self._stored(table, -1).T)
 
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
@@ -430,9 +431,17 @@ class Layout:
         """Logits of this device's block of the batch for all words, the padding left out."""
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
+    def _stored(self, w: jax.Array, dim: int) -> jax.Array:
+        """A parameter with its blocks along `stored` joined.
+
+        It counts as different along all axes of the batch from before that on: its gradient is then
+        added up over the other ones after it has been scattered, when it is smallest.
+        """
+        return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
+
     def _whole(self, v: jax.Array) -> jax.Array:
         """A vector over the features, as x has them: blocks of all other axes are joined."""
-        v = collectives.gather(v, self.stored, -1)
+        v = self._stored(v, -1)
         if self.features:
             return v
         return collectives.gather(v, self.wide, -1, same=not self.length)

@@ -12,12 +12,12 @@ __all__ = ["NAMES", "FsdpTp", "Megatron", "Single", "Summa", "layout"]
 NAMES = ("single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa", "2.5d")
 
 
-def Single() -> Layout:  # noqa: N802 - reads as a kind of layout
+def Single() -> Layout:
     """One device: nothing is split, nothing communicated."""
     return Layout("single")
 
 
-def Megatron(  # noqa: N802
+def Megatron(
     mesh: Mesh, *, sequence: bool = False, rules: Mapping[str, Rule] | None = None
 ) -> Layout:
     """1D: the wide side of every weight is split over all devices, each sees the whole batch.
@@ -32,7 +32,7 @@ def Megatron(  # noqa: N802
     return Layout("1d+sequence" if sequence else "1d", mesh, {**default, **(rules or {})})
 
 
-def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:  # noqa: N802
+def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:
     """Weights gathered over the rows ("fully sharded data parallel"), 1D along the columns.
 
     The batch is split over "r" (and "d"), the wide side of weights over "c".
@@ -46,7 +46,7 @@ def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:  #
     return Layout("fsdp+tp", mesh, {**default, **(rules or {})})
 
 
-def Summa(  # noqa: N802
+def Summa(
     mesh: Mesh,
     *,
     rows: str = "gather",
