@@ -49,11 +49,11 @@ class Config:
     """How many files to read, chosen by a hash; all by default."""
     size: Size = "own"
     """Published sizes, or those of the next three options."""
-    layers: int = 4
+    layers: int = 3
     """Transformer blocks."""
-    heads: int = 4
+    heads: int = 3
     """Attention heads."""
-    features: int = 128
+    features: int = 96
     """Width of the model."""
     length: int = 128
     """Tokens in a sequence."""
