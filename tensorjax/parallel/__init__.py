@@ -19,6 +19,7 @@ from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
 from tensorjax.parallel._mesh import mesh
 from tensorjax.parallel._place import shard, shardings, state_shardings
+from tensorjax.parallel._summa import summa
 from tensorjax.parallel._traffic import Memory, Traffic, memory, traffic
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "shard",
     "shardings",
     "state_shardings",
+    "summa",
     "traffic",
 ]

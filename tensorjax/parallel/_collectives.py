@@ -85,3 +85,58 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 def row(x: jax.Array, ndim: int) -> jax.Array:
     """Prepends axes of size one: the tests allow no other broadcasting."""
     return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Sum over the last axis of x and the first one of w."""
+    return jnp.tensordot(x, w, axes=1)
+
+
+def ring_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
+    """`product` of the blocks of x that all devices hold, joined, with w: one block at a time.
+
+    Every block travels around the ring, and is multiplied while the next one is under way. Its
+    transpose lets sums travel the other way around.
+
+    Args:
+      x: (…, block), this device's block of the last axis.
+      w: (blocks × block, …), all rows.
+      axes: of the mesh.
+    """
+    if not axes:
+        return product(x, w)
+    blocks, rows = size(axes), x.shape[-1]
+    y = None
+    for step in range(blocks):
+        place = (index(axes) + step) % blocks
+        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * rows, rows))
+        y = part if y is None else y + part
+        if step + 1 < blocks:
+            x = jax.lax.ppermute(x, axes, [(i, (i - 1) % blocks) for i in range(blocks)])
+    assert y is not None
+    return y
+
+
+def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
+    """This device's block of the last axis of `product`, added up over ``axes`` on the way.
+
+    Args:
+      x: (…, rows), another one on each device.
+      w: (rows, blocks × block), another one on each device.
+      axes: of the mesh.
+    """
+    if not axes:
+        return product(x, w)
+    blocks = size(axes)
+    columns = w.shape[-1] // blocks
+    y = None
+    for step in range(blocks):
+        place = (index(axes) + blocks - 1 - step) % blocks
+        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * columns, columns, axis=1))
+        if y is None:
+            y = part
+        else:
+            arrived = jax.lax.ppermute(y, axes, [(i, (i + 1) % blocks) for i in range(blocks)])
+            y = arrived + part
+    assert y is not None
+    return y

@@ -65,8 +65,9 @@ class Layout:
       rules: as above. Axes without a rule are not split.
       rows: how `row` multiplies: "scatter" adds up products of local columns, "gather" is SUMMA,
         which joins the columns of x first and has the weight split as for `column`.
-      overlap: where features are split, `column` and SUMMA's `row` pass blocks around a ring and
-        multiply each as it arrives, instead of joining all first. The same numbers and bytes.
+      overlap: where features are split, `column` and `row` pass blocks around a ring and multiply
+        each as it arrives, instead of joining all first: products can run beside communication.
+        The same bytes, and the same sums in another order.
 
     Raises:
       ValueError: rules that contradict each other or name axes that the mesh has not.
@@ -348,38 +349,82 @@ class Layout:
         scale, bias = (collectives.row(self._whole(v).astype(wide), x.ndim) for v in (scale, bias))
         return (y * scale + bias).astype(x.dtype)
 
-    def column(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    def column(
+        self,
+        x: jax.Array,
+        w: jax.Array | Callable[[jax.Array], jax.Array],
+        b: jax.Array | None = None,
+        *,
+        fold: tuple[int, ...] = (),
+    ) -> jax.Array:
         """A linear layer from x to something wide, of which this device gets its columns.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
-          w: block of ("embed", …, "mlp" or "heads"); axes between are not split.
+          w: block of ("embed", …, "mlp" or "heads"); axes between are not split. Or a layer, such
+            as those of `tensorjax.nn`, whose parameters are the same on all devices: the length is
+            then split over the devices that would split ``w``, and each applies it to its tokens.
           b: block of (…, "mlp" or "heads"), or None.
+          fold: global sizes (…, wide) that the last axis of a layer's output is folded into.
 
         Returns:
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
+        if callable(w):
+            y = w(self._own(x))
+            y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
+            return collectives.exchange(y, self.wide, -1, 1)
         y = self._columns(x, self._stored(w, 0))
         if b is None:
             return y
         return y + collectives.row(self._stored(b, -1), y.ndim)
 
-    def row(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    def row(
+        self,
+        x: jax.Array,
+        w: jax.Array | Callable[[jax.Array], jax.Array],
+        b: jax.Array | None = None,
+    ) -> jax.Array:
         """A linear layer from what `column` gives back to the width of x.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
-          w: block of ("mlp" or "heads", "embed").
+          w: block of ("mlp" or "heads", "embed"); or a layer, as for `column`.
           b: block of ("embed",), or None.
 
         Returns:
           (batch, length, embed), as it lies between linear layers.
         """
+        if callable(w):
+            return self._shared(w(collectives.exchange(x, self.wide, 1, -1)))
         if self.rows == "gather":
             y = self._joined(x, self._stored(w, 0))
+        elif self.overlap and self.features:
+            y = collectives.ring_scatter_product(x, self._stored(w, -1), self.features)
         else:
-            y = self._reduce(_product(x, self._stored(w, -1)))
+            y = self._reduce(collectives.product(x, self._stored(w, -1)))
         return y if b is None else y + collectives.row(self._whole(b), y.ndim)
+
+    def _own(self, x: jax.Array) -> jax.Array:
+        """All features of this device's part of the length, of x as between linear layers."""
+        if self.wide:
+            self._check_length(x.shape[1] * (self.ways(self.length)))
+        if self.features:
+            return collectives.exchange(x, self.features, 1, -1)
+        return x if self.length else collectives.block(x, self.wide, 1)
+
+    def _shared(self, y: jax.Array) -> jax.Array:
+        """Undoes `_own`."""
+        if self.features:
+            return collectives.exchange(y, self.features, -1, 1)
+        return y if self.length else collectives.gather(y, self.wide, 1, same=True)
+
+    def _check_length(self, length: int) -> None:
+        if length % self.ways(self.wide):
+            raise ValueError(
+                f"length: expected a multiple of {self.ways(self.wide)}, over which the tokens of "
+                f"a tensorised layer are split on a mesh of {self._shape()}, got {length}"
+            )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
         """Products of x with the rows of the token table.
@@ -452,7 +497,9 @@ class Layout:
 
     def _joined(self, x: jax.Array, w: jax.Array) -> jax.Array:
         """x w, with the blocks of the last axis of x on all devices along `features`."""
-        return _product(collectives.gather(x, self.features, -1), w)
+        if self.overlap:
+            return collectives.ring_product(x, w, self.features)
+        return collectives.product(collectives.gather(x, self.features, -1), w)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
         """Adds up what devices along `wide` have computed, each keeping its part of x."""
@@ -465,7 +512,3 @@ class Layout:
 
 def _entry(axes: Axes) -> Any:
     return None if not axes else axes[0] if len(axes) == 1 else axes
-
-
-def _product(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.tensordot(x, w, axes=1)

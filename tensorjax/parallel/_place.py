@@ -40,7 +40,8 @@ def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
       >>> import numpy as np
       >>> from tensorjax import parallel
       >>> layout = parallel.layout("2d", parallel.mesh(1, 1))
-      >>> w = parallel.shard({"w": np.ones((4, 8))}, {"w": layout.spec(("embed", "mlp"))}, layout.mesh)
+      >>> specs = {"w": layout.spec(("embed", "mlp"))}
+      >>> w = parallel.shard({"w": np.ones((4, 8))}, specs, layout.mesh)
       >>> tuple(w["w"].sharding.spec)
       ('r', 'c')
     """
