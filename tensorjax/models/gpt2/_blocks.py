@@ -50,15 +50,16 @@ class Row(nnx.Module):
 
 
 class Tensorised(nnx.Module):
-    """A layer of `tensorjax.nn`; its output is folded as that of a dense one."""
+    """A layer of `tensorjax.nn` in the place of a `Column`, its output folded, or of a `Row`."""
 
-    def __init__(self, layer: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, layer: Any, fold: tuple[int, ...] | None) -> None:
         self.layer = layer
-        self.shape = shape
+        self.fold = fold
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        y = self.layer(x) if layout.mesh is None else layout.replicated(self.layer, x)
-        return y.reshape(*y.shape[:-1], *self.shape)
+        if self.fold is None:
+            return layout.row(x, self.layer)
+        return layout.column(x, self.layer, fold=self.fold)
 
 
 class Block(nnx.Module):
@@ -86,15 +87,14 @@ class Block(nnx.Module):
             self.down = Row((h, d), narrow, param_dtype, rngs)
             return
 
-        def layer(n: int, spread: float, shape: tuple[int, ...]) -> Tensorised:
-            m = shape[-1] * (shape[0] if len(shape) > 1 else 1)
+        def layer(n: int, m: int, spread: float, fold: tuple[int, ...] | None) -> Tensorised:
             made = linear.linear(n, m, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-            return Tensorised(with_linear_spread(made, spread), shape)
+            return Tensorised(with_linear_spread(made, spread), fold)
 
-        self.qkv = layer(d, SPREAD, (3, d))
-        self.out = layer(d, narrow, (d,))
-        self.up = layer(d, SPREAD, (h,))
-        self.down = layer(h, narrow, (d,))
+        self.qkv = layer(d, 3 * d, SPREAD, (3, d))
+        self.out = layer(d, d, narrow, None)
+        self.up = layer(d, h, SPREAD, (h,))
+        self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values (batch, length, heads, features / heads) of the input."""

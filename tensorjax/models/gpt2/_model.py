@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from tensorjax import nn
+from tensorjax import linalg, nn
 from tensorjax.models._spec import Spec, check_ids, check_spec
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, attend
 from tensorjax.models.gpt2._config import GPT2Config
@@ -72,7 +72,7 @@ class GPT2(nnx.Module):
     Example:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
-      >>> from tensorjax import nn
+      >>> from tensorjax import linalg, nn
       >>> from tensorjax.models.gpt2 import GPT2, GPT2Config
       >>> model = GPT2(GPT2Config.tiny(), linear=nn.TT(rank=4), rngs=nnx.Rngs(0))
       >>> tokens = jnp.array([[3, 1, 4, 1, 5]])
@@ -133,7 +133,8 @@ class GPT2(nnx.Module):
         """
         layout = Single() if layout is None else layout
         logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self._table())
-        return layout.gather(logits, self.config.vocabulary)
+        logits = layout.gather(logits, self.config.vocabulary)
+        return logits.astype(linalg.factor_dtype(logits.dtype))
 
     def loss(
         self,
