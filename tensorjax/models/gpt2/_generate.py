@@ -167,7 +167,10 @@ def _prefilled(
     model: GPT2, tokens: jax.Array, lengths: jax.Array, total: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Logits behind each prompt, and the keys and values of its tokens with room for more."""
-    layout, x = Single(), _embedded(model, tokens, jnp.arange(tokens.shape[1])[None])
+    layout, x = (
+        Single(),
+        _embedded(model, tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]),
+    )
     graph, params = nnx.split(model.blocks)
 
     def body(x: jax.Array, params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -192,8 +195,8 @@ def _next(
     """Logits behind one more token of every row, and the cache with its keys and values."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])
     graph, params = nnx.split(model.blocks)
-    rows = jnp.arange(token.shape[0])
-    seen = jnp.arange(cache[0].shape[2])[None, :] <= position[:, None]
+    rows = jnp.arange(token.shape[0], dtype=jnp.int32)
+    seen = jnp.arange(cache[0].shape[2], dtype=jnp.int32)[None, :] <= position[:, None]
 
     # The cache is carried, not stacked: a loop updates what it carries in place.
     def body(carry: Any, inputs: Any) -> tuple[Any, None]:
@@ -206,7 +209,7 @@ def _next(
         y = attend(q, keys[layer], values[layer], "xla", mask=seen[:, None, None, :])
         return (block.after(x, y, layout, _whole), keys, values), None
 
-    layers = jnp.arange(model.config.layers)
+    layers = jnp.arange(model.config.layers, dtype=jnp.int32)
     (x, keys, values), _ = jax.lax.scan(body, (x, *cache), (params, layers))
     return _logits(model, x), (keys, values)
 
