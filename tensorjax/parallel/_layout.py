@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from tensorjax import linalg
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
 
@@ -334,7 +335,7 @@ class Layout:
         Returns:
           As x, and of its dtype.
         """
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = linalg.factor_dtype(x.dtype)
         y = x.astype(wide)
         mean = jnp.mean(y, axis=-1, keepdims=True)
         variance = jnp.mean((y - mean) ** 2, axis=-1, keepdims=True)
@@ -452,7 +453,7 @@ class Layout:
         Returns:
           The sum of weights × losses and the sum of weights: scalars, equal on all devices.
         """
-        z = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        z = logits.astype(linalg.factor_dtype(logits.dtype))
         here = z.shape[-1]
         first = collectives.index(self.wide) * here
         if here * self.ways(self.wide) > vocabulary:
