@@ -75,11 +75,16 @@ class Sizes:
         layout.padded("heads", config.heads)
         layout.padded("embed", config.features)
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
+        rows = getattr(config, "padded", None) or layout.padded("vocab", config.vocabulary)
+        if rows % wide:
+            raise ValueError(
+                f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows"
+            )
         return cls(
             layers=config.layers,
             features=config.features,
             heads=config.heads,
-            vocabulary=layout.padded("vocab", config.vocabulary),
+            vocabulary=rows,
             length=layout.padded("length", length),
             tokens=layout.local("batch", batch) * length,
             wide=wide,
