@@ -1,19 +1,30 @@
 """From the options of the command line to a layout on a mesh."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import jax
 
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2Config
 
-Name = Literal["single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa"]
+Name = Literal["single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa", "auto"]
+CHOICE = get_args(Name)[1:-1]  # what "auto" chooses from on several devices
 
 
-def layout(name: Name, devices: int | None, config: GPT2Config, batch: int) -> parallel.Layout:
+def layout(
+    name: Name,
+    devices: int | None,
+    config: GPT2Config,
+    batch: int,
+    *,
+    itemsize: int = 4,
+    say: Callable[[Any], None] = lambda table: None,
+) -> parallel.Layout:
     """A layout for a model, on so many devices.
 
-    Meshes of two dimensions are as square as they can be, with fewer rows than columns.
+    Meshes of two dimensions are as square as they can be, with fewer rows than columns; those of
+    "auto" are the plan's, see `tensorjax.parallel.plan`.
 
     Args:
         name: Of the layout.
@@ -21,6 +32,8 @@ def layout(name: Name, devices: int | None, config: GPT2Config, batch: int) -> p
             begun to work yet.
         config: Sizes of the model.
         batch: Sequences of a step.
+        itemsize: Bytes of a number in the computation, for the plan.
+        say: Told the plan, where there is one.
 
     Raises:
         ValueError: Sizes that do not split, or fewer devices than were asked for.
@@ -35,8 +48,14 @@ def layout(name: Name, devices: int | None, config: GPT2Config, batch: int) -> p
             f"devices: expected at most the {jax.device_count()} that there are, got {count}; "
             f"a CPU simulates them with XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         )
-    if name == "single":
+    if name == "single" or (name == "auto" and count == 1):
         return parallel.Single()
+    if name == "auto":
+        plan = parallel.plan(
+            config, count, batch, layouts=CHOICE, remat=config.remat == "full", itemsize=itemsize
+        )
+        say(plan)
+        return parallel.layout(plan.best.name, parallel.mesh(*plan.best.mesh))
     rows = 1 if name.startswith("1d") else max(r for r in range(1, count + 1)
                                                if count % r == 0 and r * r <= count)  # fmt: skip
     made = parallel.layout(name, parallel.mesh(rows, count // rows))

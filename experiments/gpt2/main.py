@@ -82,7 +82,7 @@ class Config:
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Implementation of the attention; "cudnn" wants bfloat16 and an NVIDIA GPU."""
     layout: LayoutName = "single"
-    """How the model lies on the devices."""
+    """How the model lies on the devices; "auto" takes what `tensorjax.parallel.plan` picks."""
     devices: int | None = None
     """How many devices; all by default. On a CPU so many are simulated."""
     evaluations: int = 10
@@ -126,10 +126,6 @@ class Config:
         if self.evaluations > self.steps:
             raise ValueError(
                 f"evaluations: expected at most steps = {self.steps}, got {self.evaluations}"
-            )
-        if self.linear != "dense" and self.layout != "single":
-            raise ValueError(
-                f"layout: expected single for {self.linear} layers, got {self.layout!r}"
             )
         self.model(self.vocabulary)
 
@@ -221,8 +217,11 @@ def _trained(
     config: Config, run: Run, corpus: Corpus, valid: np.ndarray, home: Path
 ) -> tuple[Any, training.Programs, list[dict[str, Any]]]:
     model = config.model(corpus.vocabulary)
-    layout = devices.layout(config.layout, config.devices, model, config.batch)
     dtype = jnp.dtype(config.dtype)
+    layout = devices.layout(
+        config.layout, config.devices, model, config.batch, itemsize=dtype.itemsize,
+        say=lambda plan: run.console.print(str(plan), highlight=False),
+    )  # fmt: skip
     programs = training.Programs(
         model, layout, config.recipe(), dtype=dtype, linear=config.spec(),
         attention=None if config.attention == "auto" else config.attention,
