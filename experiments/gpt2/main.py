@@ -145,7 +145,11 @@ class Config:
         }  # fmt: skip
         if self.size != "own":
             return getattr(gpt2.GPT2Config, self.size)(**options)
-        own = {"layers": self.layers, "heads": self.heads, "features": self.features}
+        own: dict[str, Any] = {
+            "layers": self.layers,
+            "heads": self.heads,
+            "features": self.features,
+        }
         return gpt2.GPT2Config(**options, **own)
 
     def spec(self) -> Any:

@@ -33,7 +33,7 @@ _FIXED = {
 }
 
 # Path of a stacked parameter inside a block, and its published name behind "h.{i}.".
-_BLOCK = {
+_BLOCK: dict[tuple[str, ...], str] = {
     ("norm1", "scale"): "ln_1.weight",
     ("norm1", "bias"): "ln_1.bias",
     ("qkv", "kernel"): "attn.c_attn.weight",
@@ -47,7 +47,7 @@ _BLOCK = {
     ("down", "kernel"): "mlp.c_proj.weight",
     ("down", "bias"): "mlp.c_proj.bias",
 }
-_MODEL = {
+_MODEL: dict[tuple[str, ...], str] = {
     ("tokens",): "wte.weight",
     ("positions",): "wpe.weight",
     ("norm", "scale"): "ln_f.weight",
