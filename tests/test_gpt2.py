@@ -19,6 +19,7 @@ from tensorjax.models.gpt2 import GPT2, GPT2Config
 CONFIG = GPT2Config.tiny()
 TOKENS = jnp.array([[2, 17, 9, 4, 3, 0, 119], [2, 40, 3, 0, 7, 7, 7]], jnp.int32)
 SPECS = {"dense": nn.Dense(), "low rank": nn.LowRank(3), "tt": nn.TT(rank=4)}
+FEW = [pytest.param("low rank", marks=pytest.mark.slow), "dense", "tt"]  # what compiles for long
 
 
 @functools.cache
@@ -166,7 +167,7 @@ def test_the_logits_are_those_of_the_formula(model, logits) -> None:
         np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", FEW)
 def test_later_tokens_do_not_change_earlier_logits(name) -> None:
     model = varied(name)
     one, other = forward(model, TOKENS), forward(model, TOKENS.at[:, 4:].set(55))
@@ -190,7 +191,7 @@ def test_the_loss_is_the_mean_over_weighted_targets(model) -> None:
     assert float(total / count) == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", FEW)
 def test_all_parameters_learn(name) -> None:
     model = varied(name)
     value, gradient = loss_and_gradient(model)
@@ -215,7 +216,10 @@ def test_a_few_steps_lower_the_loss() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full", "unroll": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"remat": "full", "unroll": 2}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)],
+)
 def test_recomputation_and_unrolling_change_no_number(model, changes) -> None:
     value, gradient = loss_and_gradient(model)
     other, again = loss_and_gradient(with_config(model, **changes))
@@ -224,7 +228,8 @@ def test_recomputation_and_unrolling_change_no_number(model, changes) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_recomputation_keeps_less(model) -> None:
+@pytest.mark.slow
+def test_recomputation_keeps_less() -> None:
     """Full rematerialisation saves little but what goes from block to block."""
 
     def temporary(remat: str) -> int:
@@ -270,7 +275,8 @@ def test_half_precision_is_close_and_its_master_weights_single(model, logits) ->
     assert half.hidden(TOKENS).dtype == jnp.bfloat16
     error = np.abs(found - logits).max() / np.abs(logits).max()
     assert 1e-5 < error < 0.05
-    value, gradient = loss_and_gradient(half)
+    with jax.numpy_dtype_promotion("standard"):  # JAX's attention asks for it, going backwards
+        value, gradient = loss_and_gradient(half)
     wanted, exact = loss_and_gradient(model)
     assert float(value) == pytest.approx(float(wanted), rel=0.02)
     for g, w in zip(jax.tree.leaves(gradient), jax.tree.leaves(exact), strict=True):
@@ -278,7 +284,7 @@ def test_half_precision_is_close_and_its_master_weights_single(model, logits) ->
         assert float(jnp.linalg.norm((g - w).ravel())) < 0.1 * float(jnp.linalg.norm(w.ravel()))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", FEW)
 def test_weights_begin_with_the_published_spread(name) -> None:
     model = fresh(name)
     blocks, narrow = model.blocks, 0.02 / (2 * CONFIG.layers) ** 0.5

@@ -194,6 +194,11 @@ def test_a_checkpoint_goes_on_under_another_layout(programs, tmp_path) -> None:
     other = training.Programs(CONFIG, parallel.layout("2d", parallel.mesh(2, 2)), RECIPE)
     params, rest = trained(other, tmp_path / "cut")
     assert rest[-1]["valid"] == pytest.approx(records[-1]["valid"], rel=1e-5)
+    # Nor does a training that is under it from the beginning come to other losses.
+    _, rest = trained(other, tmp_path / "other")
+    for ours, theirs in zip(rest, records, strict=True):
+        assert ours["train"] == pytest.approx(theirs["train"], rel=1e-5)
+        assert ours["valid"] == pytest.approx(theirs["valid"], rel=1e-5)
     kernel = params["blocks"]["up"]["kernel"][...]
     assert kernel.addressable_shards[0].data.size * 4 == kernel.size
 

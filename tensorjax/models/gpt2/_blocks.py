@@ -122,7 +122,8 @@ def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
     """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention`."""
-    # In half precision it multiplies by numbers in single, and means to.
+    # In half precision it multiplies by numbers in single, and means to. Backwards, where this
+    # setting does not reach, it does so too: a caller under strict promotion has to relax it.
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
 

@@ -227,8 +227,8 @@ class GPT2(nnx.Module):
           >>> from flax import nnx
           >>> from tensorjax.models.gpt2 import GPT2, GPT2Config
           >>> model = GPT2(GPT2Config.tiny(), rngs=nnx.Rngs(0))
-          >>> model.axes()["blocks"]["up"]["kernel"].get_value()
-          PartitionSpec('layer', 'embed', 'mlp')
+          >>> tuple(model.axes()["blocks"]["up"]["kernel"].get_value())
+          ('layer', 'embed', 'mlp')
         """
         return jax.tree_util.tree_map_with_path(_axes, nnx.state(self, nnx.Param))
 
