@@ -88,13 +88,19 @@ class Step:
 
 def parameters(config: GPT2Config, seed: int) -> Any:
     """Parameters with nothing at zero, so that every gradient is worth comparing."""
-    _, params = nnx.split(GPT2(config, rngs=nnx.Rngs(seed)))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    noisy = [
-        x + 0.1 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(tree, noisy)
+
+    def draw(key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        _, params = nnx.split(GPT2(config, rngs=nnx.Rngs(first)))
+        leaves, tree = jax.tree.flatten(params)
+        keys = jax.random.split(second, len(leaves))
+        noise = [
+            0.1 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)
+        ]
+        return jax.tree.map(jnp.add, params, jax.tree.unflatten(tree, noise))
+
+    # One program; a model drawn number by number would compile many small ones.
+    return jax.device_get(jax.jit(draw)(jax.random.key(seed)))
 
 
 def largest_error(found: Any, wanted: Any) -> float:
@@ -108,11 +114,11 @@ def largest_error(found: Any, wanted: Any) -> float:
 
 
 def mesh_shape(name: str, devices: int) -> tuple[int, ...]:
-    """The squarest mesh for a layout; 1D ones are lines, 2.5D has a depth of two or more."""
+    """The squarest mesh for a layout; 1D ones are lines, 2.5D has an even depth."""
     if name.startswith("1d"):
         return (1, devices)
     if name == "2.5d":
-        side = max(s for s in range(1, devices) if devices % (s * s) == 0)
+        side = max(s for s in range(1, devices) if devices % (2 * s * s) == 0)
         return (devices // side**2, side, side)
     rows = max(r for r in range(1, devices + 1) if devices % r == 0 and r * r <= devices)
     return (rows, devices // rows)
