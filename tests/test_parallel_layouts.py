@@ -169,6 +169,23 @@ def test_tensor_trains_split_their_tokens(name: str, rng: np.random.Generator) -
     assert error(found, wanted) <= 1e-5
 
 
+def test_norm_bears_a_large_mean(rng: np.random.Generator) -> None:
+    """Nothing cancels where blocks are combined: a mean of 10⁴ costs what it costs one device."""
+    layout = make("2d", 2, 2)
+    x = jnp.asarray(1e4 + rng.normal(size=(4, 2, 16)), jnp.float32)
+    ones = jnp.ones(16, jnp.float32)
+    spec = layout.spec(("embed",))
+
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        return layout.norm(x, scale, scale, 1e-5)
+
+    found = layout.over(norm, (layout.x_spec(), spec), layout.x_spec())(x, ones)
+    exact = np.asarray(x, np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True) + 1
+    # The mean of numbers of 10⁴ is known to 10⁴ eps = 10⁻³.
+    np.testing.assert_allclose(found, exact, atol=0.01)
+
+
 def test_dropout_keys_follow_the_blocks() -> None:
     """The same numbers where devices hold the same block, others where they hold others."""
     layout = make("fsdp+tp", 2, 2)
