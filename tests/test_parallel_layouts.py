@@ -94,6 +94,32 @@ def test_every_parameter_and_moment_takes_its_part(name: str, mesh: tuple[int, i
     assert state[0].count.is_fully_replicated
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "count"),
+    [
+        (optax.adamw(optax.linear_schedule(0.0, 1.0, 10)), 4),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2, momentum=0.9)), 2),
+        (optax.masked(optax.adam(1e-3), {"w": True, "b": False}), 2),
+        (optax.multi_transform({"a": optax.adam(1e-3), "z": optax.set_to_zero()},
+                               {"w": "z", "b": "a"}), 2),
+        (optax.MultiSteps(optax.adam(1e-3), 4), 6),
+        (optax.adafactor(1e-3), 1),  # the matrix is factored: its rows and columns are everywhere
+        (optax.sgd(1e-2), 0),
+    ],
+)  # fmt: skip
+def test_states_of_optimisers_lie_as_their_parameters(optimizer: Any, count: int) -> None:
+    layout = make("2d", 2, 2)
+    params = {"w": jnp.ones((256, 512)), "b": jnp.ones((512,))}
+    specs = {"w": layout.spec(("embed", "mlp")), "b": layout.spec(("mlp",))}
+    where = parallel.state_shardings(optimizer, params, specs, layout.mesh)
+    state = jax.jit(optimizer.init, out_shardings=where)(params)
+    split = [x for x in jax.tree.leaves(state) if not x.sharding.is_fully_replicated]
+    assert len(split) == count
+    for x in split:
+        assert x.addressable_shards[0].data.size * 4 == x.size
+        assert x.sharding.spec == specs["w" if x.ndim == 2 else "b"]
+
+
 def test_replicas_of_weights_are_replicas() -> None:
     layout = make("2.5d", 2, 2, 2)
     where = parallel.shardings(layout.spec(("embed", "mlp")), layout.mesh)
@@ -167,6 +193,23 @@ def test_tensor_trains_split_their_tokens(name: str, rng: np.random.Generator) -
 
     found, wanted = (mlp(lay)(params, x) for lay in (make(name, 2, 2), parallel.Single()))
     assert error(found, wanted) <= 1e-5
+
+
+def test_norm_bears_a_large_mean(rng: np.random.Generator) -> None:
+    """Nothing cancels where blocks are combined: a mean of 10⁴ costs what it costs one device."""
+    layout = make("2d", 2, 2)
+    x = jnp.asarray(1e4 + rng.normal(size=(4, 2, 16)), jnp.float32)
+    ones = jnp.ones(16, jnp.float32)
+    spec = layout.spec(("embed",))
+
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        return layout.norm(x, scale, scale, 1e-5)
+
+    found = layout.over(norm, (layout.x_spec(), spec), layout.x_spec())(x, ones)
+    exact = np.asarray(x, np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True) + 1
+    # The mean of numbers of 10⁴ is known to 10⁴ eps = 10⁻³.
+    np.testing.assert_allclose(found, exact, atol=0.01)
 
 
 def test_dropout_keys_follow_the_blocks() -> None:

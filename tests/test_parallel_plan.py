@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from experiments.tp2d.steps import Step
 from tensorjax import parallel
+from tensorjax.models.gpt2 import GPT2Config
 from tests import tiny_decoder as tiny
 from tests.test_parallel_traffic import step
 
@@ -56,6 +58,20 @@ def test_predictions_are_those_of_compiled_programs(case: Any) -> None:
     assert wanted.sent == pytest.approx(sent, rel=0.02)
     assert wanted.arguments == pytest.approx(memory.arguments, rel=0.01)
     assert wanted.gradients == pytest.approx(memory.outputs, rel=0.01)
+    assert wanted.temporary == pytest.approx(memory.temporary, rel=0.15)
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+def test_predictions_for_gpt2(remat: Any) -> None:
+    config = GPT2Config.tiny(features=64, heads=8, length=32, vocabulary=250, remat=remat)
+    name = "2d" if remat == "full" else "fsdp+tp"
+    program = Step(config, parallel.layout(name, parallel.mesh(2, 2)), 8).compiled()
+    (wanted,) = parallel.plan(
+        config, 4, 8, layouts=[name], meshes=[(2, 2)], remat=remat == "full", states=0
+    ).candidates
+    memory = parallel.memory(program)
+    assert wanted.sent == pytest.approx(parallel.traffic(program).total, rel=0.02)
+    assert wanted.arguments == pytest.approx(memory.arguments, rel=0.02)
     assert wanted.temporary == pytest.approx(memory.temporary, rel=0.15)
 
 

@@ -156,8 +156,9 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
-        yield Collective("norms", "all-reduce", 3 * s.tokens, s.wide, again * runs)
-        yield Collective("norms", "all-reduce", 2 * s.tokens, s.wide, runs)
+        moments = 2 * s.tokens * s.wide
+        yield Collective("norms", "all-gather", moments, s.wide, again * runs)
+        yield Collective("norms", "reduce-scatter", moments, s.wide, runs)
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:

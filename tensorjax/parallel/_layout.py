@@ -285,8 +285,7 @@ class Layout:
 
         Args:
           table: block of ("vocab", "embed").
-          ids: integers (batch, length), this device's block of the batch. Those outside of the
-            padded table give zeros.
+          ids: integers (batch, length) of rows of the table, this device's block of the batch.
 
         Returns:
           x (batch, length, embed), as it lies between linear layers.
@@ -323,8 +322,8 @@ class Layout:
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
         """Layer norm over the features, in float32 at least.
 
-        Where features are split, means and sums of squares of the blocks are combined by the
-        formula of Chan, Golub, LeVeque (1979), in one sum over devices.
+        Where features are split, means and variances of the blocks are gathered and combined by
+        the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -340,11 +339,10 @@ class Layout:
         mean = jnp.mean(y, axis=-1, keepdims=True)
         variance = jnp.mean((y - mean) ** 2, axis=-1, keepdims=True)
         if self.features:
-            blocks = self.ways(self.features)
-            parts = jnp.concatenate([mean, mean**2, variance], axis=-1)
-            parts = collectives.total(parts, self.features) / blocks
-            mean = parts[..., :1]
-            variance = parts[..., 2:] + (parts[..., 1:2] - mean**2)
+            parts = collectives.gather(jnp.concatenate([mean, variance], -1), self.features, -1)
+            means, variances = parts[..., 0::2], parts[..., 1::2]
+            mean = jnp.mean(means, axis=-1, keepdims=True)
+            variance = jnp.mean(variances + (means - mean) ** 2, axis=-1, keepdims=True)
         y = (y - mean) * jax.lax.rsqrt(variance + epsilon)
         scale, bias = (collectives.row(self._whole(v).astype(wide), x.ndim) for v in (scale, bias))
         return (y * scale + bias).astype(x.dtype)

@@ -97,7 +97,12 @@ def state_shardings(
     state = jax.eval_shape(optimizer.init, params)
     placed = shardings(specs, mesh)
 
-    def like(leaf: Any, sharding: NamedSharding, param: Any) -> NamedSharding:
+    def masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    def like(leaf: Any, sharding: NamedSharding, param: Any) -> Any:
+        if masked(leaf):
+            return leaf
         # Factored moments (Adafactor) belong to a parameter but have not its shape.
         same = np.shape(leaf) == np.shape(param)
         return sharding if same else NamedSharding(mesh, PartitionSpec())
@@ -109,4 +114,5 @@ def state_shardings(
         placed,
         params,
         transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+        is_leaf=masked,
     )
