@@ -211,7 +211,7 @@ def test_layouts_that_do_not_fit_are_refused_with_the_numbers() -> None:
         devices.layout("2d", 4, GPT2Config.tiny(), batch=3)
     with pytest.raises(ValueError, match="devices: expected at most the"):
         devices.layout("2d", 1024, config, batch=4)
-    assert dict(devices.layout("2d", 4, GPT2Config.tiny(), 4).mesh.shape) == {"r": 2, "c": 2}
+    assert dict(devices.layout("2d", 8, GPT2Config.tiny(), 4).mesh.shape) == {"r": 2, "c": 4}
     assert devices.layout("single", None, config, 3).mesh is None
 
 

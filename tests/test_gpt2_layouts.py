@@ -75,8 +75,10 @@ def whole(name: str):
                 ("1d+sequence", "dense", 1, 4),
                 ("fsdp+tp", "dense", 2, 2),
                 ("summa", "dense", 2, 2),
+                ("summa", "dense", 2, 4),
                 ("2d", "dense", 4, 1),
                 ("2d", "dense", 1, 4),
+                ("2d", "dense", 2, 4),
                 ("2d", "tt", 2, 2),
                 ("1d", "tt", 1, 4),
             ]

@@ -1,5 +1,6 @@
 """From the options of the command line to a layout on a mesh."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -67,6 +68,8 @@ def layout(
 
 def _simulate(count: int) -> None:
     """Asks for so many simulated devices, which has an effect on CPUs that are not in use yet."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return  # whoever set it has chosen how many there are
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
