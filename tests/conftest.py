@@ -1,4 +1,4 @@
-"""The strictest modes of JAX, on four simulated CPU devices, for every test.
+"""The strictest modes of JAX, on eight simulated CPU devices, for every test.
 
 Doctests do not pass through here: they run as a user would, in JAX's default modes.
 """
@@ -12,7 +12,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Read once, when JAX first asks for its devices: before anything else imports it.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
 import jax

@@ -125,7 +125,7 @@ def test_a_run_records_everything(here: Path, capsys: pytest.CaptureFixture[str]
     assert run["quick"] is True
     assert run["metrics"] == {"undefined": None, "largest": 7.5}
     assert run["versions"].keys() >= {"python", "jax", "jaxlib", "numpy"}
-    assert (run["device"]["platform"], run["device"]["count"]) == ("cpu", 4)
+    assert (run["device"]["platform"], run["device"]["count"]) == ("cpu", 8)
     assert run["commit"] is None or run["commit"].keys() == {"hash", "dirty"}
     folder = here / "results" / "tiny" / run["run"]
     assert sorted(path.name for path in folder.iterdir()) == ["line.png", "squares.csv"]

@@ -95,10 +95,19 @@ def with_spread(layer: Any, spread: float) -> Any:
     """
     dense = isinstance(layer, nnx.Embed)
     present = layer.features**-0.5 if dense else 1.0  # as flax and tensorjax.nn draw them
+    return _rescaled(layer, spread / present)
+
+
+def with_linear_spread(layer: Any, spread: float) -> Any:
+    """Rescales a fresh layer of `tensorjax.nn` to weights of standard deviation ``spread``."""
+    return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
+
+
+def _rescaled(layer: Any, factor: float) -> Any:
+    """Multiplies the weight of a layer by a factor, of which all its parameters take a part."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
-    factor = (spread / present) ** (1 / len(params))
     for param in params:
         value = param[...]
-        param[...] = value * jnp.asarray(factor, value.dtype)
+        param[...] = value * jnp.asarray(factor ** (1 / len(params)), value.dtype)
     return layer

@@ -1,0 +1,14 @@
+"""GPT-2 trained from a folder of texts, on one device or split over many; see README.md."""
+
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(
+        name="gpt2",
+        module="experiments.gpt2.main",
+        paper="Radford et al. (2019); Zhu, Dong, CAAI Trans. Intelligent Systems 20(5), 2025",
+        summary="GPT-2 from a folder of code: loss on held-out packages against bigram models",
+        quick="40 s",
+        packages=("flax", "optax", "orbax-checkpoint", "matplotlib", "tokenizers"),
+    ),
+)

@@ -1,0 +1,307 @@
+"""GPT-2 trained from a folder of texts, beside bigram models of the same tokens.
+
+``python -m experiments run gpt2`` trains a small GPT-2 on Python's own standard library, in which
+no package is in two splits, and compares its loss on held-out packages with smoothed bigram models
+of the same tokens. ``--layout`` and ``--devices`` split the model over devices, ``--size`` takes a
+published one. A training that was stopped goes on by the same command. README.md in this folder
+says what came out.
+
+Source of the model: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments import Run
+from experiments._results import plain
+from experiments.comera.data._types import Corpus
+from experiments.gpt2 import bigram, data, devices, figure, training
+from experiments.gpt2.checkpoints import Checkpoints
+from experiments.gpt2.devices import Name as LayoutName
+from tensorjax import nn
+from tensorjax.models import gpt2
+
+Size = Literal["own", "small", "medium", "large", "xl"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options; the defaults take some minutes on two CPU cores."""
+
+    text: Path | None = None
+    """Folder of texts or code; by default the running Python's standard library."""
+    endings: tuple[str, ...] = (".py", ".txt", ".md", ".rst", ".c", ".h", ".js", ".rs", ".tex")
+    """Of the names of files that are read from that folder."""
+    vocabulary: int = 1024
+    """Tokens of the byte-pair encoding that is trained on the training split."""
+    held_out: float = 0.1
+    """Part of the text for validation, and again for the test."""
+    max_files: int | None = None
+    """How many files to read, chosen by a hash; all by default."""
+    size: Size = "own"
+    """Published sizes, or those of the next three options."""
+    layers: int = 3
+    """Transformer blocks."""
+    heads: int = 3
+    """Attention heads."""
+    features: int = 96
+    """Width of the model."""
+    length: int = 128
+    """Tokens in a sequence."""
+    dropout: float = 0.0
+    """Rate of dropout."""
+    linear: Literal["dense", "tt", "lowrank"] = "dense"
+    """Linear layers: dense, tensor trains, or matrices of low rank."""
+    rank: int = 32
+    """Rank of the layers that are not dense."""
+    steps: int = 1500
+    """Steps of the optimiser."""
+    batch: int = 16
+    """Sequences of a step."""
+    rate: float = 3e-3
+    """Largest learning rate."""
+    warmup: int = 100
+    """Steps in which the learning rate rises."""
+    decay: float = 0.1
+    """Weight decay."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; parameters are in single precision always."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What of a block the backward pass computes again."""
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    """Implementation of the attention; "cudnn" wants bfloat16 and an NVIDIA GPU."""
+    layout: LayoutName = "single"
+    """How the model lies on the devices; "auto" takes what `tensorjax.parallel.plan` picks."""
+    devices: int | None = None
+    """How many devices; all by default. On a CPU so many are simulated."""
+    evaluations: int = 10
+    """Evaluations on the validation split."""
+    valid_windows: int = 256
+    """Sequences of the validation split that are evaluated; the test takes all of its split."""
+    samples: int = 3
+    """Texts that the trained model continues."""
+    prompt: str = "def "
+    """What they begin with."""
+    sample_tokens: int = 64
+    """Tokens of each."""
+    temperature: float = 0.8
+    """Of the samples; 0 takes the most likely token."""
+    top_k: int | None = 40
+    """How many of the most likely tokens samples are drawn from."""
+    peak: float | None = None
+    """Peak of one device in TFLOP/s, for the utilisation; by default measured by a product."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints."""
+    checkpoints: Path | None = None
+    """Folder of the checkpoints; by default one in the folder of results, named by the options."""
+    export: Path | None = None
+    """Folder to write the trained model to, in the form that Hugging Face publishes."""
+    seed: int = 0
+    """Seed of split, parameters and batches."""
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        for name in ("steps", "batch", "evaluations", "valid_windows", "rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        for name in ("samples", "warmup", "decay", "temperature"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if self.peak is not None and self.peak <= 0:
+            raise ValueError(f"peak: expected positive TFLOP/s, got {self.peak}")
+        if self.evaluations > self.steps:
+            raise ValueError(
+                f"evaluations: expected at most steps = {self.steps}, got {self.evaluations}"
+            )
+        self.model(self.vocabulary)
+
+    @classmethod
+    def quick(cls) -> "Config":
+        """Few files, a smaller model and few steps: to see that all of it works."""
+        return cls(
+            vocabulary=512, max_files=60, layers=2, heads=2, features=64, length=64, batch=16,
+            steps=120, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
+        )  # fmt: skip
+
+    def model(self, vocabulary: int) -> gpt2.GPT2Config:
+        """Sizes of the model."""
+        options: dict[str, Any] = {
+            "vocabulary": vocabulary, "length": self.length, "dropout": self.dropout,
+            "remat": self.remat,
+        }  # fmt: skip
+        if self.size != "own":
+            return getattr(gpt2.GPT2Config, self.size)(**options)
+        own: dict[str, Any] = {
+            "layers": self.layers,
+            "heads": self.heads,
+            "features": self.features,
+        }
+        return gpt2.GPT2Config(**options, **own)
+
+    def spec(self) -> Any:
+        """How linear layers are made."""
+        formats = {"tt": nn.TT(rank=self.rank), "lowrank": nn.LowRank(self.rank)}
+        return formats.get(self.linear, nn.Dense())
+
+    def recipe(self) -> training.Recipe:
+        """How is trained."""
+        names = [field.name for field in fields(training.Recipe)]
+        return training.Recipe(**{name: getattr(self, name) for name in names})
+
+    def settings(self, corpus: Corpus) -> dict[str, Any]:
+        """What the training depends on: neither devices nor evaluations, nor where it is kept."""
+        free = {
+            "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
+            "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
+            "export", "attention", "remat",
+        }  # fmt: skip
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
+        digest = hashlib.sha256(corpus.train.tobytes() + corpus.tokenizer.encode()).hexdigest()
+        return {**plain(kept), "texts": digest[:16]}
+
+
+def run(config: Config, run: Run) -> None:
+    """Prepares the texts, trains, and compares."""
+    home = run.folder.parent / "gpt2"
+    # Optax mixes dtypes and ranks, and means to.
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        corpus = data.load(
+            folder=config.text, endings=config.endings, vocabulary=config.vocabulary,
+            held_out=config.held_out, max_files=config.max_files, seed=config.seed,
+            cache=home / "data",
+        )  # fmt: skip
+        tokens = corpus.facts["tokens"]
+        run.console.print(
+            f"{corpus.facts['data']}: {tokens['train']:,} tokens to learn from, "
+            f"{tokens['valid']:,} and {tokens['test']:,} of other packages held out"
+        )
+        valid = data.windows(corpus.valid, config.length, config.valid_windows)
+        test = data.windows(corpus.test, config.length)
+        rows = list(bigram.baselines(corpus.train, corpus.vocabulary, valid, test))
+        params, programs, records = _trained(config, run, corpus, valid, home)
+        run.metric("parameters", programs.numbers)
+        rows.append(
+            {
+                "model": "GPT-2",
+                "setting": f"{programs.numbers:,} numbers, {config.steps} steps",
+                "valid": records[-1]["valid"],
+                "test": programs.loss(params, test),
+            }
+        )
+        _compared(run, rows, records, programs)
+        model = nnx.merge(
+            programs.graph, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params)
+        )
+        if config.export is not None:
+            gpt2.to_huggingface(model, config.export)
+            (config.export / "tokenizer.json").write_text(corpus.tokenizer)
+        if config.samples:
+            _sampled(config, run, corpus, model)
+
+
+def _trained(
+    config: Config, run: Run, corpus: Corpus, valid: np.ndarray, home: Path
+) -> tuple[Any, training.Programs, list[dict[str, Any]]]:
+    model = config.model(corpus.vocabulary)
+    dtype = jnp.dtype(config.dtype)
+    layout = devices.layout(
+        config.layout, config.devices, model, config.batch, itemsize=dtype.itemsize,
+        say=lambda plan: run.console.print(str(plan), highlight=False),
+    )  # fmt: skip
+    programs = training.Programs(
+        model, layout, config.recipe(), dtype=dtype, linear=config.spec(),
+        attention=None if config.attention == "auto" else config.attention,
+    )  # fmt: skip
+    one = training.measured_peak(dtype) if config.peak is None else config.peak * 1e12
+    # Simulated devices share the cores that the product was measured on.
+    peak = one * (1 if jax.default_backend() == "cpu" else layout.devices)
+    settings = config.settings(corpus)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    folder = config.checkpoints or home / "checkpoints" / digest
+    run.console.print(
+        f"GPT-2 with {programs.numbers:,} numbers, layout {layout.name!r} on {layout.devices} "
+        f"of {jax.device_count()} devices; peak {one / 1e9:,.0f} GFLOP/s a device"
+    )
+    checkpoints = Checkpoints(folder, settings)
+    try:
+        params, records = training.train(
+            programs, corpus.train, valid, evaluations=config.evaluations, peak=peak,
+            checkpoints=checkpoints, every=config.checkpoint_seconds,
+            watch=lambda record: run.console.print(PROGRESS.format(**record)),
+        )  # fmt: skip
+    finally:
+        checkpoints.close()
+    return params, programs, records
+
+
+def _compared(
+    run: Run,
+    rows: Sequence[dict[str, Any]],
+    records: Sequence[dict[str, Any]],
+    programs: training.Programs,
+) -> None:
+    """The table, the metrics and the figure."""
+    run.table("losses", rows, caption=LOSSES, key=["model"])
+    run.table("curve", records, caption=CURVE, key=["step"])
+    best = min(row["test"] for row in rows[:-1])
+    run.metric("loss_test", rows[-1]["test"])
+    run.metric("loss_valid", rows[-1]["valid"])
+    run.metric("loss_test_bigram", best)
+    run.metric("below_bigram", best - rows[-1]["test"])
+    for name in ("tokens_per_second", "utilisation"):
+        run.metric(name, float(np.median([record[name] for record in records])))
+    run.metric("seconds_training", sum(record["seconds"] for record in records))
+    tokens = programs.recipe.batch * programs.config.length
+    run.figure("loss", figure.curves(records, tokens, rows[:-1]), caption=CAPTION)
+
+
+def _sampled(config: Config, run: Run, corpus: Corpus, model: gpt2.GPT2) -> None:
+    prompt = data.encoded(corpus, config.prompt) or [data.END]
+    count = min(config.sample_tokens, config.length - len(prompt))
+    if count < 1:
+        raise ValueError(
+            f"prompt: expected fewer than length = {config.length} tokens, got {len(prompt)}"
+        )
+    drawn = gpt2.generate(
+        model, [prompt] * config.samples, count, temperature=config.temperature,
+        top_k=None if config.top_k is None else min(config.top_k, corpus.vocabulary),
+        key=jax.random.key(config.seed),
+    )  # fmt: skip
+    rows = [
+        {"sample": k + 1, "text": config.prompt + data.decoded(corpus, tokens)}
+        for k, tokens in enumerate(drawn)
+    ]
+    run.table("samples", rows, caption=f"Texts after {config.prompt!r}, as the model draws them")
+
+
+PROGRESS = (
+    "step {step}: training {train:.3f}, validation {valid:.3f} nats; "
+    "{tokens_per_second:,.0f} tokens/s, utilisation {utilisation:.1%}"
+)
+LOSSES = (
+    "Mean −log p of the next token [nats] on held-out packages; smoothing is tuned on the same "
+    "sequences of the validation split that GPT-2 is evaluated on; test: all of that split"
+)
+CURVE = (
+    "The training: losses [nats], seconds since the last evaluation without the evaluation itself, "
+    "tokens per second, and operations over those of the peak"
+)
+CAPTION = "Loss over the tokens seen, and the losses of n-gram models in validation (dashed)."

@@ -1,0 +1,279 @@
+"""Training of a GPT-2 under a layout: compiled steps, evaluations, checkpoints."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from experiments.gpt2.checkpoints import Checkpoints
+from tensorjax import parallel
+from tensorjax.models.gpt2 import GPT2, GPT2Config
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How is trained.
+
+    Attributes:
+        steps: Of the optimiser.
+        batch: Sequences of a step.
+        rate: Largest learning rate; a linear warm-up before it, a cosine to a tenth behind it.
+        warmup: Steps of the warm-up.
+        decay: Weight decay of matrices and tables.
+        clip: Largest norm of the gradient.
+        seed: Of the parameters, the batches and the dropout.
+    """
+
+    steps: int
+    batch: int
+    rate: float
+    warmup: int
+    decay: float
+    clip: float
+    seed: int
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW as GPT-2's followers use it (β₂ = 0.95)."""
+        warmup = min(self.warmup, self.steps // 2)
+        rate = optax.warmup_cosine_decay_schedule(
+            self.rate / max(warmup, 1), self.rate, warmup, self.steps, self.rate / 10
+        )
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip),
+            optax.adamw(rate, b2=0.95, weight_decay=self.decay, mask=_decayed),
+        )
+
+
+class Programs:
+    """The compiled programs of a training.
+
+    Args:
+        config: Sizes of the model.
+        layout: How it lies on the devices.
+        recipe: How it is trained.
+        **options: Of `GPT2`, such as ``dtype`` and ``linear``.
+    """
+
+    def __init__(
+        self, config: GPT2Config, layout: parallel.Layout, recipe: Recipe, **options: Any
+    ) -> None:
+        def build(key: jax.Array) -> Any:
+            return nnx.split(GPT2(config, rngs=nnx.Rngs(params=key), **options))[1]
+
+        model = nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), **options))
+        self.config, self.layout, self.recipe = config, layout, recipe
+        self.numbers = model.numbers
+        self.graph, self.shapes = nnx.split(model)
+        self.specs = jax.tree.map(lambda axes: layout.spec(tuple(axes)), model.axes())
+        self.optimizer = recipe.optimizer()
+        self.data = layout.data_spec()
+        where = None
+        if layout.mesh is not None:
+            where = (
+                parallel.shardings(self.specs, layout.mesh),
+                parallel.state_shardings(self.optimizer, self.shapes, self.specs, layout.mesh),
+            )
+
+        def begin(key: jax.Array) -> tuple[Any, Any]:
+            params = build(key)
+            return params, self.optimizer.init(params)
+
+        # Drawing by Threefry would take longer to compile than the steps.
+        self.key = jax.random.key(recipe.seed, impl="unsafe_rbg")
+        self._begin = jax.jit(begin, out_shardings=where)
+        self._step = jax.jit(self._stepped, donate_argnums=(0, 1), out_shardings=_with(where, P()))
+        self._sums = jax.jit(self._summed)
+
+    def begin(self) -> tuple[Any, Any]:
+        """Fresh parameters, and the state of the optimiser."""
+        return self._begin(self.key)
+
+    def compiled(self, params: Any, state: Any) -> tuple[Any, float]:
+        """The program of a step, and the seconds that it took to compile."""
+        start = time.perf_counter()
+        batch = self.place(np.zeros((self.recipe.batch, self.config.length + 1), np.int32))
+        program = self._step.lower(params, state, *batch, self._dropout(0)).compile()
+        return program, time.perf_counter() - start
+
+    def step(self, program: Any, params: Any, state: Any, rows: np.ndarray, number: int) -> Any:
+        """One step: parameters, state of the optimiser, and the loss before it."""
+        return program(params, state, *self.place(rows), self._dropout(number))
+
+    def loss(self, params: Any, rows: np.ndarray) -> float:
+        """Mean loss over rows (n, length + 1), one prediction for each of their neighbours."""
+        size, total, count = self.recipe.batch, 0.0, 0.0
+        for first in range(0, len(rows), size):
+            part = rows[first : first + size]
+            weights = np.zeros((size, self.config.length), np.float32)
+            weights[: len(part)] = 1
+            # One shape for all batches: rows are repeated, and weigh nothing.
+            part = np.concatenate([part, part[:1].repeat(size - len(part), 0)])
+            sums = self._sums(params, *self.place(part), self._placed(weights))
+            total, count = total + float(sums[0]), count + float(sums[1])
+        return total / count
+
+    def place(self, rows: np.ndarray) -> tuple[Any, Any]:
+        """Inputs and targets, where the layout wants them."""
+        return self._placed(rows[:, :-1]), self._placed(rows[:, 1:])
+
+    def _placed(self, array: np.ndarray) -> Any:
+        array = np.ascontiguousarray(array)
+        return parallel.shard(array, self.data, self.layout.mesh)
+
+    def _dropout(self, number: int) -> jax.Array | None:
+        return jax.random.fold_in(self.key, number) if self.config.dropout else None
+
+    def _losses(self, params: Any, tokens: Any, targets: Any, weights: Any, key: Any) -> Any:
+        """Sum of losses and of weights, over all devices."""
+
+        def local(params: Any, tokens: Any, targets: Any, weights: Any, key: Any) -> Any:
+            model = nnx.merge(self.graph, params)
+            return model.loss(tokens, targets, weights, layout=self.layout, key=key)
+
+        data = self.data
+        run = self.layout.over(local, (self.specs, data, data, data, P()), (P(), P()))
+        return run(params, tokens, targets, weights, key)
+
+    def _summed(self, params: Any, tokens: Any, targets: Any, weights: Any) -> Any:
+        return self._losses(params, tokens, targets, weights, None)
+
+    def _stepped(self, params: Any, state: Any, tokens: Any, targets: Any, key: Any) -> Any:
+        def mean(params: Any) -> jax.Array:
+            weights = jnp.ones(tokens.shape, jnp.float32)
+            total, count = self._losses(params, tokens, targets, weights, key)
+            return total / count
+
+        loss, gradient = jax.value_and_grad(mean)(params)
+        updates, state = self.optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+
+def train(
+    programs: Programs,
+    stream: np.ndarray,
+    valid: np.ndarray,
+    *,
+    evaluations: int,
+    peak: float,
+    checkpoints: Checkpoints,
+    every: float,
+    watch: Callable[[Record], None],
+) -> tuple[Any, list[Record]]:
+    """Trains from the newest checkpoint, or from the beginning.
+
+    Args:
+        programs: Compiled ones.
+        stream: Tokens to learn from.
+        valid: (n, length + 1) rows to evaluate on.
+        evaluations: How many, evenly spread; the last one is at the end.
+        peak: Operations that the devices do in a second, for the utilisation.
+        checkpoints: Where states are kept.
+        every: Seconds between two of them; evaluations are where one may fall.
+        watch: Called with the record of every evaluation.
+
+    Returns:
+        The parameters, and all records.
+
+    Raises:
+        FloatingPointError: The loss is not finite.
+    """
+    recipe, length = programs.recipe, programs.config.length
+    params, state = programs.begin()
+    done, records = 0, []
+    found = checkpoints.restore((params, state))
+    if found is not None:
+        done, (params, state), records = found
+    if done < recipe.steps:
+        program, seconds = programs.compiled(params, state)
+    else:
+        program, seconds = None, 0.0
+    saved = time.perf_counter()
+    for stop in _stops(done, recipe.steps, evaluations):
+        start, losses = time.perf_counter(), []
+        for number, rows in _batches(stream, length, recipe, done, stop):
+            params, state, loss = programs.step(program, params, state, rows, number)
+            losses.append(loss)
+        loss = float(jnp.mean(jnp.stack(losses)))  # waits for the steps
+        took = time.perf_counter() - start
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"steps {done} to {stop}: expected a finite loss, got {loss}; "
+                "lower --rate, or compute in float32"
+            )
+        speed = (stop - done) * recipe.batch * length / took
+        used = speed * programs.config.flops() / peak
+        record = {"step": stop, "train": loss, "valid": programs.loss(params, valid),
+                  "seconds": took, "compile_seconds": seconds, "tokens_per_second": speed,
+                  "utilisation": used}  # fmt: skip
+        records.append(record)
+        watch(record)
+        done, seconds = stop, 0.0
+        if stop == recipe.steps or time.perf_counter() - saved > every:
+            checkpoints.save(stop, (params, state), records)
+            saved = time.perf_counter()
+    return params, records
+
+
+def measured_peak(dtype: Any, size: int = 1024) -> float:
+    """Operations in a second that one device does in a product of square matrices."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul)
+    product(x, x).block_until_ready()
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def _stops(done: int, steps: int, evaluations: int) -> list[int]:
+    stops = {round(steps * k / evaluations) for k in range(1, evaluations + 1)}
+    return sorted(stop for stop in stops if stop > done)
+
+
+def _batches(
+    stream: np.ndarray, length: int, recipe: Recipe, start: int, stop: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Numbers of steps and their rows (batch, length + 1), drawn anew in each step.
+
+    What a step sees follows from its number alone, so a training that was stopped goes on as if it
+    had not been.
+    """
+    if len(stream) <= length:
+        raise ValueError(
+            f"length: expected less than the {len(stream)} tokens to learn from, got {length}"
+        )
+    for number in range(start, stop):
+        drawn = np.random.default_rng([recipe.seed, number])
+        first = drawn.integers(0, len(stream) - length, recipe.batch)
+        yield number, stream[first[:, None] + np.arange(length + 1)]
+
+
+def _decayed(params: Any) -> Any:
+    """Which parameters decay: matrices, tables and cores; no biases, norms and gates."""
+
+    def decays(path: Any, leaf: Any) -> bool:
+        names = {str(entry.key) for entry in path if hasattr(entry, "key")}
+        return not names & {"bias", "scale", "gates"}
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def _with(where: Any, last: P) -> Any:
+    """Shardings of parameters and state, and of one more array on all devices."""
+    if where is None:
+        return None
+    mesh = jax.tree.leaves(where)[0].mesh
+    return (*where, NamedSharding(mesh, last))

@@ -1,0 +1,15 @@
+"""2D tensor parallelism of GPT-2 beside the other layouts; see README.md in this folder."""
+
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(
+        name="tp2d",
+        module="experiments.tp2d.main",
+        paper="Zhu, Dong, CAAI Trans. Intelligent Systems 20(5), 2025",
+        summary="GPT-2 split over devices: memory, bytes sent, equality, modelled scaling",
+        quick="60 s",
+        extra="nn",
+        packages=("flax", "optax"),
+    ),
+)

@@ -1,0 +1,132 @@
+"""What GPT-2 is made of: layer norms, linear layers of either kind, the transformer block."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tensorjax import nn
+from tensorjax.models._spec import Spec, with_linear_spread
+from tensorjax.models.gpt2._config import GPT2Config
+from tensorjax.parallel import Layout
+
+SPREAD = 0.02  # standard deviation of all of GPT-2's weights at first
+EPSILON = 1e-5  # of its layer norms
+
+
+class Norm(nnx.Module):
+    """Layer norm over all features, whatever devices they lie on."""
+
+    def __init__(self, features: int, param_dtype: Any) -> None:
+        self.scale = nnx.Param(jnp.ones((features,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((features,), param_dtype))
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        return layout.norm(x, self.scale[...], self.bias[...], EPSILON)
+
+
+class Column(nnx.Module):
+    """A dense layer from the features to something wide: kernel (features, …, wide)."""
+
+    def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        return layout.column(x, self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype))
+
+
+class Row(nnx.Module):
+    """A dense layer from something wide back to the features: kernel (wide, features)."""
+
+    def __init__(self, shape: tuple[int, int], spread: float, param_dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        return layout.row(x, self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype))
+
+
+class Tensorised(nnx.Module):
+    """A layer of `tensorjax.nn` in the place of a `Column`, its output folded, or of a `Row`."""
+
+    def __init__(self, layer: Any, fold: tuple[int, ...] | None) -> None:
+        self.layer = layer
+        self.fold = fold
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        if self.fold is None:
+            return layout.row(x, self.layer)
+        return layout.column(x, self.layer, fold=self.fold)
+
+
+class Block(nnx.Module):
+    """Attention and MLP, each behind its layer norm and beside its residual path.
+
+    Args:
+      config: sizes.
+      linear: spec of the four linear layers.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+      rngs: the stream "params" is drawn from.
+    """
+
+    def __init__(
+        self, config: GPT2Config, linear: Spec, *, dtype: Any, param_dtype: Any, rngs: nnx.Rngs
+    ) -> None:
+        d, h = config.features, config.hidden
+        narrow = SPREAD / (2 * config.layers) ** 0.5  # two residual sums in every layer
+        self.config = config
+        self.norm1, self.norm2 = Norm(d, param_dtype), Norm(d, param_dtype)
+        if isinstance(linear, nn.Dense):
+            self.qkv = Column((d, 3, d), SPREAD, param_dtype, rngs)
+            self.out = Row((d, d), narrow, param_dtype, rngs)
+            self.up = Column((d, h), SPREAD, param_dtype, rngs)
+            self.down = Row((h, d), narrow, param_dtype, rngs)
+            return
+
+        def layer(n: int, m: int, spread: float, fold: tuple[int, ...] | None) -> Tensorised:
+            made = linear.linear(n, m, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+            return Tensorised(with_linear_spread(made, spread), fold)
+
+        self.qkv = layer(d, 3 * d, SPREAD, (3, d))
+        self.out = layer(d, d, narrow, None)
+        self.up = layer(d, h, SPREAD, (h,))
+        self.down = layer(h, d, narrow, None)
+
+    def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values (batch, length, heads, features / heads) of the input."""
+        qkv = self.qkv(self.norm1(x, layout), layout)
+        count = layout.local("heads", self.config.heads)
+        q, k, v = (qkv[..., part, :] for part in range(3))
+        split = (*q.shape[:-1], count, q.shape[-1] // count)
+        return q.reshape(split), k.reshape(split), v.reshape(split)
+
+    def after(
+        self,
+        x: jax.Array,
+        attended: jax.Array,
+        layout: Layout,
+        drop: Callable[[jax.Array, int], jax.Array],
+    ) -> jax.Array:
+        """The block's output, from its input and what its heads attended to."""
+        wide = attended.reshape(*attended.shape[:-2], -1)
+        x = x + drop(self.out(wide, layout), 0)
+        inner = jax.nn.gelu(self.up(self.norm2(x, layout), layout), approximate=True)
+        return x + drop(self.down(inner, layout), 1)
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
+) -> jax.Array:
+    """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention`."""
+    # In half precision it multiplies by numbers in single, and means to. Backwards, where this
+    # setting does not reach, it does so too: a caller under strict promotion has to relax it.
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], spread: float, dtype: Any) -> jax.Array:
+    return (jax.random.normal(rngs.params(), shape, jnp.float32) * spread).astype(dtype)

@@ -1,0 +1,119 @@
+"""Sizes of a GPT-2, and what follows from them without building one."""
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+from tensorjax.models._spec import check_sizes
+
+Remat = Literal["none", "dots", "full"]
+
+_MULTIPLE = 128  # of the rows of the token table: splits evenly over devices, fits tensor cores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """Sizes of a GPT-2; the defaults are those of the smallest published one.
+
+    Attributes:
+      vocabulary: number of tokens.
+      length: longest sequence; one learned position each.
+      layers: number of transformer blocks.
+      heads: attention heads; they divide ``features``.
+      features: width of the model.
+      dropout: rate, of the embeddings, of attention outputs and of MLP outputs; only where a call
+        is given a key.
+      remat: what the backward pass recomputes: "none", everything of a block but the products of
+        matrices ("dots"), or the whole block ("full").
+      unroll: layers that a step of the loop over layers takes at once.
+
+    Raises:
+      ValueError: a size that is no positive integer, heads that do not divide the features, a rate
+        outside [0, 1), another ``remat``.
+
+    Example:
+      >>> from tensorjax.models.gpt2 import GPT2Config
+      >>> GPT2Config.xl().numbers, GPT2Config.small().padded
+      (1557611200, 50304)
+    """
+
+    vocabulary: int = 50257
+    length: int = 1024
+    layers: int = 12
+    heads: int = 12
+    features: int = 768
+    dropout: float = 0.1
+    remat: Remat = "none"
+    unroll: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        check_sizes(self, ("vocabulary", "length", "layers", "heads", "features", "unroll"))
+        if self.features % self.heads:
+            raise ValueError(
+                f"heads: expected a divisor of features = {self.features}, got {self.heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout}")
+        if self.remat not in get_args(Remat):
+            raise ValueError(f"remat: expected one of {get_args(Remat)}, got {self.remat!r}")
+
+    @classmethod
+    def small(cls, **changes: Any) -> "GPT2Config":
+        """The published model of 124 million numbers."""
+        return cls(**changes)
+
+    @classmethod
+    def medium(cls, **changes: Any) -> "GPT2Config":
+        """The published model of 355 million numbers."""
+        return cls(**{"layers": 24, "heads": 16, "features": 1024, **changes})
+
+    @classmethod
+    def large(cls, **changes: Any) -> "GPT2Config":
+        """The published model of 774 million numbers."""
+        return cls(**{"layers": 36, "heads": 20, "features": 1280, **changes})
+
+    @classmethod
+    def xl(cls, **changes: Any) -> "GPT2Config":
+        """The published model of 1558 million numbers; its 25 heads do not split by two."""
+        return cls(**{"layers": 48, "heads": 25, "features": 1600, **changes})
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> "GPT2Config":
+        """Two blocks of width 32, without dropout: for tests and first steps."""
+        sizes = {"vocabulary": 120, "length": 16, "layers": 2, "heads": 4, "features": 32}
+        return cls(**{**sizes, "dropout": 0.0, **changes})
+
+    @property
+    def padded(self) -> int:
+        """Rows of the token table: the vocabulary, rounded up to a multiple of 128."""
+        return -(-self.vocabulary // _MULTIPLE) * _MULTIPLE
+
+    @property
+    def hidden(self) -> int:
+        """Width inside the MLP of each block, four times ``features``."""
+        return 4 * self.features
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all parameters of the dense model, without the padding of the vocabulary."""
+        d, h = self.features, self.hidden
+        block = 4 * d * d + 4 * d + 2 * d * h + h + d + 4 * d
+        return (self.vocabulary + self.length) * d + self.layers * block + 2 * d
+
+    def flops(self, length: int | None = None) -> int:
+        """Operations of one token in training, forward and backward, of a dense model.
+
+        A multiplication and an addition count as two, the backward pass as twice the forward one;
+        only products of matrices count: linear layers, logits (of the vocabulary without its
+        padding), and attention as if it were not causal. Recomputation does not count.
+
+        Args:
+          length: of the sequence that the token is in; the longest if None.
+
+        Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B: 6 N + 12 L H Q T, where N
+        here leaves out what is only looked up or added.
+        """
+        d = self.features
+        matrices = self.layers * (4 * d * d + 2 * d * self.hidden) + self.vocabulary * d
+        attention = 2 * self.layers * d * (self.length if length is None else length)
+        return 6 * (matrices + attention)

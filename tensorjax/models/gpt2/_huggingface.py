@@ -1,0 +1,336 @@
+"""GPT-2's weights as they are published: a folder of config.json and safetensors."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tensorjax.models.gpt2._config import GPT2Config
+from tensorjax.models.gpt2._model import GPT2
+
+_WEIGHTS = "model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
+_PREFIX = "transformer."
+_MOST = 8  # names that an error lists
+
+# Options of a published configuration that GPT-2's weights are computed with, and no other value.
+_FIXED = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+    "add_cross_attention": False,
+}
+
+# Path of a stacked parameter inside a block, and its published name behind "h.{i}.".
+_BLOCK: dict[tuple[str, ...], str] = {
+    ("norm1", "scale"): "ln_1.weight",
+    ("norm1", "bias"): "ln_1.bias",
+    ("qkv", "kernel"): "attn.c_attn.weight",
+    ("qkv", "bias"): "attn.c_attn.bias",
+    ("out", "kernel"): "attn.c_proj.weight",
+    ("out", "bias"): "attn.c_proj.bias",
+    ("norm2", "scale"): "ln_2.weight",
+    ("norm2", "bias"): "ln_2.bias",
+    ("up", "kernel"): "mlp.c_fc.weight",
+    ("up", "bias"): "mlp.c_fc.bias",
+    ("down", "kernel"): "mlp.c_proj.weight",
+    ("down", "bias"): "mlp.c_proj.bias",
+}
+_MODEL: dict[tuple[str, ...], str] = {
+    ("tokens",): "wte.weight",
+    ("positions",): "wpe.weight",
+    ("norm", "scale"): "ln_f.weight",
+    ("norm", "bias"): "ln_f.bias",
+}
+# Masks that older files hold, which are no parameters.
+_BUFFERS = (".attn.bias", ".attn.masked_bias")
+
+
+def from_huggingface(
+    path: Any,
+    *,
+    dropout: float | None = None,
+    dtype: Any = None,
+    param_dtype: Any = jnp.float32,
+    attention: str | None = None,
+    **changes: Any,
+) -> GPT2:
+    """A GPT-2 with published weights.
+
+    Args:
+      path: a folder with ``config.json`` and ``model.safetensors``, or the parts that a
+        ``model.safetensors.index.json`` names. Names may have the prefix ``transformer.``.
+      dropout: rate; None takes ``resid_pdrop`` of the file.
+      dtype: as for `GPT2`.
+      param_dtype: of the parameters, whatever the files hold.
+      attention: as for `GPT2`.
+      **changes: of `GPT2Config`, such as ``remat="full"``. The sizes are those of the files.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: the files are of another kind of model, are damaged, or hold arrays of other
+        shapes, too few or too many; the message has the names.
+      ModuleNotFoundError: safetensors is not installed.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax.models import gpt2
+      >>> model = gpt2.GPT2(gpt2.GPT2Config.tiny(), rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     gpt2.to_huggingface(model, folder)
+      ...     again = gpt2.from_huggingface(folder)
+      >>> tokens = jnp.array([[1, 2, 3]])
+      >>> bool((again(tokens) == model(tokens)).all())
+      True
+    """
+    folder = Path(path)
+    config = _config(_read_json(folder / "config.json"), dropout, changes)
+    arrays = _Arrays(folder)
+    _check_names(set(arrays.names), config, folder)
+    model = nnx.eval_shape(
+        lambda: GPT2(
+            config, dtype=dtype, param_dtype=param_dtype, attention=attention, rngs=nnx.Rngs(0)
+        )
+    )
+    graph, abstract = nnx.split(model)
+
+    def load(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names, stacked = _published(path, config.layers)
+        rows = leaf.shape[1:] if stacked else leaf.shape
+        wanted = (config.vocabulary, *rows[1:]) if names == ["wte.weight"] else rows
+        out = np.zeros(leaf.shape, leaf.dtype)
+        for place, name in enumerate(names):
+            found = arrays(name, _flat(name, wanted)).reshape(wanted)
+            target = out[place] if stacked else out
+            target[: wanted[0]] = found.astype(leaf.dtype)
+        return jnp.asarray(out)
+
+    params = jax.tree_util.tree_map_with_path(load, abstract)
+    arrays.check_head()
+    return nnx.merge(graph, params)
+
+
+def to_huggingface(model: GPT2, path: Any) -> None:
+    """Writes a model as Hugging Face publishes GPT-2: ``config.json`` and ``model.safetensors``.
+
+    Both are written to a hidden folder beside ``path``, which takes its name when it is whole.
+
+    Args:
+      model: dense, its parameters concrete. The padding of its vocabulary is left out.
+      path: a folder that does not exist yet, or is empty.
+
+    Raises:
+      FileExistsError: something lies there.
+      ValueError: the layers are tensorised, for which there is no published form.
+      ModuleNotFoundError: safetensors is not installed.
+    """
+    from_numpy = _safetensors().numpy
+    config, folder = model.config, Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder}: expected no such folder, or an empty one; name another")
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.split(model)[1]):
+        names, stacked = _published(path, config.layers)
+        value = np.asarray(leaf)
+        for place, name in enumerate(names):
+            part = value[place] if stacked else value
+            part = part[: config.vocabulary] if name == "wte.weight" else part
+            tensors[name] = np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    partial.mkdir(parents=True)
+    try:
+        text = json.dumps(_published_config(config, model), indent=2) + "\n"
+        (partial / "config.json").write_text(text)
+        from_numpy.save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
+        for written in (partial / "config.json", partial / _WEIGHTS):
+            with written.open("rb+") as file:
+                os.fsync(file.fileno())
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Arrays:
+    """The arrays of a folder's safetensors, read one by one, by their names without prefix."""
+
+    def __init__(self, folder: Path) -> None:
+        index, single = folder / _INDEX, folder / _WEIGHTS
+        if index.exists() and not single.exists():
+            parts = sorted({folder / part for part in _read_json(index)["weight_map"].values()})
+        else:
+            parts = [single]
+        self.places: dict[str, tuple[Any, str]] = {}
+        for part in parts:
+            file = _opened(part)
+            for name in file.keys():  # noqa: SIM118  (it is no dict)
+                self.places[name.removeprefix(_PREFIX)] = (file, name)
+        self.folder = folder
+
+    @property
+    def names(self) -> list[str]:
+        """All of them that are parameters."""
+        return [name for name in self.places if not name.endswith(_BUFFERS)]
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        file, held = self.places[name]
+        found = file.get_slice(held).get_shape()
+        if tuple(found) != shape:
+            raise ValueError(
+                f"{self.folder}, {held}: expected shape {shape} for the sizes of config.json, "
+                f"got {tuple(found)}"
+            )
+        array = file.get_tensor(held)
+        # NumPy cannot reduce all the formats that weights are kept in.
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise ValueError(f"{self.folder}, {held}: expected finite numbers, got NaN or Inf")
+        return array
+
+    def check_head(self) -> None:
+        """Raises where there is an output layer that is not the token table."""
+        if "lm_head.weight" in self.places:
+            (one, head), (other, table) = self.places["lm_head.weight"], self.places["wte.weight"]
+            if not np.array_equal(one.get_tensor(head), other.get_tensor(table)):
+                raise ValueError(
+                    f"{self.folder}, {head}: expected the table {table}, to which GPT-2's output "
+                    "layer is tied, got other numbers"
+                )
+
+
+def _check_names(found: set[str], config: GPT2Config, folder: Path) -> None:
+    wanted = {*_MODEL.values()}
+    wanted |= {f"h.{i}.{name}" for i in range(config.layers) for name in _BLOCK.values()}
+    missing, unknown = sorted(wanted - found), sorted(found - wanted - {"lm_head.weight"})
+    if missing or unknown:
+        raise ValueError(
+            f"{folder}: expected the arrays of a GPT-2 of {config.layers} layers, "
+            f"got {len(missing)} missing{_listed(missing)} and {len(unknown)} unknown"
+            f"{_listed(unknown)}; config.json and the weights have to be of one model"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f" ({', '.join(names[:_MOST])}{more})"
+
+
+def _published(path: Any, layers: int) -> tuple[list[str], bool]:
+    """The names of a parameter's parts, and whether it is stacked."""
+    names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
+    if names in _MODEL:
+        return [_MODEL[names]], False
+    if names[0] == "blocks" and names[1:] in _BLOCK:
+        return [f"h.{i}.{_BLOCK[names[1:]]}" for i in range(layers)], True
+    raise ValueError(
+        f"model: expected dense linear layers, got the parameter {'.'.join(names)}, for which "
+        "there is no published form"
+    )
+
+
+def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The published shape of a part: queries, keys and values lie in one axis."""
+    if name.endswith("c_attn.weight"):
+        return (shape[0], shape[1] * shape[2])
+    return (shape[0] * shape[1],) if name.endswith("c_attn.bias") else tuple(shape)
+
+
+def _config(
+    given: Mapping[str, Any], dropout: float | None, changes: Mapping[str, Any]
+) -> GPT2Config:
+    for name, value in _FIXED.items():
+        if given.get(name, value) != value:
+            raise ValueError(f"config.json, {name}: expected {value!r}, got {given[name]!r}")
+    names = {
+        "vocabulary": ("vocab_size",),
+        "length": ("n_positions", "n_ctx"),
+        "layers": ("n_layer",),
+        "heads": ("n_head",),
+        "features": ("n_embd",),
+    }
+    sizes: dict[str, Any] = {}
+    for ours, theirs in names.items():
+        held = [given[name] for name in theirs if name in given]
+        if not held:
+            raise ValueError(f"config.json: expected {' or '.join(theirs)}, got neither a size")
+        sizes[ours] = held[0]
+    fixed = sorted(set(sizes) & set(changes))
+    if fixed:
+        raise ValueError(f"{fixed[0]}: expected no such option, for config.json has that size")
+    rate = given.get("resid_pdrop", 0.1) if dropout is None else dropout
+    config = GPT2Config(**sizes, dropout=rate, **changes)
+    if given.get("n_inner") not in (None, config.hidden):
+        raise ValueError(
+            f"config.json, n_inner: expected 4 n_embd = {config.hidden}, got {given['n_inner']}"
+        )
+    return config
+
+
+def _published_config(config: GPT2Config, model: GPT2) -> dict[str, Any]:
+    return {
+        **_FIXED,
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocabulary,
+        "n_positions": config.length,
+        "n_ctx": config.length,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_embd": config.features,
+        "n_inner": None,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "initializer_range": 0.02,
+        "torch_dtype": jnp.dtype(model.tokens[...].dtype).name,
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: expected a folder with config.json and {_WEIGHTS}, as GPT-2 is published; "
+            "fetch it first, nothing is downloaded here"
+        )
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _opened(path: Path) -> Any:
+    library = _safetensors()
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: expected weights as safetensors, found nothing")
+    try:
+        return library.safe_open(path, framework="numpy")
+    except library.SafetensorError as error:
+        raise ValueError(f"{path}: expected a whole safetensors file, got {error}") from error
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "weights as published need the package 'safetensors': "
+            "pip install -c constraints.txt -e '.[nn]'",
+            name="safetensors",
+        ) from error
+    return safetensors

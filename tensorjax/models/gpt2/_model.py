@@ -1,0 +1,291 @@
+"""GPT-2 as a Flax module: logits and losses, on one device or on the block of one among many."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from tensorjax import linalg, nn
+from tensorjax.models._spec import Spec, check_ids, check_spec
+from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, attend
+from tensorjax.models.gpt2._config import GPT2Config
+from tensorjax.parallel import Layout, Single
+
+# Logical axes of all dense parameters, by the last names of their paths; a layout maps them to a
+# mesh. Those of a block have the axis "layer" before them.
+_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
+    ("tokens",): ("vocab", "embed"),
+    ("positions",): ("position", "embed"),
+    ("scale",): ("embed",),
+    ("bias",): ("embed",),
+    ("qkv", "kernel"): ("embed", "qkv", "heads"),
+    ("qkv", "bias"): ("qkv", "heads"),
+    ("out", "kernel"): ("heads", "embed"),
+    ("up", "kernel"): ("embed", "mlp"),
+    ("up", "bias"): ("mlp",),
+    ("down", "kernel"): ("mlp", "embed"),
+}
+
+
+class GPT2(nnx.Module):
+    """The language model GPT-2, of any size.
+
+    Tokens and learned positions are embedded, go through pre-LN blocks of causal attention and an
+    MLP with GELU in its tanh form, and a last layer norm; logits are products with the token
+    table. The parameters of all blocks are stacked: each has a leading axis of ``layers``, over
+    which `jax.lax.scan` goes. So the program is compiled for one block, however many there are.
+
+    Tensorised layers are stacked too, their initialisation mapped by `jax.vmap`. That works
+    because all layers of one kind have the same ranks; ranks that differ from layer to layer, as
+    `tensorjax.optim.shrink` makes them, would need a loop that is not rolled, and a program that
+    grows with the layers.
+
+    Inside, the vocabulary is padded to a multiple of 128 (`GPT2Config.padded`), with rows of zeros
+    that no logit comes from and no gradient goes to.
+
+    Args:
+      config: sizes.
+      linear: spec of the linear layers: `nn.Dense()`, or a format of `tensorjax.nn`, such as
+        `nn.TT(rank=30)` or `nn.LowRank(16)`. Embeddings and layer norms are dense always.
+      dtype: of the computation, such as ``jnp.bfloat16``; that of the parameters if None. Layer
+        norms, softmax and losses are computed in single precision in any case.
+      param_dtype: of the parameters.
+      attention: implementation of `jax.nn.dot_product_attention`: "xla", "cudnn" (fused, half
+        precision on NVIDIA only), or None to leave it to JAX.
+      rngs: the stream "params" is drawn from.
+
+    Attributes:
+      config: sizes.
+      tokens: parameter (padded, features).
+      positions: parameter (length, features).
+      blocks: all blocks in one, every parameter with a leading axis of ``layers``.
+      norm: the last layer norm.
+
+    Raises:
+      TypeError: a spec that is none.
+      ValueError: shapes or ids that do not fit, by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import linalg, nn
+      >>> from tensorjax.models.gpt2 import GPT2, GPT2Config
+      >>> model = GPT2(GPT2Config.tiny(), linear=nn.TT(rank=4), rngs=nnx.Rngs(0))
+      >>> tokens = jnp.array([[3, 1, 4, 1, 5]])
+      >>> model(tokens).shape
+      (1, 5, 120)
+      >>> total, count = model.loss(tokens[:, :-1], tokens[:, 1:])
+      >>> round(float(total / count)), float(count)        # log 120 = 4.8
+      (5, 4.0)
+
+    Source: Radford et al. (2019); initialisation and pre-LN as there in section 2.3. Departures:
+    dropout is not applied to the attention weights, for fused attention has none.
+    """
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        *,
+        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        attention: str | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        linear = check_spec("linear", linear)
+        if attention not in (None, "xla", "cudnn"):
+            raise ValueError(f'attention: expected "xla", "cudnn" or None, got {attention!r}')
+        self.config = config
+        self.attention = attention
+        self.dtype = jnp.dtype(param_dtype if dtype is None else dtype)
+        for name, value in (("dtype", self.dtype), ("param_dtype", jnp.dtype(param_dtype))):
+            if not jnp.issubdtype(value, jnp.floating):
+                raise TypeError(f"{name}: expected a floating-point type, got {value}")
+        rows = _normal(rngs, (config.vocabulary, config.features), param_dtype)
+        self.tokens = nnx.Param(jnp.pad(rows, ((0, config.padded - config.vocabulary), (0, 0))))
+        self.positions = nnx.Param(_normal(rngs, (config.length, config.features), param_dtype))
+
+        def block(rngs: nnx.Rngs) -> Block:
+            return Block(config, linear, dtype=self.dtype, param_dtype=param_dtype, rngs=rngs)
+
+        self.blocks = _stacked(block, jax.random.split(rngs.params(), config.layers))
+        self.norm = Norm(config.features, param_dtype)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        layout: Layout | None = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits (batch, length, vocabulary) of what comes next, in single precision at least.
+
+        Args:
+          tokens: integers (batch, length) in [0, vocabulary).
+          layout: of `tensorjax.parallel`, where parameters and tokens are the blocks of one device
+            inside `jax.shard_map`; the logits are then those of that device's block of the batch.
+            None where nothing is split.
+          key: of `jax.random`, for dropout; None computes without.
+        """
+        layout = Single() if layout is None else layout
+        logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self._table())
+        logits = layout.gather(logits, self.config.vocabulary)
+        return logits.astype(linalg.factor_dtype(logits.dtype))
+
+    def loss(
+        self,
+        tokens: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array | None = None,
+        *,
+        layout: Layout | None = None,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sum of −log p(target) over all positions, and the sum of their weights.
+
+        Their quotient is the mean loss. Two sums can be added over batches and devices, of
+        whatever weights; a mean cannot.
+
+        Args:
+          tokens: integers (batch, length).
+          targets: integers (batch, length): the tokens that come next.
+          weights: (batch, length), of each target; all ones if None.
+          layout: as for a call.
+          key: as for a call.
+        """
+        layout = Single() if layout is None else layout
+        targets = check_ids("targets", targets, self.config.vocabulary, 2)
+        shapes = {"targets": targets.shape}
+        if weights is None:
+            weights = jnp.ones(targets.shape, jnp.float32)
+        else:
+            weights = jnp.asarray(weights)
+            shapes["weights"] = weights.shape
+        for name, shape in shapes.items():
+            if shape != tokens.shape:
+                raise ValueError(
+                    f"{name}: expected the shape of tokens, {tokens.shape}, got {shape}"
+                )
+        x = self.hidden(tokens, layout=layout, key=key)
+        logits = layout.logits(x, self._table())
+        return layout.cross_entropy(logits, targets, weights, self.config.vocabulary)
+
+    def hidden(
+        self,
+        tokens: jax.Array,
+        *,
+        layout: Layout | None = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """What the logits are made of: (batch, length, features) behind the last layer norm.
+
+        Args:
+          tokens: as for a call.
+          layout: as for a call.
+          key: as for a call.
+        """
+        layout, config = Single() if layout is None else layout, self.config
+        tokens = check_ids("tokens", tokens, config.vocabulary, 2)
+        length = check_length(tokens, config)
+        x = layout.embed(self._table(), tokens)
+        x = x + layout.positions(self.positions[...].astype(self.dtype), length)
+        drop = self._dropping(layout)
+        keys = (
+            None if key is None or not config.dropout else jax.random.split(key, config.layers + 1)
+        )
+        x = drop(x, None if keys is None else keys[0])
+        graph, params = nnx.split(self.blocks)
+
+        def body(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+            params, key = inputs
+            block = nnx.merge(graph, params)
+            q, k, v = block.heads(x, layout)
+            y = attend(q, k, v, self.attention, is_causal=True)
+
+            def dropped(y: jax.Array, number: int) -> jax.Array:
+                return drop(y, None if key is None else jax.random.fold_in(key, number))
+
+            return block.after(x, y, layout, dropped), None
+
+        keys = None if keys is None else keys[1:]
+        x, _ = jax.lax.scan(_remat(body, config), x, (params, keys), unroll=config.unroll)
+        return self.norm(x, layout)
+
+    def axes(self) -> nnx.State:
+        """Logical axes of all parameters, for a layout to split.
+
+        Returns:
+          A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of
+          the names "vocab", "position", "embed", "heads", "mlp", "qkv", "layer" and None. The
+          cores of tensorised layers have no names: they are small, and lie on all devices.
+
+        Example:
+          >>> from flax import nnx
+          >>> from tensorjax.models.gpt2 import GPT2, GPT2Config
+          >>> model = GPT2(GPT2Config.tiny(), rngs=nnx.Rngs(0))
+          >>> tuple(model.axes()["blocks"]["up"]["kernel"].get_value())
+          ('layer', 'embed', 'mlp')
+        """
+        return jax.tree_util.tree_map_with_path(_axes, nnx.state(self, nnx.Param))
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all parameters, without the padding of the vocabulary."""
+        held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        return held - (self.config.padded - self.config.vocabulary) * self.config.features
+
+    def _table(self) -> jax.Array:
+        return self.tokens[...].astype(self.dtype)
+
+    def _dropping(self, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
+        rate = self.config.dropout
+
+        def drop(x: jax.Array, key: Any) -> jax.Array:
+            if key is None:
+                return x
+            keep = jax.random.bernoulli(layout.key(key, x), 1 - rate, x.shape)
+            return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+        return drop
+
+
+def check_length(tokens: jax.Array, config: GPT2Config) -> int:
+    """Returns how many tokens are in a row, or says how many there may be."""
+    if not 1 <= tokens.shape[1] <= config.length:
+        raise ValueError(
+            f"tokens: expected at least one and at most length = {config.length} of them in a row, "
+            f"got {tokens.shape[1]}; cut the texts or configure a longer length"
+        )
+    return tokens.shape[1]
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    return (jax.random.normal(rngs.params(), shape, jnp.float32) * SPREAD).astype(dtype)
+
+
+def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
+    """One block whose parameters are those of as many as there are keys."""
+    graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
+    params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
+    return nnx.merge(graph, params)
+
+
+def _remat(body: Callable[..., Any], config: GPT2Config) -> Callable[..., Any]:
+    if config.remat == "none":
+        return body
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
+    # A loop keeps the recomputation from being merged with the first computation by itself.
+    return jax.checkpoint(body, policy=policy, prevent_cse=config.unroll > 1)
+
+
+def _axes(path: Any, leaf: jax.Array) -> PartitionSpec:
+    names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
+    if "layer" in names:  # of a tensorised one
+        return PartitionSpec("layer", *(None,) * (leaf.ndim - 1))
+    found = _AXES.get(names[-2:]) or _AXES[names[-1:]]
+    return PartitionSpec("layer", *found) if names[0] == "blocks" else PartitionSpec(*found)

@@ -1,0 +1,47 @@
+"""Layouts of a transformer on a mesh of devices, behind one interface, and what they cost.
+
+A model is written once on local blocks and asks its layout for all that needs another device:
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from tensorjax import parallel
+    >>> layout = parallel.layout("summa", parallel.mesh(1, 1))
+    >>> axes = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
+    >>> specs = jax.tree.map(layout.spec, axes, is_leaf=lambda node: isinstance(node, tuple))
+    >>> def mlp(params, x):
+    ...     return layout.row(jax.nn.gelu(layout.column(x, params["up"])), params["down"])
+    >>> run = layout.over(mlp, (specs, layout.x_spec()), layout.x_spec())
+    >>> run({"up": jnp.ones((4, 16)), "down": jnp.ones((16, 4))}, jnp.ones((2, 3, 4))).shape
+    (2, 3, 4)
+"""
+
+from tensorjax.parallel._layout import Layout
+from tensorjax.parallel._layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
+from tensorjax.parallel._mesh import mesh
+from tensorjax.parallel._place import shard, shardings, state_shardings
+from tensorjax.parallel._plan import Candidate, Machine, Plan, plan
+from tensorjax.parallel._summa import summa
+from tensorjax.parallel._traffic import Memory, Traffic, memory, traffic
+
+__all__ = [
+    "NAMES",
+    "Candidate",
+    "FsdpTp",
+    "Layout",
+    "Machine",
+    "Megatron",
+    "Memory",
+    "Plan",
+    "Single",
+    "Summa",
+    "Traffic",
+    "layout",
+    "memory",
+    "mesh",
+    "plan",
+    "shard",
+    "shardings",
+    "state_shardings",
+    "summa",
+    "traffic",
+]

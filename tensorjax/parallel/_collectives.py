@@ -1,0 +1,142 @@
+"""Collectives over none, one or several axes of a mesh: over none they do nothing."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Axes = tuple[str, ...]
+
+
+def size(axes: Axes) -> int:
+    """Number of devices along the axes, inside of `jax.shard_map`."""
+    return math.prod(jax.lax.axis_size(axis) for axis in axes)
+
+
+def index(axes: Axes) -> jax.Array | int:
+    """Place of this device along the axes, the first of which is the slowest."""
+    return jax.lax.axis_index(axes) if axes else 0
+
+
+def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Array:
+    """Joins the blocks of all devices along ``axes``; its transpose is `scatter`.
+
+    Args:
+      x: block of this device.
+      axes: of the mesh.
+      dim: of the array, along which blocks are joined.
+      same: the result counts as equal on all devices along ``axes``. Its transpose takes this
+        device's block of a cotangent that is equal on all of them, and communicates nothing.
+    """
+    if not axes:
+        return x
+    to = "invarying" if same else "varying"
+    return jax.lax.all_gather(x, axes, axis=dim % x.ndim, tiled=True, to=to)
+
+
+def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """Adds over the devices along ``axes`` and keeps this device's block of ``dim``."""
+    if not axes:
+        return x
+    return jax.lax.psum_scatter(x, axes, scatter_dimension=dim % x.ndim, tiled=True)
+
+
+def varying(x: jax.Array) -> frozenset[str]:
+    """Axes along which x counts as different, inside of `jax.shard_map`."""
+    kind: Any = jax.typeof(x)
+    # The name is that of JAX 0.10; it was `vma` before, and may be again.
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+
+
+def vary(x: jax.Array, axes: Axes) -> jax.Array:
+    """Lets x count as different along ``axes``: its cotangents are added up over them here."""
+    present = varying(x)
+    missing = tuple(axis for axis in axes if axis not in present)
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def total(x: jax.Array, axes: Axes) -> jax.Array:
+    """Adds over the devices along ``axes``."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def largest(x: jax.Array, axes: Axes) -> jax.Array:
+    """Largest over the devices along ``axes``, without a derivative."""
+    x = jax.lax.stop_gradient(x)
+    return jax.lax.pmax(x, axes) if axes else x
+
+
+def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
+    """Sends block k of dimension ``split`` to device k, and joins what arrives along ``join``."""
+    if not axes:
+        return x
+    return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
+
+
+def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """This device's block of an array that all devices along ``axes`` hold."""
+    if not axes:
+        return x
+    length = x.shape[dim] // size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, index(axes) * length, length, axis=dim % x.ndim)
+
+
+def row(x: jax.Array, ndim: int) -> jax.Array:
+    """Prepends axes of size one: the tests allow no other broadcasting."""
+    return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Sum over the last axis of x and the first one of w."""
+    return jnp.tensordot(x, w, axes=1)
+
+
+def ring_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
+    """`product` of the blocks of x that all devices hold, joined, with w: one block at a time.
+
+    Every block travels around the ring, and is multiplied while the next one is under way. Its
+    transpose lets sums travel the other way around.
+
+    Args:
+      x: (…, block), this device's block of the last axis.
+      w: (blocks × block, …), all rows.
+      axes: of the mesh.
+    """
+    if not axes:
+        return product(x, w)
+    blocks, rows = size(axes), x.shape[-1]
+    y = None
+    for step in range(blocks):
+        place = (index(axes) + step) % blocks
+        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * rows, rows))
+        y = part if y is None else y + part
+        if step + 1 < blocks:
+            x = jax.lax.ppermute(x, axes, [(i, (i - 1) % blocks) for i in range(blocks)])
+    assert y is not None
+    return y
+
+
+def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
+    """This device's block of the last axis of `product`, added up over ``axes`` on the way.
+
+    Args:
+      x: (…, rows), another one on each device.
+      w: (rows, blocks × block), another one on each device.
+      axes: of the mesh.
+    """
+    if not axes:
+        return product(x, w)
+    blocks = size(axes)
+    columns = w.shape[-1] // blocks
+    y = None
+    for step in range(blocks):
+        place = (index(axes) + blocks - 1 - step) % blocks
+        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * columns, columns, axis=1))
+        if y is None:
+            y = part
+        else:
+            arrived = jax.lax.ppermute(y, axes, [(i, (i + 1) % blocks) for i in range(blocks)])
+            y = arrived + part
+    assert y is not None
+    return y

@@ -1,0 +1,235 @@
+"""What a training step of a decoder in the manner of GPT-2 sends and holds, by formulas.
+
+Bytes per block follow the theory: 8 T H (p − 1)/p numbers for 1D (10 with rematerialisation),
+2 (7 T H + 12 H²)(q − 1)/q² for SUMMA on q × q devices (×3 in place of ×2), with vectors, norms,
+embedding, logits and loss added.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tensorjax.parallel._layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind and size in one step.
+
+    Attributes:
+      name: what for.
+      kind: as XLA calls it.
+      numbers: of the larger one of input and output, per device.
+      group: number of devices that take part.
+      runs: how often.
+    """
+
+    name: str
+    kind: str
+    numbers: float
+    group: int
+    runs: int = 1
+
+    @property
+    def sent(self) -> float:
+        """Numbers that a device sends, in all runs."""
+        passes = 2 if self.kind == "all-reduce" else 1
+        return self.runs * passes * self.numbers * (self.group - 1) / self.group
+
+    @property
+    def hops(self) -> int:
+        """Messages one after the other, in all runs, around a ring.
+
+        Those of vectors count as none: XLA lets them go along with others.
+        """
+        if self.name == "vectors":
+            return 0
+        passes = 2 if self.kind == "all-reduce" else 1
+        return self.runs * passes * (self.group - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of one step, global and per device.
+
+    Attributes:
+      layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.
+      tokens: T of the block of the batch that a device works on.
+      wide, stored, extra: devices that split the wide side of a weight, that hold the rest of it in
+        pieces, and that hold the same weights for other tokens.
+    """
+
+    layers: int
+    features: int
+    heads: int
+    vocabulary: int
+    length: int
+    tokens: int
+    wide: int
+    stored: int
+    extra: int
+
+    @classmethod
+    def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
+        """Reads them off a layout, which refuses what does not split."""
+        layout.padded("heads", config.heads)
+        layout.padded("embed", config.features)
+        wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
+        rows = getattr(config, "padded", None) or layout.padded("vocab", config.vocabulary)
+        if rows % wide:
+            raise ValueError(
+                f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows"
+            )
+        return cls(
+            layers=config.layers,
+            features=config.features,
+            heads=config.heads,
+            vocabulary=rows,
+            length=layout.padded("length", length),
+            tokens=layout.local("batch", batch) * length,
+            wide=wide,
+            stored=stored,
+            extra=layout.ways(layout.batch) // stored,
+        )
+
+    def parameters(self, positions: int) -> int:
+        """Number of parameters: four weights and nine vectors (13 H) in a block, two tables."""
+        h = self.features
+        block = 12 * h * h + 13 * h
+        return self.layers * block + (self.vocabulary + positions + 2) * h
+
+
+def collectives(layout: Layout, sizes: Sizes, positions: int, remat: bool) -> Iterator[Collective]:
+    """Everything that one step sends: loss and gradient.
+
+    Args:
+      layout: of the model.
+      sizes: of the step.
+      positions: rows of the table of positions.
+      remat: every block is computed again in the backward pass.
+    """
+    again = 2 if remat else 1
+    yield from _block(layout, sizes, sizes.layers, again)
+    yield from _ends(layout, sizes, again)
+    if sizes.extra > 1:
+        local = sizes.parameters(positions) / (sizes.wide * sizes.stored)
+        table = sizes.vocabulary * sizes.features / (sizes.wide * sizes.stored)
+        # The table of tokens has two gradients, as it is used twice.
+        yield Collective("gradients", "all-reduce", local + table, sizes.extra)
+
+
+def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
+    """The collectives of ``runs`` blocks, whose forward pass runs ``again`` times."""
+    split, c = bool(layout.features or layout.length), s.wide
+    x = s.tokens * s.features
+    # Into attention and into the MLP.
+    if split:
+        yield Collective("columns", "all-gather", x, c, 2 * again * runs)
+        yield Collective("columns", "reduce-scatter", x, c, 2 * runs)
+    else:
+        yield Collective("columns", "all-reduce", x, c, 2 * runs)
+    # Out of both: what the last one adds up is not needed by the backward pass.
+    if layout.rows == "gather":
+        for wide in (x, 4 * x):
+            yield Collective("rows", "all-gather", wide, c, again * runs)
+            yield Collective("rows", "reduce-scatter", wide, c, runs)
+    elif split:
+        yield Collective("rows", "reduce-scatter", x, c, (1 + again) * runs)
+        yield Collective("rows", "all-gather", x, c, 2 * runs)
+    else:
+        yield Collective("rows", "all-reduce", x, c, (1 + again) * runs)
+    for widths in (3, 1, 4, 4):
+        weight = widths * s.features**2 / c
+        yield Collective("weights", "all-gather", weight, s.stored, again * runs)
+        yield Collective("weights", "reduce-scatter", weight, s.stored, runs)
+    yield Collective("vectors", "all-gather", 7 * s.features / c, s.stored, again * runs)
+    yield Collective("vectors", "reduce-scatter", 7 * s.features / c, s.stored, runs)
+    for _ in range(2):
+        yield from _norm(layout, s, runs, again)
+    # The bias of the second row: not needed again.
+    yield from _vector(layout, s, s.features, runs, again)
+    yield from _vector(layout, s, s.features, runs, 1)
+
+
+def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
+    """A layer norm: scale, bias, and its sums where features are split."""
+    for _ in range(2):
+        yield from _vector(layout, s, s.features, runs, again)
+    if layout.features:
+        moments = 2 * s.tokens * s.wide
+        yield Collective("norms", "all-gather", moments, s.wide, again * runs)
+        yield Collective("norms", "reduce-scatter", moments, s.wide, runs)
+
+
+def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
+    """A vector over the features, or a table of positions."""
+    yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
+    yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
+    if not layout.features:
+        yield Collective("vectors", "all-gather", numbers, s.wide, again * runs)
+    if layout.length:
+        yield Collective("vectors", "reduce-scatter", numbers, s.wide, runs)
+
+
+def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
+    """Embedding, positions, last norm, logits and loss."""
+    split, c, g = bool(layout.features or layout.length), s.wide, s.stored
+    x = s.tokens * s.features
+    yield Collective("embedding", "all-gather", s.tokens * g, g)
+    yield Collective("embedding", "all-to-all", x, g, 2)
+    if split:
+        yield Collective("embedding", "reduce-scatter", x, c)
+        yield Collective("embedding", "all-gather", x, c)
+        yield Collective("logits", "all-gather", x, c)
+        yield Collective("logits", "reduce-scatter", x, c)
+    else:
+        yield Collective("embedding", "all-reduce", x, c)
+        yield Collective("logits", "all-reduce", x, c)
+    yield from _vector(layout, s, s.length * s.features, 1, 1)
+    yield from _norm(layout, s, 1, 1)
+    table = s.vocabulary * s.features / c
+    yield Collective("logits", "all-gather", table, g)
+    yield Collective("logits", "reduce-scatter", table, g)
+    yield Collective("loss", "all-reduce", 3 * s.tokens, c)
+
+
+def flops(sizes: Sizes, remat: bool) -> float:
+    """Additions and multiplications of one device in the products of one step.
+
+    Forward, twice that backward, and forward again with rematerialisation (of the blocks only).
+    """
+    t, h, c = sizes.tokens, sizes.features, sizes.wide
+    block = 2 * t * 12 * h * h + 4 * t * sizes.length * h
+    ends = 2 * t * sizes.vocabulary * h
+    return ((4 if remat else 3) * sizes.layers * block + 3 * ends) / c
+
+
+def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
+    """Numbers that a device holds for a while in a step, as XLA lays them out on a CPU.
+
+    A sum of what has to be kept for the backward pass and of the larger one of: the work of one
+    block, the logits. The factors are a fit to compiled programs; attention is taken to store its
+    scores.
+    """
+    x = s.tokens * s.features
+    split = s.wide if layout.features or layout.length else 1
+    scores = s.tokens * s.length * s.heads / s.wide
+    weights = 12 * s.features**2 / s.wide
+    attention = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
+    attention += (1.4 if layout.stored else 2) * weights
+    mlp = 1.3 * scores + 27.5 * x / s.wide + 3 * x + 0.9 * x / split + 0.6 * weights
+    mlp += 0.7 * weights if s.extra > 1 else 0
+    if layout.rows == "gather":
+        mlp += max(0.0, 6 * (x - 2 * x / s.wide))
+    block = max(attention, mlp)
+    ends = 2 * s.tokens * s.vocabulary / s.wide + x
+    if layout.stored:
+        ends += 2 * s.vocabulary * s.features / s.wide
+    if remat:
+        return s.layers * x / split + max(block, ends)
+    # Two arrays of the size of the scores, six of the MLP's width (GELU's tanh form), four of the
+    # heads', eight of the features'.
+    kept = 2 * scores + (24 + 4) * x / s.wide + 2 * x + 6 * x / split
+    kept += weights if layout.stored else 0  # gathered ones; others are where they were
+    kept += 6 * (x - x / s.wide) if layout.rows == "gather" else 0
+    return s.layers * kept + max(attention, ends)

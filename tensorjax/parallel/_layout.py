@@ -1,0 +1,512 @@
+"""A layout: how the arrays of a transformer lie on a mesh, and what it communicates for that.
+
+Sources: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053 (1D: columns, then rows, of weights);
+V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
+2205.05198 (sequence parallelism); Q. Xu, Y. You, "An Efficient 2D Method for Training Super-Large
+Deep Learning Models" (Optimus), arXiv 2104.05343 (2D, SUMMA); B. Wang et al., "Tesseract", arXiv
+2105.14500 (2.5D).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from tensorjax import linalg
+from tensorjax.parallel import _collectives as collectives
+from tensorjax.parallel._collectives import Axes
+
+__all__ = ["Layout"]
+
+Rule = str | tuple[str, ...] | None
+
+_WIDE = ("mlp", "heads", "vocab")
+_WHOLE = ("layer", "qkv", "position")  # no rule: every device holds all of these axes
+_KEYS = ("batch", "length", "features", "embed", *_WIDE)
+
+
+def _axes(rule: Rule) -> Axes:
+    return () if rule is None else (rule,) if isinstance(rule, str) else tuple(rule)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Where arrays lie on a mesh, and the operations of a transformer on their local blocks.
+
+    A model is written once, on local blocks, and calls a layout for all that needs another
+    device. It runs under one `jax.shard_map` (`over`), and `jax.grad` goes around that: every
+    transpose, the sums of gradients of replicated parameters included, is JAX's own.
+
+    Rules map what an axis means to axes of the mesh. Those of activations x (batch, length, embed):
+
+      - ``batch``: axes over which the batch is split.
+      - ``length``: axes over which x is split along its length between linear layers (sequence
+        parallelism). Tokens come whole, and attention sees the whole length.
+      - ``features``: axes over which x is split along its features between linear layers.
+
+    Those of parameters:
+
+      - ``mlp``, ``heads``, ``vocab``: axes over which the wide side of a weight is split. All three
+        have the same; ``length`` or ``features`` have them too, or are None.
+      - ``embed``: axes over which the other side of a weight is stored in pieces. A weight is
+        gathered over them where it is used, so the batch has to be split over them as well.
+
+    Vectors (biases, norms) and positions are split over all of these axes: every parameter takes
+    1/p of its bytes per device, unless it is replicated over an axis that no rule of parameters
+    names.
+
+    Args:
+      name: for tables.
+      mesh: None for one device.
+      rules: as above. Axes without a rule are not split.
+      rows: how `row` multiplies: "scatter" adds up products of local columns, "gather" is SUMMA,
+        which joins the columns of x first and has the weight split as for `column`.
+      overlap: where features are split, `column` and `row` pass blocks around a ring and multiply
+        each as it arrives, instead of joining all first: products can run beside communication.
+        The same bytes, and the same sums in another order.
+
+    Raises:
+      ValueError: rules that contradict each other or name axes that the mesh has not.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> layout = parallel.Single()
+      >>> tuple(layout.spec(("layer", "embed", "mlp")))
+      (None, None, None)
+      >>> layout.local("heads", 12)
+      12
+    """
+
+    name: str
+    mesh: Mesh | None = None
+    rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
+    rows: str = "scatter"
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the rules."""
+        there = () if self.mesh is None else self.mesh.axis_names
+        for key, rule in self.rules.items():
+            if key not in _KEYS:
+                raise ValueError(f"rules: expected keys among {', '.join(_KEYS)}, got {key!r}")
+            strange = [axis for axis in _axes(rule) if axis not in there]
+            if strange:
+                raise ValueError(
+                    f"rules: expected axes of the mesh, {there}, got {strange[0]!r} for {key!r}"
+                )
+        if len({self._of(key) for key in _WIDE}) > 1:
+            got = {key: self.rules.get(key) for key in _WIDE}
+            raise ValueError(f"rules: expected mlp, heads and vocab on the same axes, got {got}")
+        for key in ("length", "features"):
+            if self._of(key) not in ((), self.wide):
+                raise ValueError(
+                    f"rules: expected {key} on no axis or on those of mlp, {self.wide}, "
+                    f"got {self._of(key)}"
+                )
+        if self.length and self.features:
+            raise ValueError("rules: expected length or features on mesh axes, got both")
+        if not set(self.stored) <= set(self.batch):
+            raise ValueError(
+                f"rules: expected embed on axes that split the batch, {self.batch}, got "
+                f"{self.stored}; a weight is gathered over them, which pays off only where the "
+                "devices along them work on different tokens"
+            )
+        if set(self.batch) & set(self.wide):
+            raise ValueError(
+                f"rules: expected batch and mlp on different axes, got {self.batch}, {self.wide}"
+            )
+        if self.rows not in ("gather", "scatter"):
+            raise ValueError(f"rows: expected 'gather' or 'scatter', got {self.rows!r}")
+        if self.rows == "gather" and self.wide != self.features:
+            raise ValueError("rows: expected 'scatter' where features are not split, got 'gather'")
+
+    def _of(self, key: str) -> Axes:
+        return _axes(self.rules.get(key))
+
+    @property
+    def batch(self) -> Axes:
+        """Mesh axes of the batch."""
+        return self._of("batch")
+
+    @property
+    def length(self) -> Axes:
+        """Mesh axes of the length between linear layers."""
+        return self._of("length")
+
+    @property
+    def features(self) -> Axes:
+        """Mesh axes of the features between linear layers."""
+        return self._of("features")
+
+    @property
+    def wide(self) -> Axes:
+        """Mesh axes of the wide side of weights."""
+        return self._of("mlp")
+
+    @property
+    def stored(self) -> Axes:
+        """Mesh axes over which weights are gathered."""
+        return self._of("embed")
+
+    @property
+    def vector(self) -> Axes:
+        """Mesh axes of vectors over the features."""
+        return (*self.wide, *self.stored)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def ways(self, axes: Axes) -> int:
+        """Number of blocks that an array is cut into along mesh axes."""
+        return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
+
+    # Where things lie.
+
+    def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
+        """Where a parameter lies, from the meaning of its axes.
+
+        Args:
+          axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
+            "layer", "qkv", or None for an axis without a meaning. Weights are ("embed", …, "mlp")
+            for `column`, ("mlp", "embed") for `row`, ("vocab", "embed") for `embed`.
+
+        Raises:
+          ValueError: an unknown name.
+        """
+        known = (*_KEYS[3:], *_WHOLE, None)
+        for axis in axes:
+            if axis not in known:
+                raise ValueError(f"axes: expected names among {known}, got {axis!r} in {axes}")
+        split = [axis for axis in axes if axis not in (*_WHOLE, None)]
+        if len(split) == 1:
+            places = [self.vector]
+        elif self.rows == "gather" and split[0] != "vocab":
+            places = [self.stored, self.wide]
+        else:
+            places = [self.stored if axis == "embed" else self.wide for axis in split]
+        where = iter(places)
+        return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
+
+    def data_spec(self, *axes: str) -> PartitionSpec:
+        """Where data lie: tokens (batch, length), or other arrays by the names of their axes.
+
+        Args:
+          axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
+            ("batch", "length") by default. The length of data is never split.
+        """
+        names = axes or ("batch", "length")
+        split = ("batch", *_WIDE)
+        return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
+
+    def x_spec(self) -> PartitionSpec:
+        """Where x (batch, length, embed) lies between linear layers."""
+        return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
+
+    def padded(self, axis: str, size: int) -> int:
+        """Global size that an axis needs: "vocab" is padded to equal blocks, others have to fit.
+
+        Args:
+          axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
+          size: number of words, of heads (not of their features), …
+
+        Raises:
+          ValueError: an axis, other than "vocab", that does not split into equal blocks.
+        """
+        blocks = {
+            "embed": self.ways(self.vector),
+            "mlp": self.ways(self.vector),
+            "heads": self.ways(self.wide),
+            "vocab": self.ways(self.wide),
+            "batch": self.ways(self.batch),
+            "length": self.ways(self.length),
+        }.get(axis, 1)
+        if axis == "vocab":
+            return -(-size // blocks) * blocks
+        if size % blocks:
+            down = size // blocks * blocks
+            near = f"{down} or {down + blocks}" if down else f"{blocks}"
+            raise ValueError(
+                f"{axis}: expected a multiple of {blocks} for layout {self.name!r} on a mesh of "
+                f"{self._shape()}, got {size}; take {near}, or a mesh whose sizes divide {size}"
+            )
+        return size
+
+    def local(self, axis: str, size: int) -> int:
+        """Size of this device's block of an axis between linear layers, or of heads or words.
+
+        Args:
+          axis: as for `padded`.
+          size: global one.
+
+        Raises:
+          ValueError: an axis, other than "vocab", that does not split into equal blocks.
+        """
+        return self.padded(axis, size) // {
+            "embed": self.ways(self.features),
+            "mlp": self.ways(self.wide),
+            "heads": self.ways(self.wide),
+            "vocab": self.ways(self.wide),
+            "batch": self.ways(self.batch),
+            "length": self.ways(self.length),
+        }.get(axis, 1)
+
+    def _shape(self) -> str:
+        shape = {} if self.mesh is None else dict(self.mesh.shape)
+        return " × ".join(f"{axis}={n}" for axis, n in shape.items()) or "one device"
+
+    def over(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        """The function on local blocks as a function of global arrays (`jax.shard_map`)."""
+        if self.mesh is None:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
+        )
+
+    def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
+        """A random key for an array such as ``like``: another one where the array is another.
+
+        Devices that hold the same block draw the same numbers, those with other blocks others. The
+        draw depends on the mesh.
+        """
+        varying = collectives.varying(like)
+        axes = () if self.mesh is None else tuple(a for a in self.mesh.axis_names if a in varying)
+        return jax.random.fold_in(key, collectives.index(axes)) if axes else key
+
+    # Operations on local blocks.
+
+    def embed(self, table: jax.Array, ids: jax.Array) -> jax.Array:
+        """Rows of the token table.
+
+        Args:
+          table: block of ("vocab", "embed").
+          ids: integers (batch, length) of rows of the table, this device's block of the batch.
+
+        Returns:
+          x (batch, length, embed), as it lies between linear layers.
+        """
+        if self.mesh is None:
+            return table[ids]
+        ids = collectives.gather(ids, self.stored, 0)
+        place = ids.astype(jnp.int32) - collectives.index(self.wide) * table.shape[0]
+        mine = (place >= 0) & (place < table.shape[0])
+        rows = table[jnp.where(mine, place, 0)]
+        x = jnp.where(mine[..., None], rows, jnp.zeros((), table.dtype))
+        # Other tokens' features are here, those tokens have some of ours.
+        x = collectives.exchange(x, self.stored, 0, -1)
+        return self._reduce(x)
+
+    def positions(self, table: jax.Array, length: int) -> jax.Array:
+        """Rows 0 … length − 1 of the table of positions, to be added to x.
+
+        Args:
+          table: block of ("position", "embed").
+          length: of the sequences.
+
+        Returns:
+          (1, length, embed), as x lies between linear layers.
+        """
+        if not 0 < length <= table.shape[0]:
+            raise ValueError(
+                f"length: expected a number in [1, {table.shape[0]}], as there are positions, "
+                f"got {length}"
+            )
+        x = self._whole(table[:length])
+        return collectives.block(x, self.length, 0)[None]
+
+    def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+        """Layer norm over the features, in float32 at least.
+
+        Where features are split, means and variances of the blocks are gathered and combined by
+        the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
+
+        Args:
+          x: (batch, length, embed), as it lies between linear layers.
+          scale: block of ("embed",).
+          bias: block of ("embed",).
+          epsilon: added to the variance.
+
+        Returns:
+          As x, and of its dtype.
+        """
+        wide = linalg.factor_dtype(x.dtype)
+        y = x.astype(wide)
+        mean = jnp.mean(y, axis=-1, keepdims=True)
+        variance = jnp.mean((y - mean) ** 2, axis=-1, keepdims=True)
+        if self.features:
+            parts = collectives.gather(jnp.concatenate([mean, variance], -1), self.features, -1)
+            means, variances = parts[..., 0::2], parts[..., 1::2]
+            mean = jnp.mean(means, axis=-1, keepdims=True)
+            variance = jnp.mean(variances + (means - mean) ** 2, axis=-1, keepdims=True)
+        y = (y - mean) * jax.lax.rsqrt(variance + epsilon)
+        scale, bias = (collectives.row(self._whole(v).astype(wide), x.ndim) for v in (scale, bias))
+        return (y * scale + bias).astype(x.dtype)
+
+    def column(
+        self,
+        x: jax.Array,
+        w: jax.Array | Callable[[jax.Array], jax.Array],
+        b: jax.Array | None = None,
+        *,
+        fold: tuple[int, ...] = (),
+    ) -> jax.Array:
+        """A linear layer from x to something wide, of which this device gets its columns.
+
+        Args:
+          x: (batch, length, embed), as it lies between linear layers.
+          w: block of ("embed", …, "mlp" or "heads"); axes between are not split. Or a layer, such
+            as those of `tensorjax.nn`, whose parameters are the same on all devices: the length is
+            then split over the devices that would split ``w``, and each applies it to its tokens.
+          b: block of (…, "mlp" or "heads"), or None.
+          fold: global sizes (…, wide) that the last axis of a layer's output is folded into.
+
+        Returns:
+          (batch, length, …, wide): this device's block of the batch and of the wide axis.
+        """
+        if callable(w):
+            y = w(self._own(x))
+            y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
+            return collectives.exchange(y, self.wide, -1, 1)
+        y = self._columns(x, self._stored(w, 0))
+        if b is None:
+            return y
+        return y + collectives.row(self._stored(b, -1), y.ndim)
+
+    def row(
+        self,
+        x: jax.Array,
+        w: jax.Array | Callable[[jax.Array], jax.Array],
+        b: jax.Array | None = None,
+    ) -> jax.Array:
+        """A linear layer from what `column` gives back to the width of x.
+
+        Args:
+          x: (batch, length, wide), as `column` returns it.
+          w: block of ("mlp" or "heads", "embed"); or a layer, as for `column`.
+          b: block of ("embed",), or None.
+
+        Returns:
+          (batch, length, embed), as it lies between linear layers.
+        """
+        if callable(w):
+            return self._shared(w(collectives.exchange(x, self.wide, 1, -1)))
+        if self.rows == "gather":
+            y = self._joined(x, self._stored(w, 0))
+        elif self.overlap and self.features:
+            y = collectives.ring_scatter_product(x, self._stored(w, -1), self.features)
+        else:
+            y = self._reduce(collectives.product(x, self._stored(w, -1)))
+        return y if b is None else y + collectives.row(self._whole(b), y.ndim)
+
+    def _own(self, x: jax.Array) -> jax.Array:
+        """All features of this device's part of the length, of x as between linear layers."""
+        if self.wide:
+            self._check_length(x.shape[1] * (self.ways(self.length)))
+        if self.features:
+            return collectives.exchange(x, self.features, 1, -1)
+        return x if self.length else collectives.block(x, self.wide, 1)
+
+    def _shared(self, y: jax.Array) -> jax.Array:
+        """Undoes `_own`."""
+        if self.features:
+            return collectives.exchange(y, self.features, -1, 1)
+        return y if self.length else collectives.gather(y, self.wide, 1, same=True)
+
+    def _check_length(self, length: int) -> None:
+        if length % self.ways(self.wide):
+            raise ValueError(
+                f"length: expected a multiple of {self.ways(self.wide)}, over which the tokens of "
+                f"a tensorised layer are split on a mesh of {self._shape()}, got {length}"
+            )
+
+    def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
+        """Products of x with the rows of the token table.
+
+        Args:
+          x: (batch, length, embed), as it lies between linear layers.
+          table: block of ("vocab", "embed").
+
+        Returns:
+          (batch, length, vocab): this device's block of the batch and of the padded vocabulary.
+          `cross_entropy` and `gather` leave the padding out.
+        """
+        return self._columns(x, self._stored(table, -1).T)
+
+    def cross_entropy(
+        self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Cross-entropy of all tokens of the batch, on all devices, in float32 at least.
+
+        Args:
+          logits: (batch, length, vocab), as `logits` returns them.
+          targets: integers (batch, length), this device's block.
+          weights: floating (batch, length), this device's block; 0 leaves a token out.
+          vocabulary: true number of words: columns from there on count as absent.
+
+        Returns:
+          The sum of weights × losses and the sum of weights: scalars, equal on all devices.
+        """
+        z = logits.astype(linalg.factor_dtype(logits.dtype))
+        here = z.shape[-1]
+        first = collectives.index(self.wide) * here
+        if here * self.ways(self.wide) > vocabulary:
+            words = collectives.row(first + jnp.arange(here, dtype=jnp.int32), z.ndim)
+            z = jnp.where(words < vocabulary, z, jnp.asarray(-jnp.inf, z.dtype))
+        top = collectives.largest(jnp.max(z, axis=-1), self.wide)
+        mass = jnp.sum(jnp.exp(z - top[..., None]), axis=-1)
+        place = targets.astype(jnp.int32) - first
+        mine = (place >= 0) & (place < here)
+        found = jnp.take_along_axis(z, jnp.where(mine, place, 0)[..., None], axis=-1)[..., 0]
+        found = jnp.where(mine, found, jnp.zeros((), z.dtype))
+        mass, found = collectives.total(jnp.stack([mass, found]), self.wide)
+        losses = jnp.log(mass) + top - found
+        weights = weights.astype(z.dtype)
+        sums = jnp.stack([jnp.sum(weights * losses), jnp.sum(weights)])
+        loss, count = collectives.total(sums, self.batch)
+        return loss, count
+
+    def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
+        """Logits of this device's block of the batch for all words, the padding left out."""
+        return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
+
+    def _stored(self, w: jax.Array, dim: int) -> jax.Array:
+        """A parameter with its blocks along `stored` joined.
+
+        It counts as different along all axes of the batch from before that on: its gradient is then
+        added up over the other ones after it has been scattered, when it is smallest.
+        """
+        return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
+
+    def _whole(self, v: jax.Array) -> jax.Array:
+        """A vector over the features, as x has them: blocks of all other axes are joined."""
+        v = self._stored(v, -1)
+        if self.features:
+            return v
+        return collectives.gather(v, self.wide, -1, same=not self.length)
+
+    def _columns(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """x w, where x lies as between linear layers and w has all rows, some of the columns."""
+        return self._joined(collectives.gather(x, self.length, 1), w)
+
+    def _joined(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """x w, with the blocks of the last axis of x on all devices along `features`."""
+        if self.overlap:
+            return collectives.ring_product(x, w, self.features)
+        return collectives.product(collectives.gather(x, self.features, -1), w)
+
+    def _reduce(self, y: jax.Array) -> jax.Array:
+        """Adds up what devices along `wide` have computed, each keeping its part of x."""
+        if self.length:
+            return collectives.scatter(y, self.length, 1)
+        if self.features:
+            return collectives.scatter(y, self.features, -1)
+        return collectives.total(y, self.wide)
+
+
+def _entry(axes: Axes) -> Any:
+    return None if not axes else axes[0] if len(axes) == 1 else axes

@@ -1,0 +1,287 @@
+"""Which layout to train in: what each would hold, send and take, before anything is compiled."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType
+
+from tensorjax import _check
+from tensorjax.parallel import _costs
+from tensorjax.parallel._layout import Layout
+from tensorjax.parallel._layouts import NAMES, layout
+
+__all__ = ["Candidate", "Machine", "Plan", "plan"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The α–β model of a device and its links: an assumption, to be replaced by measured numbers.
+
+    Attributes:
+      flops: multiplications and additions per second that the products of a step reach.
+      bandwidth: β⁻¹, bytes per second that a device sends around a ring.
+      latency: α, seconds per message.
+    """
+
+    flops: float = 200e12
+    bandwidth: float = 100e9
+    latency: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Checks that there is something to divide by."""
+        for name in ("flops", "bandwidth"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected a positive number, got {value!r}")
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"latency: expected seconds >= 0, got {self.latency!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One layout on one mesh. Bytes are per device and step, seconds per step.
+
+    Attributes:
+      name: of the layout.
+      mesh: sizes of "r", "c", or of "d", "r", "c".
+      arguments: bytes of parameters, of the optimiser's state and of the batch.
+      gradients: bytes.
+      temporary: bytes of activations and of all else that a step needs for a while.
+      wire: bytes sent, by purpose ("columns", "rows", "weights", …).
+      messages: sent one after the other; those of vectors go along with others.
+      compute: seconds for products.
+      communication: seconds for sending, nothing of it hidden behind products.
+      refusal: why the layout cannot be used; all numbers are then zero.
+    """
+
+    name: str
+    mesh: tuple[int, ...]
+    arguments: float = 0.0
+    gradients: float = 0.0
+    temporary: float = 0.0
+    wire: dict[str, float] = dataclasses.field(default_factory=dict)
+    messages: int = 0
+    compute: float = 0.0
+    communication: float = 0.0
+    refusal: str = ""
+
+    @property
+    def sent(self) -> float:
+        """Bytes sent for all purposes."""
+        return sum(self.wire.values())
+
+    @property
+    def memory(self) -> float:
+        """Bytes held at most."""
+        return self.arguments + self.gradients + self.temporary
+
+    @property
+    def seconds(self) -> float:
+        """Time of a step."""
+        return self.compute + self.communication
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All candidates, and the one to take.
+
+    Attributes:
+      candidates: as they were looked at.
+      memory_limit: bytes per device, or None.
+    """
+
+    candidates: tuple[Candidate, ...]
+    memory_limit: float | None = None
+
+    @property
+    def best(self) -> Candidate:
+        """The quickest candidate that fits; of equals, the one that holds least.
+
+        Raises:
+          ValueError: none fits.
+        """
+        usable = [c for c in self.candidates if not c.refusal]
+        fitting = [c for c in usable if self.memory_limit is None or c.memory <= self.memory_limit]
+        if not fitting:
+            least = min((c.memory for c in usable), default=math.nan)
+            raise ValueError(
+                f"memory_limit: expected at least {least:,.0f} bytes per device, got "
+                f"{self.memory_limit}; take more devices, a smaller batch or remat=True\n{self}"
+            )
+        return min(fitting, key=lambda c: (c.seconds, c.memory))
+
+    def __getitem__(self, name: str) -> Candidate:
+        """The quickest candidate of a layout, or a refused one where all are."""
+        own = [c for c in self.candidates if c.name == name]
+        if not own:
+            raise KeyError(name)
+        return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
+
+    def __str__(self) -> str:
+        """A table, the quickest candidate first."""
+        head = ("layout", "mesh", "args MiB", "temp MiB", "wire MiB", "messages", "ms", "")
+        usable = sorted(
+            (c for c in self.candidates if not c.refusal), key=lambda c: (c.seconds, c.memory)
+        )
+        rows = [head, *(self._row(c) for c in usable)]
+        rows += [
+            (c.name, _times(c.mesh), *[""] * 5, c.refusal) for c in self.candidates if c.refusal
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+        lines = []
+        for row in rows:
+            cells = [row[0].ljust(widths[0]), row[1].ljust(widths[1])]
+            cells += [row[i].rjust(widths[i]) for i in range(2, len(widths))]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
+        return "\n".join(lines)
+
+    def _row(self, c: Candidate) -> tuple[str, ...]:
+        over = self.memory_limit is not None and c.memory > self.memory_limit
+        return (
+            c.name,
+            _times(c.mesh),
+            *(f"{n / 2**20:,.1f}" for n in (c.arguments, c.temporary, c.sent)),
+            str(c.messages),
+            f"{1e3 * c.seconds:,.2f}",
+            "does not fit" if over else "",
+        )
+
+
+def plan(
+    config: Any,
+    devices: int,
+    batch: int,
+    *,
+    length: int | None = None,
+    layouts: Sequence[str] | None = None,
+    meshes: Sequence[tuple[int, ...]] | None = None,
+    remat: bool = True,
+    itemsize: int = 4,
+    states: int = 2,
+    machine: Machine | None = None,
+    memory_limit: float | None = None,
+) -> Plan:
+    """Predicts bytes, traffic and time of a training step of GPT-2 for every layout, and picks.
+
+    Bytes on the wire follow from what the layouts do, collective by collective; compiled programs
+    on simulated devices agree (see the tests). Temporary bytes are a fit to what XLA lays out on a
+    CPU, where attention's scores are stored. Time is an α–β model: it knows neither topology nor
+    overlap.
+
+    Args:
+      config: with ``layers``, ``features``, ``heads``, ``vocabulary`` and ``length``, as
+        `tensorjax.models.gpt2.GPT2Config` has them; ``padded`` rows of the token table if it is
+        there.
+      devices: how many. They need not be there.
+      batch: sequences per step, on all devices together.
+      length: tokens of a sequence; ``config.length`` if None.
+      layouts: names to choose from; all if None.
+      meshes: (r, c) or (d, r, c); all that have so many devices if None.
+      remat: every block is computed again in the backward pass.
+      itemsize: bytes of a number, in parameters and in computation.
+      states: numbers that the optimiser holds per parameter: two for Adam.
+      machine: links and products; the defaults of `Machine` are an assumption.
+      memory_limit: bytes per device that may be held.
+
+    Returns:
+      A `Plan`; print it for the table.
+
+    Raises:
+      ValueError: sizes that are none, or unknown layouts. A layout whose blocks would not be equal
+        is not an error: the table says why it is refused.
+
+    Example:
+      >>> import types
+      >>> from tensorjax import parallel
+      >>> xl = types.SimpleNamespace(
+      ...     layers=48, features=1600, heads=25, vocabulary=50257, length=1024)
+      >>> found = parallel.plan(xl, 4, 32, layouts=["1d", "fsdp+tp"])
+      >>> found.best.name, found.best.mesh
+      ('fsdp+tp', (4, 1))
+      >>> found["1d"].refusal.partition(";")[0]
+      "heads: expected a multiple of 4 for layout '1d' on a mesh of r=1 × c=4, got 25"
+    """
+    _check.integer("devices", devices, low=1)
+    _check.integer("batch", batch, low=1)
+    words = int(config.length if length is None else _check.integer("length", length, low=1))
+    names = NAMES[1:] if layouts is None else tuple(layouts)
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"layouts: expected names among {', '.join(NAMES)}, got {name!r}")
+    machine = Machine() if machine is None else machine
+    found = []
+    for name in names:
+        for shape in _meshes(name, devices) if meshes is None else meshes:
+            try:
+                made = _layout(name, shape)
+                sizes = _costs.Sizes.of(made, config, batch, words)
+            except ValueError as error:
+                found.append(Candidate(name=name, mesh=tuple(shape), refusal=str(error)))
+                continue
+            found.append(
+                _candidate(made, sizes, config.length, shape, remat, itemsize, states, machine)
+            )
+    return Plan(tuple(found), memory_limit)
+
+
+def _candidate(
+    made: Layout,
+    sizes: _costs.Sizes,
+    positions: int,
+    shape: tuple[int, ...],
+    remat: bool,
+    itemsize: int,
+    states: int,
+    machine: Machine,
+) -> Candidate:
+    wire: dict[str, float] = {}
+    hops = 0
+    for part in _costs.collectives(made, sizes, positions, remat):
+        wire[part.name] = wire.get(part.name, 0.0) + itemsize * part.sent
+        hops += part.hops
+    parameters = itemsize * sizes.parameters(positions) / (sizes.wide * sizes.stored)
+    return Candidate(
+        name=made.name if made.mesh is not None else "single",
+        mesh=tuple(shape),
+        arguments=(1 + states) * parameters + 12 * sizes.tokens,
+        gradients=parameters,
+        temporary=itemsize * _costs.temporary(made, sizes, remat),
+        wire={name: sent for name, sent in wire.items() if sent},
+        messages=hops,
+        compute=_costs.flops(sizes, remat) / machine.flops,
+        communication=sum(wire.values()) / machine.bandwidth + hops * machine.latency,
+    )
+
+
+def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:
+    """The meshes of so many devices that make a difference for a layout."""
+    if name == "single":
+        if devices == 1:
+            yield (1, 1)
+    elif name.startswith("1d"):
+        yield (1, devices)
+    elif name == "2.5d":
+        for depth in _divisors(devices):
+            if depth > 1:
+                yield from ((depth, *mesh) for mesh in _meshes("2d", devices // depth))
+    else:
+        # One column is plain fsdp, one row is 1D with its x split along the features.
+        least = 1 if name == "fsdp+tp" else 2
+        shapes = [(r, devices // r) for r in _divisors(devices)]
+        yield from [s for s in shapes if s[0] > 1 and s[1] >= least] or shapes[-1:]
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _layout(name: str, shape: tuple[int, ...]) -> Layout:
+    axes = ("d", "r", "c")[-len(shape) :]
+    mesh: Any = AbstractMesh(tuple(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
+    return layout(name, None if name == "single" else mesh)
+
+
+def _times(mesh: tuple[int, ...]) -> str:
+    return "×".join(map(str, mesh))

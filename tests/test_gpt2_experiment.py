@@ -1,0 +1,276 @@
+"""The experiment `gpt2`: its texts, its bigram models, its training, a tiny run from end to end."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="the experiments have an extra of their own")
+pytest.importorskip("matplotlib", reason="the experiments have an extra of their own")
+pytest.importorskip("tokenizers", reason="the experiments have an extra of their own")
+pytest.importorskip("tyro", reason="the experiments have an extra of their own")
+
+from experiments.__main__ import main
+from experiments.gpt2 import bigram, data, devices, training
+from experiments.gpt2.checkpoints import Checkpoints
+from experiments.gpt2.main import Config
+from tensorjax import parallel
+from tensorjax.models.gpt2 import GPT2Config
+
+CONFIG = GPT2Config.tiny(vocabulary=40, length=8, layers=1, features=16)
+RECIPE = training.Recipe(steps=6, batch=4, rate=1e-2, warmup=2, decay=0.1, clip=1.0, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run():
+    """The modes of JAX that a run sets."""
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Eight packages of a few files."""
+    texts = tmp_path / "texts"
+    for package in range(8):
+        (texts / f"p{package}" / "inner").mkdir(parents=True)
+        for number in range(3):
+            text = "".join(f"def f{k}(x):\n    return x + {k * package}\n" for k in range(40))
+            (texts / f"p{package}" / "inner" / f"{number}.py").write_text(text)
+    (texts / "p0" / "latin.py").write_bytes(b"\xff\xfe\xfd")
+    (texts / "p0" / "image.bin").write_bytes(b"0" * 100)
+    return texts
+
+
+def load(folder, cache=None, **changes):
+    options = {"endings": (".py",), "vocabulary": 300, "held_out": 0.2, "max_files": None,
+               "seed": 0, **changes}  # fmt: skip
+    return data.load(folder=folder, cache=cache, **options)
+
+
+def test_a_folder_becomes_streams_of_separate_packages(folder, tmp_path) -> None:
+    corpus = load(folder, tmp_path / "cache")
+    packages = corpus.facts["packages"]
+    assert sorted(p for part in packages.values() for p in part) == [f"p{k}" for k in range(8)]
+    assert corpus.facts["skipped_undecodable"] == 1
+    for name in ("train", "valid", "test"):
+        stream = getattr(corpus, name)
+        assert stream.ndim == 1
+        assert (stream == data.END).sum() == 3 * len(packages[name])
+        assert stream[-1] == data.END
+        first = stream[: int(np.argmax(stream == data.END))]
+        wanted = (folder / packages[name][0] / "inner" / "0.py").read_text()
+        assert data.decoded(corpus, first) == wanted
+        assert data.encoded(corpus, wanted) == first.tolist()
+    again = load(folder, tmp_path / "cache")
+    np.testing.assert_array_equal(again.train, corpus.train)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    (folder / "p1" / "more.py").write_text("pass\n" * 100)
+    assert load(folder, tmp_path / "cache").facts["files"] != corpus.facts["files"]
+
+
+def test_folders_of_no_texts_are_named(folder, tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"expected files that end in \.rs, found none"):
+        load(folder, endings=(".rs",))
+    with pytest.raises(FileNotFoundError, match="expected a folder of texts"):
+        load(tmp_path / "absent")
+    with pytest.raises(ValueError, match="vocabulary: expected at least 261"):
+        load(folder, vocabulary=100)
+
+
+def test_windows_cover_a_stream_once() -> None:
+    rows = data.windows(np.arange(100), 7)
+    assert rows.shape == (14, 8)
+    np.testing.assert_array_equal(rows[:, 1:].ravel(), np.arange(1, 99))
+    np.testing.assert_array_equal(data.windows(np.arange(100), 7, 3), rows[[0, 6, 13]])
+    with pytest.raises(ValueError, match="length: expected less than the 5 tokens"):
+        data.windows(np.arange(5), 7)
+
+
+def test_bigram_models_are_distributions_and_their_formulas(rng) -> None:
+    size = 7
+    stream = rng.integers(0, size - 1, 60)  # the last token never occurs
+    stream = stream[stream != 2] if (stream[-1] != 2) else stream[stream != 3]
+    counts = bigram.count(stream, size)
+    table = np.zeros((size, size))
+    for v, w in itertools.pairwise(stream):
+        table[v, w] += 1
+    np.testing.assert_array_equal(counts.firsts, table.sum(1))
+    np.testing.assert_array_equal(counts.followers, (table > 0).sum(1))
+    np.testing.assert_array_equal(counts.leaders, (table > 0).sum(0))
+
+    def losses(model) -> np.ndarray:
+        return np.array([[model(np.array([[v, w]])) for w in range(size)] for v in range(size)])
+
+    kneser = losses(lambda rows: bigram.kneser_ney(counts, rows, 0.7, 0.4))
+    added = losses(lambda rows: bigram.add_k(counts, rows, 0.3))
+    np.testing.assert_allclose(np.exp(-kneser).sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(-added).sum(1), 1, rtol=1e-12)
+    wanted = (table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * size)
+    np.testing.assert_allclose(np.exp(-added), wanted, rtol=1e-12)
+    v, w = stream[0], stream[1]
+    kinds = (table > 0).sum()
+    q = max((table[:, w] > 0).sum() - 0.4, 0) / kinds
+    q += 0.4 * ((table > 0).sum(0) > 0).sum() / kinds / size
+    p = max(table[v, w] - 0.7, 0) / table[v].sum()
+    p += 0.7 * (table[v] > 0).sum() / table[v].sum() * q
+    assert np.exp(-kneser[v, w]) == pytest.approx(p, rel=1e-12)
+    mean = bigram.kneser_ney(counts, np.array([[0, 1, 2], [3, 3, 0]]), 0.7, 0.4)
+    assert mean == pytest.approx(np.mean([kneser[0, 1], kneser[1, 2], kneser[3, 3], kneser[3, 0]]))
+
+
+def test_smoothing_is_tuned_on_validation(rng) -> None:
+    """Tokens drawn from a chain: the bigram models come near its entropy, the unigram does not."""
+    size = 12
+    chain = rng.dirichlet(np.full(size, 0.2), size)
+    stream = [0]
+    for _ in range(12000):
+        stream.append(int(rng.choice(size, p=chain[stream[-1]])))
+    stream = np.array(stream)
+    valid, test = data.windows(stream[8000:10000], 10), data.windows(stream[10000:], 10)
+    rows = {row["model"]: row for row in bigram.baselines(stream[:8000], size, valid, test)}
+    exact = -np.log(chain[test[:, :-1], test[:, 1:]]).mean()
+    for name in ("bigram, add k", "bigram, Kneser–Ney"):
+        assert rows[name]["test"] == pytest.approx(exact, abs=0.03)
+    assert rows["unigram"]["test"] > exact + 0.2
+
+
+class Stop(Exception):
+    """Stands for a process that ends."""
+
+
+@pytest.fixture(scope="module")
+def programs():
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), \
+            jax.numpy_rank_promotion("allow"):  # fmt: skip
+        yield training.Programs(CONFIG, parallel.Single(), RECIPE)
+
+
+def trained(programs, folder, stop=None, settings=None):
+    stream = np.arange(400, dtype=np.int32) % 37
+    checkpoints = Checkpoints(folder, settings or {"rate": 1e-2})
+
+    def watch(record) -> None:
+        if record["step"] == stop:
+            raise Stop
+
+    try:
+        return training.train(
+            programs, stream, data.windows(stream[:50], 8), evaluations=3, peak=1e9,
+            checkpoints=checkpoints, every=0.0, watch=watch,
+        )  # fmt: skip
+    finally:
+        checkpoints.close()
+
+
+def test_a_training_that_was_stopped_ends_as_if_it_had_not_been(programs, tmp_path) -> None:
+    params, records = trained(programs, tmp_path / "whole")
+    assert [record["step"] for record in records] == [2, 4, 6]
+    assert records[-1]["valid"] < records[0]["valid"]
+    with pytest.raises(Stop):
+        trained(programs, tmp_path / "cut", stop=4)
+    again, rest = trained(programs, tmp_path / "cut")
+    assert [record["step"] for record in rest] == [2, 4, 6]
+    assert rest[-1]["valid"] == pytest.approx(records[-1]["valid"], rel=1e-6)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    # What is complete is read, not trained again.
+    assert trained(programs, tmp_path / "cut", stop=6)[1] == rest
+    with pytest.raises(ValueError, match=r"expected a checkpoint with rate = 0\.1, got one with"):
+        trained(programs, tmp_path / "cut", settings={"rate": 0.1})
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_under_another_layout(programs, tmp_path) -> None:
+    _, records = trained(programs, tmp_path / "whole")
+    with pytest.raises(Stop):
+        trained(programs, tmp_path / "cut", stop=4)
+    other = training.Programs(CONFIG, parallel.layout("2d", parallel.mesh(2, 2)), RECIPE)
+    params, rest = trained(other, tmp_path / "cut")
+    assert rest[-1]["valid"] == pytest.approx(records[-1]["valid"], rel=1e-5)
+    # Nor does a training that is under it from the beginning come to other losses.
+    _, rest = trained(other, tmp_path / "other")
+    for ours, theirs in zip(rest, records, strict=True):
+        assert ours["train"] == pytest.approx(theirs["train"], rel=1e-5)
+        assert ours["valid"] == pytest.approx(theirs["valid"], rel=1e-5)
+    kernel = params["blocks"]["up"]["kernel"][...]
+    assert kernel.addressable_shards[0].data.size * 4 == kernel.size
+
+
+def test_layouts_that_do_not_fit_are_refused_with_the_numbers() -> None:
+    config = GPT2Config.tiny(heads=5, features=40)
+    with pytest.raises(ValueError, match=r"heads: expected a multiple of 4 .* got 5"):
+        devices.layout("1d", 4, config, batch=4)
+    with pytest.raises(ValueError, match=r"batch: expected a multiple of 2 .* got 3"):
+        devices.layout("2d", 4, GPT2Config.tiny(), batch=3)
+    with pytest.raises(ValueError, match="devices: expected at most the"):
+        devices.layout("2d", 1024, config, batch=4)
+    assert dict(devices.layout("2d", 8, GPT2Config.tiny(), 4).mesh.shape) == {"r": 2, "c": 4}
+    assert devices.layout("single", None, config, 3).mesh is None
+
+
+def test_auto_takes_what_the_plan_picks() -> None:
+    said = []
+    config = GPT2Config.tiny()
+    assert devices.layout("auto", 1, config, 4, say=said.append).mesh is None
+    assert not said
+    found = devices.layout("auto", 4, config, 4, say=said.append)
+    best = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat=False).best
+    assert found.name == best.name
+    assert tuple(found.mesh.shape.values()) == best.mesh
+    assert best.name in str(said[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps: expected at least 1"),
+        ({"rate": 0.0}, "rate: expected a positive"),
+        ({"heads": 5}, "heads: expected a divisor"),
+        ({"evaluations": 99, "steps": 9}, "evaluations: expected at most steps = 9"),
+        ({"peak": -1.0}, "peak: expected"),
+        ({"samples": -1}, "samples: expected at least 0"),
+    ],
+)
+def test_bad_options_are_named(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**options)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--export", "{tmp}/exported"),
+        pytest.param(("--linear", "tt", "--rank", "4", "--layout", "2d", "--devices", "4"),
+                     marks=pytest.mark.slow),
+        pytest.param(("--layout", "auto", "--devices", "4", "--dropout", "0.1", "--dtype",
+                      "bfloat16", "--remat", "full"), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_tiny_run_leaves_its_tables_its_figure_and_its_checkpoint(folder, tmp_path, more) -> None:
+    if "--export" in more:
+        pytest.importorskip("safetensors", reason="published weights have an extra of their own")
+    options = ["--text", str(folder), "--vocabulary", "300", "--held-out", "0.2", "--layers", "1",
+               "--features", "16", "--length", "16", "--steps", "4", "--batch", "4",
+               "--evaluations", "2", "--sample-tokens", "4"]  # fmt: skip
+    options += [word.format(tmp=tmp_path) for word in more]
+    command = ["run", "gpt2", "--quick", "--results", str(tmp_path / "results"), *options]
+    assert main(command) == 0
+    home = tmp_path / "results" / "gpt2"
+    line = json.loads((home / "runs.jsonl").read_text())
+    assert np.isfinite(line["metrics"]["loss_test"])
+    assert line["metrics"]["loss_test_bigram"] > 0
+    written = home / line["run"]
+    assert (written / "loss.png").stat().st_size > 5000
+    assert len((written / "losses.csv").read_text().splitlines()) == 1 + 4
+    assert len(list((home / "checkpoints").iterdir())) == 1
+    if "--export" in more:
+        from tensorjax.models.gpt2 import from_huggingface
+
+        assert from_huggingface(tmp_path / "exported").numbers == line["metrics"]["parameters"]

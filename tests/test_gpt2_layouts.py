@@ -1,0 +1,139 @@
+"""GPT-2 split over devices: the loss and every gradient of the whole model, by every layout."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="the models have an extra of their own")
+
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from tensorjax import nn, parallel
+from tensorjax.models.gpt2 import GPT2, GPT2Config
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 121, (4, 13)), jnp.int32)
+WEIGHTS = jnp.asarray(np.random.default_rng(1).uniform(0, 1, (4, 12)), jnp.float32)
+SPECS = {"dense": nn.Dense(), "tt": nn.TT(rank=4)}
+
+
+@functools.cache
+def made(name: str, dropout: float = 0.0) -> GPT2:
+    rng = np.random.default_rng(3)
+    config = GPT2Config.tiny(vocabulary=121, length=12, remat="full", dropout=dropout)
+    graph, params = nnx.split(
+        nnx.eval_shape(lambda: GPT2(config, linear=SPECS[name], rngs=nnx.Rngs(0)))
+    )
+
+    def drawn(path, x):
+        names = [str(entry.key) for entry in path if hasattr(entry, "key")]
+        spread = 0.5 if "cores" in names else 0.2
+        value = spread * rng.standard_normal(x.shape) + ("scale" in names or "gates" in names)
+        if names == ["tokens"]:
+            value[config.vocabulary :] = 0
+        return jnp.asarray(value, x.dtype)
+
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(drawn, params))
+
+
+def loss_and_gradient(model: GPT2, layout: parallel.Layout, key=None):
+    """Of the mean loss of weighted targets, by a layout."""
+    graph, params = nnx.split(model)
+    specs = jax.tree.map(lambda axes: layout.spec(tuple(axes)), model.axes())
+    data = layout.data_spec()
+
+    def local(params, tokens, targets, weights, key):
+        return nnx.merge(graph, params).loss(tokens, targets, weights, layout=layout, key=key)
+
+    run = layout.over(local, (specs, data, data, data, P()), (P(), P()))
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params):
+        total, count = run(params, TOKENS[:, :-1], TOKENS[:, 1:], WEIGHTS, key)
+        return total / count
+
+    return loss(parallel.shard(params, specs, layout.mesh))
+
+
+@functools.cache
+def whole(name: str):
+    return loss_and_gradient(made(name), parallel.Single())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "rows", "columns"),
+    [
+        ("1d", "dense", 1, 4),
+        ("2d", "dense", 2, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("1d+sequence", "dense", 1, 4),
+                ("fsdp+tp", "dense", 2, 2),
+                ("summa", "dense", 2, 2),
+                ("summa", "dense", 2, 4),
+                ("2d", "dense", 4, 1),
+                ("2d", "dense", 1, 4),
+                ("2d", "dense", 2, 4),
+                ("2d", "tt", 2, 2),
+                ("1d", "tt", 1, 4),
+            ]
+        ),
+    ],
+)
+def test_a_layout_changes_no_number(name, spec, rows, columns) -> None:
+    layout = parallel.layout(name, parallel.mesh(rows, columns))
+    value, gradient = loss_and_gradient(made(spec), layout)
+    wanted, exact = whole(spec)
+    assert float(value) == pytest.approx(float(wanted), rel=1e-5)
+    for (path, g), w in zip(
+        jax.tree_util.tree_leaves_with_path(gradient), jax.tree.leaves(exact), strict=True
+    ):
+        error = np.linalg.norm(np.asarray(g) - np.asarray(w)) / np.linalg.norm(np.asarray(w))
+        assert error < 2e-5, (path, error)
+        if spec == "dense":  # every device holds its part of every parameter, and no more
+            assert g.addressable_shards[0].data.size * rows * columns == g.size, path
+
+
+def test_logits_of_a_layout_are_those_of_the_whole_model() -> None:
+    model, layout = made("dense"), parallel.layout("2d", parallel.mesh(2, 2))
+    graph, params = nnx.split(model)
+    specs = jax.tree.map(lambda axes: layout.spec(tuple(axes)), model.axes())
+
+    def local(params, tokens):
+        return nnx.merge(graph, params)(tokens, layout=layout)
+
+    run = layout.over(local, (specs, layout.data_spec()), P("r"))
+    found = jax.jit(run)(parallel.shard(params, specs, layout.mesh), TOKENS[:, :-1])
+    assert found.shape == (4, 12, 121)
+    wanted = jax.jit(lambda params: nnx.merge(graph, params)(TOKENS[:, :-1]))(params)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1d", "2d"])
+def test_dropout_under_a_layout_draws_anew_and_is_finite(name) -> None:
+    layout = parallel.layout(name, parallel.mesh(2, 2) if name == "2d" else parallel.mesh(1, 4))
+    key = jax.random.key(0, impl="unsafe_rbg")
+    value, gradient = loss_and_gradient(made("dense", dropout=0.2), layout, key)
+    assert float(value) != pytest.approx(float(whole("dense")[0]), rel=1e-4)
+    assert all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(gradient))
+
+
+def test_heads_that_do_not_split_are_refused_with_the_numbers() -> None:
+    config = GPT2Config.tiny(heads=5, features=40)
+    model = nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0)))
+    graph, params = nnx.split(model)
+    layout = parallel.layout("2d", parallel.mesh(2, 2))
+    specs = jax.tree.map(lambda axes: layout.spec(tuple(axes)), model.axes())
+    data = layout.data_spec()
+    run = layout.over(
+        lambda p, t: nnx.merge(graph, p).loss(t, t, layout=layout), (specs, data), (P(), P())
+    )
+    tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
+    with pytest.raises(ValueError, match=r"heads: expected a multiple of 2 .* got 5"):
+        jax.eval_shape(run, params, tokens)
