@@ -54,6 +54,8 @@ def imex(
     )
     found, residual = _solved(implicit, load, v, _SOLVED * trim.tol)
     out = rounded([Train(found)], [1.0], trim.tol, cap=trim.cap)
+    # Diffusion leaves mass as it is, and so the system has that of its right side.
+    out = trim.corrected(out, trim.mass(Train(load)), trim.tol * out.norm)
     note = ""
     if not residual <= trim.tol:
         note = f"AMEn leaves a residual of {residual:.2g} in the implicit step: try a smaller dt"

@@ -1,5 +1,6 @@
-"""Whether the box holds the initial state."""
+"""What is checked before the first step: the box holds the state, the equation conserves mass."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,15 @@ import numpy as np
 from tensorjax._cores import Cores
 from tensorjax._train import TT
 from tensorjax.pde._maps import AffineMap
-from tensorjax.pde._mass import mass_of
+from tensorjax.pde._mass import mass_of, mass_of_term
+from tensorjax.pde._rates import Rates
 from tensorjax.pde.physical import edge_mass
 
 # The initial state may lose this share of its mass on the grid: well above what a loose tolerance
 # costs, well below what a box costs that does not hold it.
 _LOST = 0.3
+# An equation that conserves mass does not change it by this share over a run, at the first rate.
+_CHANGED = 1e-2
 
 
 def check_inside(problem: Any, cores: Cores, map: AffineMap, edge_limit: float) -> None:
@@ -34,4 +38,27 @@ def check_inside(problem: Any, cores: Cores, map: AffineMap, edge_limit: float) 
             f"start: expected an initial state that vanishes at the edge of the box, got a share "
             f"{edge:.2g} of its norm there (edge_limit = {edge_limit:g}); take a larger "
             "box, or a map that brings the state to its middle"
+        )
+
+
+def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
+    """Raises ValueError where ∫ u dx is not constant, whatever u is or over a time ``span``."""
+    affine = right.affine
+    growth = 0.0
+    if affine is not None:
+        divergence = 0.0 if affine.matrix is None else float(np.trace(affine.matrix))
+        growth = float(affine.constant or 0.0) - divergence
+    weights = problem.box.weights
+    mass = mass_of(cores, weights)
+    linear = Rates(problem.box, dataclasses.replace(right, affine=None, source=None, reaction=None))
+    rate = sum(mass_of_term(t, weights) for t in linear.terms(cores, 0.1)) + growth * mass
+    why = ""
+    if right.reaction is not None or right.source is not None:
+        why = "a reaction or a source"
+    elif not abs(rate) * span <= _CHANGED * abs(mass):
+        why = f"one whose mass {mass:.3g} changes at the rate {rate:.2g}"
+    if why:
+        raise ValueError(
+            "conserve: expected an equation that conserves the integral of u, such as "
+            f"pde.FokkerPlanck, and one that is not zero, got {why}; take conserve=None"
         )

@@ -9,6 +9,7 @@ from tensorjax import _check
 from tensorjax.pde import _run as run
 from tensorjax.pde._checkpoint import checkpointer
 from tensorjax.pde._controllers import PIDController, checked
+from tensorjax.pde._inside import check_conserving
 from tensorjax.pde._maps import AffineMap, affine
 from tensorjax.pde._methods import METHODS
 from tensorjax.pde._rates import Rates, right_side
@@ -78,9 +79,10 @@ def integrate(
         implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, second order.
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
-      conserve: ∫ u dx is kept by "rescale" (v times a number) or by "project" (a weighted
-        projection), for problems that conserve it. It costs accuracy: mass that the truncation
-        lost comes back where v is, not where it went.
+      conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
+        a constant can be added within the tangent space, faded out before the edge of the box), for
+        problems that conserve it; others are refused. Truncation keeps mass without it; what is
+        left is lost at the edge of the box, or by "bug" and "projector splitting" in their bases.
       extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2. None is 1, or 2 with
         "ab3", whose order needs it; higher degrees amplify what Σ jumps from step to step.
       edge_limit: the run stops where `edge_mass` is larger.
@@ -137,6 +139,9 @@ def integrate(
             raise ValueError("rank: expected no progress, edge_limit or max_steps with it")
         return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
+    if conserve is not None:
+        right = right_side(problem, work.map, work.t)
+        check_conserving(problem, right, work.memory.v, float(t1) - work.t)
     if not math.isfinite(work.memory.dt):
         work.memory.dt = _first_step(work, t1 - t0)
     elif dt is not None and not isinstance(controller, PIDController):

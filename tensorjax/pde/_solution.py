@@ -68,6 +68,7 @@ class Result(enum.StrEnum):
     failed = "right side or generator failed"
     dtmin = "time step below dtmin"
     max_steps = "out of steps"
+    mass = "mass not conserved"
     solver = "implicit step not solved"
     stopped = "stopped by the callback"
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores import Cores
+from tensorjax.pde import _mass as masses
 from tensorjax.pde._rates import Rates
 from tensorjax.pde._sums import Rounded, Term, Train, nothing, relative_norm, rounded
 
@@ -53,10 +54,15 @@ class Step(NamedTuple):
 class Trim:
     """Rounds the sums of one step, and remembers what ranks each of them took.
 
+    Rounding keeps ∫ v dy: that of a result is what the sum had, and the parts of the sum that were
+    rounded before count as they were before. Only what outlives the step is put right, by
+    `tensorjax.pde._mass.corrected`, unless that takes more than ``tol``.
+
     Args:
       tol: relative error of the step.
       cap: of the ranks of what the step returns, or None.
       guesses: ranks that every sum took in the last step, by name; updated.
+      box: of the grid.
 
     Attributes:
       limit: of the ranks of all sums, well above those of the last step; None where there was none.
@@ -65,10 +71,12 @@ class Trim:
       Runaway: by a sum that passes the limit.
     """
 
-    def __init__(self, tol: float, cap: int | None, guesses: dict[str, tuple[int, ...]]):
+    def __init__(self, tol: float, cap: int | None, guesses: dict[str, tuple[int, ...]], box: Any):
         self.tol = tol
         self.cap = cap
         self.guesses = guesses
+        self._quadrature = masses.quadrature(box)
+        self._lost: list[tuple[Cores, float]] = []
         known = [r for ranks in guesses.values() for r in ranks]
         self.limit = _JUMP * max(known) + _LEAP if known else None
 
@@ -83,17 +91,39 @@ class Trim:
     ) -> Rounded:
         """The sum, at ``share`` of the tolerance; relative to ``scale`` if given."""
         final = name == "v"
+        tol = self.tol if final else share * self.tol
         out = rounded(
             terms,
             weights,
-            self.tol if final else share * self.tol,
+            tol,
             self.guesses.get(name),
             cap=self.cap if final else None,
             scale=scale,
             limit=self.limit,
         )
         self.guesses[name] = out.ranks
+        mass = sum(w * self.mass(t) for w, t in zip(weights, terms, strict=True))
+        if name in ("v", "slope"):
+            return self.corrected(out, mass, tol * (out.norm if scale is None else scale))
+        self._lost.append((out.cores, mass - masses.mass_of(out.cores, self._quadrature.weights)))
         return out
+
+    def mass(self, term: Term) -> float:
+        """∫ dy of a term, with what a stage has lost by rounding."""
+        lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
+        return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
+
+    def corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
+        """A train of this mass, or as it is if that takes a change larger than allowed.
+
+        It is right-orthogonal but for its first core, and stays so.
+        """
+        found = None
+        if np.isfinite(out.norm) and np.isfinite(mass):
+            found = masses.corrected(out.cores, self._quadrature, mass)
+        if found is None or not found.norm <= allowed:
+            return out
+        return out._replace(cores=found.cores, norm=float(np.linalg.norm(found.cores[0])))
 
 
 Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence[Any]], Step]
