@@ -182,6 +182,28 @@ def test_conservation_is_refused_where_mass_changes():
     assert 0.03 < stopped.final.t < 0.07
 
 
+def test_a_solution_that_the_points_do_not_resolve_stops_the_run():
+    """A saddle presses a density until it is narrower than the points are apart."""
+    start, box = pde.Gaussian(np.zeros(2), np.diag([0.3, 0.5])), pde.Box.fourier(2, 40, 6.0)
+    problem = pde.Liouville(np.diag([0.0, -2.0]), start, box)
+    options: dict[str, Any] = {"dt": 0.01, "tol": 1e-6, "coordinates": "fixed"}
+    solution = pde.integrate(problem, t1=2.0, **options)
+    assert solution.result == pde.Result.unresolved
+    assert "take more points" in solution.message
+    seen = solution.stats["resolution"]
+    assert seen[0] < 1e-3 < 1e-2 < seen[-1] <= 0.05
+    assert abs(seen[-1] - pde.resolution(solution.final.v, box)) < 1e-12
+    assert error(problem, solution.final) < 1e-2
+    # It says more than the error that has come about so far, and later is too late.
+    blind = pde.integrate(problem, t1=2.0, resolution_limit=1.0, edge_limit=1.0, **options)
+    assert error(problem, blind.final) > 0.1
+    wide = pde.Prescribed(lambda t: np.diag([0.0, 2.0]))
+    assert pde.integrate(problem, t1=2.0, **{**options, "coordinates": wide}).message == ""
+    there = pde.affine(np.diag([1.0, 0.4]))
+    with pytest.raises(ValueError, match="start: expected an initial state that the points"):
+        pde.integrate(problem, t1=1.0, map=there, **options)
+
+
 @pytest.mark.parametrize("method", ["rk4", "ab3"])
 def test_a_saved_state_goes_on_to_the_last_bit(method: Any):
     problem = chain(3, 32)
@@ -476,6 +498,7 @@ def test_runs_end_early_by_callback_or_by_their_number_of_steps(capsys: Any):
         ({"coordinates": "moving"}, "coordinates: expected"),
         ({"coordinates": 3}, "coordinates: expected"),
         ({"conserve": "energy"}, "conserve: expected"),
+        ({"resolution_limit": 0.0}, "resolution_limit: expected"),
         ({"max_rank": 0}, "max_rank: expected"),
         ({"extrapolate": 3}, "extrapolate: expected"),
         ({"progress": 3}, "progress: expected"),
@@ -492,7 +515,7 @@ def test_runs_end_early_by_callback_or_by_their_number_of_steps(capsys: Any):
 )
 def test_bad_arguments_say_what_was_expected(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        pde.integrate(turning(16), **{"t1": 0.1, "dt": 0.05, **options})
+        pde.integrate(turning(24), **{"t1": 0.1, "dt": 0.05, **options})
 
 
 def functional(theta: Any, coordinates: Any) -> Any:

@@ -10,7 +10,7 @@ from tensorjax._train import TT
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._mass import mass_of, mass_of_term
 from tensorjax.pde._rates import Rates
-from tensorjax.pde.physical import edge_mass
+from tensorjax.pde.physical import shares
 
 # The initial state may lose this share of its mass on the grid: well above what a loose tolerance
 # costs, well below what a box costs that does not hold it.
@@ -19,8 +19,10 @@ _LOST = 0.3
 _CHANGED = 1e-2
 
 
-def check_inside(problem: Any, cores: Cores, map: AffineMap, edge_limit: float) -> None:
-    """Raises ValueError where the box does not hold the initial state."""
+def check_inside(
+    problem: Any, cores: Cores, map: AffineMap, edge_limit: float, resolution_limit: float
+) -> None:
+    """Raises ValueError where the box does not hold the initial state, or not on its points."""
     box = problem.box
     mass = mass_of(cores, box.weights) / abs(float(map.det))
     start = problem.start
@@ -32,12 +34,19 @@ def check_inside(problem: Any, cores: Cores, map: AffineMap, edge_limit: float) 
             f"{mass:.3g} of its mass {known:.3g} on the grid; take a larger or finer box, or a map "
             "that brings the state to its middle"
         )
-    edge = edge_mass(TT._unchecked(tuple(cores)), box)
+    edge, rough = shares(TT._unchecked(tuple(cores)), box)
     if edge > edge_limit:
         raise ValueError(
             f"start: expected an initial state that vanishes at the edge of the box, got a share "
             f"{edge:.2g} of its norm there (edge_limit = {edge_limit:g}); take a larger "
             "box, or a map that brings the state to its middle"
+        )
+    if rough > resolution_limit:
+        raise ValueError(
+            f"start: expected an initial state that the points of the box resolve, got a share "
+            f"{rough:.2g} of its norm in the highest third of the modes of an axis "
+            f"(resolution_limit = {resolution_limit:g}); take more points, a smaller box, or a map "
+            "that makes the state wider"
         )
 
 

@@ -20,7 +20,7 @@ from tensorjax.pde._watch import progress_of
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
 # Defaults that a run of fixed ranks tells from what is asked for.
-_EDGE, _STEPS = 1e-3, 100_000
+_EDGE, _RESOLUTION, _STEPS = 1e-3, 0.05, 100_000
 
 Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
 
@@ -41,6 +41,7 @@ def integrate(
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int | None = None,
     edge_limit: float = _EDGE,
+    resolution_limit: float = _RESOLUTION,
     max_steps: int = _STEPS,
     progress: Any = False,
     checkpoint: Any = None,
@@ -86,6 +87,8 @@ def integrate(
       extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2. None is 1, or 2 with
         "ab3", whose order needs it; higher degrees amplify what Σ jumps from step to step.
       edge_limit: the run stops where `edge_mass` is larger.
+      resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
+        ε should stay below about ε^(4/9).
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.
@@ -124,19 +127,23 @@ def integrate(
     controller = checked(_controller(stepsize_controller, dt, tol), dt)
     if extrapolate is None:
         extrapolate = 2 if method == "ab3" else 1
-    _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit)
+    _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit, resolution_limit)
     options = run.Options(
         problem, _generator(coordinates), METHODS[method], method, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
-        extrapolate, float(edge_limit), _check.integer("max_steps", max_steps, low=1),
+        extrapolate, float(edge_limit), float(resolution_limit),
+        _check.integer("max_steps", max_steps, low=1),
     )  # fmt: skip
     at, t0, start = _checked_start(problem, start, map, t0)
     if t1 is None or not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
         raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
-        if progress or edge_limit != _EDGE or max_steps != _STEPS:
-            raise ValueError("rank: expected no progress, edge_limit or max_steps with it")
+        given = edge_limit, resolution_limit, max_steps
+        if progress or given != (_EDGE, _RESOLUTION, _STEPS):
+            raise ValueError(
+                "rank: expected no progress, edge_limit, resolution_limit or max_steps with it"
+            )
         return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if conserve is not None:
@@ -244,7 +251,13 @@ def _controller(controller: Any, dt: float | None, tol: float) -> Any:
 
 
 def _check_arguments(
-    problem: Any, method: str, tol: float, conserve: Any, extrapolate: int, edge_limit: float
+    problem: Any,
+    method: str,
+    tol: float,
+    conserve: Any,
+    extrapolate: int,
+    edge_limit: float,
+    resolution_limit: float,
 ) -> None:
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
@@ -258,6 +271,8 @@ def _check_arguments(
     _check.integer("extrapolate", extrapolate, low=0, high=2)
     if not edge_limit > 0:
         raise ValueError(f"edge_limit: expected a positive share, got {edge_limit!r}")
+    if not resolution_limit > 0:
+        raise ValueError(f"resolution_limit: expected a positive share, got {resolution_limit!r}")
 
 
 def _checked_start(

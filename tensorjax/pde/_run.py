@@ -24,7 +24,7 @@ from tensorjax.pde._stability import too_fast
 from tensorjax.pde._steppers import STABLE, Method, Step, Trim
 from tensorjax.pde._sums import Runaway, Train, rounded
 from tensorjax.pde._watch import compilations
-from tensorjax.pde.physical import edge_mass
+from tensorjax.pde.physical import shares
 
 # A step that multiplies the norm by more is looked at for instability.
 _GROWTH = 1.1
@@ -51,6 +51,7 @@ class Options(NamedTuple):
     conserve: Any
     degree: int
     edge_limit: float
+    resolution_limit: float
     max_steps: int
 
 
@@ -72,7 +73,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
         cores, map, t0 = hosted_cores(start.v), start.map, start.t
     else:
         cores = options.problem.initial_cores(map, options.tol)
-        check_inside(options.problem, cores, map, options.edge_limit)
+        check_inside(options.problem, cores, map, options.edge_limit, options.resolution_limit)
     cores = rounded(
         [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
     ).cores
@@ -311,15 +312,10 @@ class Run:
             cores, stop = self._conserved(cores, map, t)
             if stop is not None:
                 return stop
-        edge = edge_mass(train(cores), options.problem.box)
-        if edge > options.edge_limit:
-            unstable = self._admissible(cores, at, t - self.t, min(3 * edge, 0.3))
-            return unstable or Stopped(
-                Result.edge_mass,
-                f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
-                f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
-                "follow the solution",
-            )
+        edge, rough = shares(train(cores), options.problem.box)
+        stop = self._bounded(cores, at, t, edge, rough)
+        if stop is not None:
+            return stop
         self.map, self.t = map, t
         slopes = self.memory.slopes
         if step.slope is not None:
@@ -328,8 +324,32 @@ class Run:
             self.memory, v=cores, slopes=slopes, guesses=trim.guesses, steps=self.memory.steps + 1
         )
         volume = abs(float(map.det))
-        self._seen = {"cond": cond, "mass": mass_of(cores, weights) / volume, "edge_mass": edge}
+        mass = mass_of(cores, weights) / volume
+        self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
         return None
+
+    def _bounded(self, cores: Cores, at: Clock, t: float, edge: float, rough: float) -> Any:
+        """Whether box and points hold v; why not, if they do not."""
+        options = self.options
+        if edge <= options.edge_limit and rough <= options.resolution_limit:
+            return None
+        unstable = self._admissible(cores, at, t - self.t, min(3 * max(edge, rough), 0.3))
+        if unstable is not None:
+            return unstable
+        if rough > min(options.resolution_limit, edge):  # what is not resolved also fills the box
+            return Stopped(
+                Result.unresolved,
+                f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
+                f"the modes of an axis (resolution_limit = {options.resolution_limit:g}), and "
+                f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
+                "coordinates in which the solution is wider",
+            )
+        return Stopped(
+            Result.edge_mass,
+            f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
+            f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
+            "follow the solution",
+        )
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
         """v with the mass of the start."""
@@ -371,8 +391,8 @@ class Run:
 
     def stats(self) -> dict[str, Any]:
         """The rows as arrays."""
-        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass", "norm")
-        names = (*names, "error", "seconds", "compilations", "sigma", "beta")
+        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
+        names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)

@@ -85,7 +85,7 @@ def _initial(
     ranks = cut_ranks((1, *wanted, 1), modes)[1:-1]
     if start is None:
         cores = problem.initial_cores(map, options.tol)
-        check_inside(problem, cores, map, options.edge_limit)
+        check_inside(problem, cores, map, options.edge_limit, options.resolution_limit)
         v = TT._unchecked(tuple(jnp.asarray(c) for c in cores))
     else:
         v = start.v
