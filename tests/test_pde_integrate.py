@@ -555,6 +555,19 @@ def test_fixed_ranks_that_overflow_are_not_successful():
     assert not solution.stats["finite"][-1]
 
 
+def test_fixed_ranks_at_rest_take_drifts_that_are_not_traced():
+    start, box = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.3])), pde.Box.fourier(2, 32, 5.0)
+
+    def values(amplitude: Any, **options: Any) -> Any:
+        drift = [pde.Separable({1: np.tanh}, amplitude), None]
+        problem = pde.FokkerPlanck(drift, 0.05, start, box, matrix=-0.1 * np.eye(2))
+        final = pde.integrate(problem, t1=0.2, dt=0.05, coordinates="fixed", **options).final
+        return pde.evaluate(final.v, final.map, box, np.array([[0.3, -0.2], [0.5, 0.4]]))
+
+    found = jax.jit(lambda amplitude: values(amplitude, rank=8))(0.7)
+    np.testing.assert_allclose(found, values(0.7, tol=1e-8), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_overflow_at_fixed_ranks_is_seen_under_jit():
     problem = turning(64)
