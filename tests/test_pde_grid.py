@@ -176,6 +176,20 @@ def test_chebyshev_weights_integrate_polynomials():
             assert abs(axis.weights @ p - (2 / (k + 1) - 2 / (k + 3))) < 1e-13
 
 
+@pytest.mark.parametrize("kind", ["fourier", "chebyshev"])
+def test_waves_have_the_integrals_of_the_interpolant(kind):
+    axis = pde.Axis(kind, 40, -6.0, 5.0)
+    kappa = np.linspace(-0.5, 0.5, 9) * np.pi / np.diff(axis.points).max()
+    y, sigma = 0.3, 0.6
+    v = np.exp(-((axis.points - y) ** 2) / (2 * sigma**2)) / (sigma * np.sqrt(2 * np.pi))
+    exact = np.exp(1j * kappa * y - (kappa * sigma) ** 2 / 2)
+    assert np.abs(axis.waves(kappa) @ v - exact).max() < 1e-8
+    x, w = np.polynomial.legendre.leggauss(400)
+    x, w = axis.low + axis.length * (x + 1) / 2, axis.length / 2 * w
+    dense = (w * np.exp(1j * np.outer(kappa, x))) @ axis.interpolate(x)
+    assert kind == "fourier" or np.abs(axis.waves(kappa) - dense).max() < 1e-12
+
+
 def test_arrays_of_an_axis_are_read_only():
     axis = pde.Axis("fourier", 8, 0.0, 1.0)
     for x in (axis.points, axis.weights, axis.d1, axis.d2, axis.basis):

@@ -160,6 +160,24 @@ class Axis:
         }[self.kind](xp, y)
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
+    def waves(self, kappa: np.ndarray) -> np.ndarray:
+        """The matrix (m, n) that takes values on the grid to ∫ exp(i κ y) v dy for every κ, (m,).
+
+        Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
+        with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
+        """
+        if self.kind != "chebyshev":
+            return np.exp(1j * np.outer(kappa, self.points)) * self.weights
+        points, matrix = self._refined
+        return np.exp(1j * np.outer(kappa, points)) @ matrix
+
+    @functools.cached_property
+    def _refined(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gauss–Legendre points, and the interpolant there times their weights, (2n, n)."""
+        x, w = np.polynomial.legendre.leggauss(2 * self.n)
+        y = self.low + self.length * (x + 1) / 2
+        return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
+
     def _trigonometric(self, xp: Any, y: Any) -> Any:
         turns = (y[:, None] - xp.asarray(self.points, y.dtype)[None]) / self.length
         half = np.pi * (turns - xp.round(turns))

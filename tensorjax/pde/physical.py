@@ -298,10 +298,7 @@ def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray
     """∫ exp(i κ·y) v dy for every κ, (m, d)."""
     out = np.empty(len(kappa), complex)
     for part in _parts(cores, len(kappa)):
-        rows = [
-            np.exp(1j * np.outer(kappa[part, k], a.points)) * a.weights
-            for k, a in enumerate(box.axes)
-        ]
+        rows = [a.waves(kappa[part, k]) for k, a in enumerate(box.axes)]
         out[part] = _contracted(box, cores, rows)
     return out
 
