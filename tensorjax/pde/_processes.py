@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax.pde._characteristics import Flow, flow
 from tensorjax.pde._grid import Box
 from tensorjax.pde._initial import Function, Gaussian, Mixture, Start
-from tensorjax.pde._linear import Flow, flow
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._problem import (
     Problem,

@@ -163,8 +163,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 
 
 def _ends(cores: Cores, trim: Trim) -> Step:
-    out, mass = truncated(cores, trim.tol, trim.cap)[0], trim.mass(Train(cores))
-    return Step(trim.corrected(out, mass, trim.tol * out.norm))
+    return Step(trim.kept(truncated(cores, trim.tol, trim.cap)[0], trim.mass(Train(cores))))
 
 
 def bug(

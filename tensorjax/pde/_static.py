@@ -11,11 +11,11 @@ import numpy as np
 from tensorjax import _check, tt
 from tensorjax._cores import cut_ranks
 from tensorjax._train import TT
-from tensorjax.pde._inside import check_inside
+from tensorjax.pde._checks import check_inside
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._path import Moment, Path, told
-from tensorjax.pde._run import Options
 from tensorjax.pde._solution import Result, Solution, State
+from tensorjax.pde._statuses import Options
 
 # Of every stage but the last its time and its step; then weights of v and the stages in the result.
 _TABLEAUX = {
