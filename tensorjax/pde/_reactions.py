@@ -15,7 +15,14 @@ from tensorjax.pde._drifts import Field, Term, terms_of
 from tensorjax.pde._grid import Box
 from tensorjax.pde._initial import Start
 from tensorjax.pde._maps import AffineMap, Remembered, floats
-from tensorjax.pde._problem import Problem, RightSide, affine_part, array, diffusion_matrix
+from tensorjax.pde._problem import (
+    Problem,
+    RightSide,
+    affine_part,
+    affine_velocity,
+    array,
+    diffusion_matrix,
+)
 from tensorjax.pde._processes import OrnsteinUhlenbeck
 from tensorjax.pde._values import entrywise
 from tensorjax.tt import _fused as fused
@@ -182,9 +189,7 @@ class AdvectionDiffusionReaction(Problem):
         return OrnsteinUhlenbeck(matrix, self.conductivity, self.start, self.box, offset=offset)
 
     def _velocity(self, x: np.ndarray) -> np.ndarray:
-        out = self.velocity.values(x)
-        out = out if self.matrix is None else out + x @ np.asarray(self.matrix).T
-        return out if self.offset is None else out + np.asarray(self.offset)
+        return self.velocity.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def _rate(self, u: np.ndarray) -> np.ndarray:
         if self._function is not None:
