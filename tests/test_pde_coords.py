@@ -337,6 +337,20 @@ def test_the_edge_gauge_acts_where_the_edge_is_near_and_only_inwards():
         assert motion.sigma[1, 1] == 0  # this one shrinks by itself
 
 
+def test_the_guard_takes_the_convex_motion_where_levels_leave_much_more():
+    start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.1], [0.1, 0.3]]))
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    problem, at = pde.Liouville(turn, start, pde.Box.fourier(2, 48, 7.0)), pde.AffineMap.identity(2)
+    given = problem.initial(at, 1e-5), problem.right_side(at, 0.0), at, problem.box, 1e-5, 0.0
+    convex = pde.Convex()(*given)
+    stiff = pde.MultiLevel(regularization=100.0)(*given)
+    free = pde.MultiLevel(regularization=100.0, guard=False)(*given)
+    assert convex.cost < 1e-3 * convex.cost_without
+    assert 0.02 < free.cost / free.cost_without < 0.5
+    assert close(stiff.sigma, convex.sigma, 1e-12)
+    assert not stiff.guarded
+
+
 def test_the_edge_gauge_ignores_waves_that_the_points_do_not_resolve():
     """They fill the box; coordinates that shrink for them would make them larger still."""
     box = pde.Box.fourier(2, 48, 5.0)
