@@ -337,6 +337,39 @@ def test_the_edge_gauge_acts_where_the_edge_is_near_and_only_inwards():
         assert motion.sigma[1, 1] == 0  # this one shrinks by itself
 
 
+def test_the_guard_takes_the_convex_motion_where_levels_leave_much_more():
+    start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.1], [0.1, 0.3]]))
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    problem, at = pde.Liouville(turn, start, pde.Box.fourier(2, 48, 7.0)), pde.AffineMap.identity(2)
+    given = problem.initial(at, 1e-5), problem.right_side(at, 0.0), at, problem.box, 1e-5, 0.0
+    convex = pde.Convex()(*given)
+    stiff = pde.MultiLevel(regularization=100.0)(*given)
+    free = pde.MultiLevel(regularization=100.0, guard=False)(*given)
+    assert convex.cost < 1e-3 * convex.cost_without
+    assert 0.02 < free.cost / free.cost_without < 0.5
+    assert close(stiff.sigma, convex.sigma, 1e-12)
+    assert not stiff.guarded
+
+
+def test_the_edge_gauge_ignores_waves_that_the_points_do_not_resolve():
+    """They fill the box; coordinates that shrink for them would make them larger still."""
+    box = pde.Box.fourier(2, 48, 5.0)
+    problem = pde.Liouville(
+        np.array([[0.4, 0.3], [0.0, -0.4]]), pde.Gaussian(np.zeros(2), 0.5 * np.eye(2)), box
+    )
+    at = pde.AffineMap.identity(2)
+    v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
+    wave = 1e-5 * np.sin(12.6 * box.points[0])
+    even = 1e-5 * np.exp(-((box.points[0] - 4.7) ** 2))
+    for change, acts in ((0 * wave, False), (wave, False), (even, True)):
+        first, second = v.cores
+        change = change[None, :, None] * np.linalg.norm(first)
+        u = tt.TT([np.asarray(first) + change, second])
+        motion = pde.MultiLevel()(u, right, at, box, 1e-4, 0.0)
+        assert (motion.edge > 1e-6) == np.any(change)
+        assert (motion.sigma[0, 0] < -0.1) == acts
+
+
 def test_the_diagonal_is_free():
     """Motions y_j ∂_j v and ∂_j v lie in the tangent space: they change no cost."""
     case = Case(3, "fourier", 2)

@@ -146,3 +146,12 @@ def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
 def test_bad_options_are_named(options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}: expected"):
         Config(**options)
+
+
+@pytest.mark.slow
+def test_a_narrow_state_does_not_end_at_the_edge_of_its_box() -> None:
+    """The noise of a density that 48 points barely resolve once set off the edge gauge."""
+    (case,) = cases.four(("cyclic",), (1e-4,), 80)
+    solution = solve.integrated(case, pde.MultiLevel(), 600.0, 100)
+    assert solution.result == pde.Result.successful
+    assert solution.stats["rank"].max() <= 14

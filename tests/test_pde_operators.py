@@ -121,15 +121,16 @@ def test_generators_trace_and_differentiate(rng):
         assert abs(np.sum(np.asarray(g) * step) - difference) < 1e-10 * norm(exact)
 
 
-def test_products_need_no_matrix(rng):
+def test_states_are_the_operator_in_terms_of_its_basis(rng):
     box = box_of(4)
     given = coefficients(rng, 4)
-    v = tt.random(jax.random.key(0), box.shape, 3)
     states = operators.affine_states(box, pde.Coefficients(*given))
-    found = operators.affine_product(box, states, [np.asarray(c) for c in v.cores])
-    exact = tt.matvec(pde.affine_generator(box, *given), v)
-    assert error(dense(TT(found)), dense(exact)) < 1e-13 * norm(dense(exact))
-    assert TT(found).ranks == exact.ranks
+    cores = pde.affine_generator(box, *given).cores
+    for state, axis, core in zip(states, box.axes, cores, strict=True):
+        assert error(np.einsum("apb,pij->aijb", state, axis.basis), core) < 1e-13 * norm(core)
+    v = rng.standard_normal((2, axis.n, 3))
+    found = operators.differentiated(axis, v)
+    assert error(found, np.einsum("pij,ajb->paib", axis.basis, v)) < 1e-13 * norm(found)
 
 
 def test_motion_joins_the_affine_part(rng):

@@ -8,9 +8,9 @@ from tensorjax import pde, tt
 from tensorjax._train import TT
 from tensorjax.pde import _characteristics as characteristics
 from tensorjax.pde import _skeleton as skeleton
-from tensorjax.pde._linear import flow
+from tensorjax.pde._characteristics import flow
 from tensorjax.pde._maps import Remembered
-from tensorjax.pde._polynomials import polynomial
+from tensorjax.pde._reactions import polynomial
 from tests.oracles import dense, error, norm, tails
 
 ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])

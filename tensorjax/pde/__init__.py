@@ -18,7 +18,7 @@ from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._reactions import AdvectionDiffusionReaction
 from tensorjax.pde._solution import Result, SaveAt, Solution, State
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
-from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments
+from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments, resolution
 from tensorjax.pde.shears import Sheared, ShearMotion, Shears, shear_motion
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "mass",
     "moments",
     "problems",
+    "resolution",
     "save",
     "shear_motion",
 ]

@@ -15,6 +15,7 @@ from tensorjax.pde._problem import (
     Problem,
     RightSide,
     affine_part,
+    affine_velocity,
     array,
     diffusion_matrix,
     generator_of,
@@ -92,9 +93,7 @@ class FokkerPlanck(Problem):
 
     def velocity(self, x: Any) -> np.ndarray:
         """A x + b + f(x) at points (m, d)."""
-        out = self.field.values(x)
-        out = out if self.matrix is None else out + x @ np.asarray(self.matrix).T
-        return out if self.offset is None else out + np.asarray(self.offset)
+        return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
         """With D = 0, along characteristics, to about 1e-10; None with D unless f is zero."""

@@ -25,31 +25,42 @@ class Spread(NamedTuple):
       mean: (d,).
       covariance: (d, d).
       edge: norm of v near either end of an axis, relative to that of v, (d,).
+      rough: norm of v in the highest third of the modes of an axis, relative to that of v, (d,).
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     edge: np.ndarray
+    rough: np.ndarray
+
+    @property
+    def near(self) -> np.ndarray:
+        """What of the edge is v come near, (d,), and not waves that the points do not resolve.
+
+        Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
+        """
+        return np.sqrt(np.maximum(self.edge**2 - self.rough**2, 0))
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
     """Where v is on its box; ``singles`` is the family of one operator on one mode."""
     d, total = point.order, point.scale**2
     centers = point.centers
-    mean, second, edge = np.zeros(d), np.zeros((d, d)), np.zeros(d)
+    mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
     for k, (c, y, axis) in enumerate(zip(centers, modes.points, box.axes, strict=True)):
         share = np.einsum("inj,inj->n", c, c) / total
         mean[k], second[k, k] = share @ y, share @ y**2
         width = _EDGE * (axis.high - axis.low)
         outer = (y <= axis.low + width) | (y >= axis.high - width)
         edge[k] = np.sqrt(max(share[outer].sum(), 0.0))
+        rough[k] = np.linalg.norm(axis.fine @ c) / point.scale
     for a, (inside, s, overlap) in enumerate(
         zip(singles.inside, point.bonds, singles.overlap, strict=True)
     ):
         here = inside[:, -1]  # U_pᵀ y_a U_p S_p
         found = np.einsum("kj,bjl,kl->b", here, overlap[1::2], s) / total
         second[a, a + 1 :] = second[a + 1 :, a] = found
-    return Spread(mean, second - np.outer(mean, mean), edge)
+    return Spread(mean, second - np.outer(mean, mean), edge, rough)
 
 
 def drifts(

@@ -124,10 +124,24 @@ class Axis:
         return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
 
     @functools.cached_property
-    def radii(self) -> tuple[float, float]:
-        """Spectral radii of `d1` and `d2`, which limit the steps of explicit integrators."""
-        first, second = (np.abs(np.linalg.eigvals(m)).max() for m in (self.d1, self.d2))
-        return float(first), float(second)
+    def fine(self) -> np.ndarray:
+        """The highest third of the modes, (m, n): what the points hardly resolve.
+
+        Orthonormal rows, for v times the root of the weights.
+        """
+        k = np.arange(self.n)
+        if self.kind == "fourier":  # 1, cos, sin, cos, …
+            wave = np.outer((k + 1) // 2, 2 * np.pi * k / self.n)
+            rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
+            rows[0] = 1
+        elif self.kind == "chebyshev":  # polynomials that vanish at both ends, by degree
+            t = self._angles[1:-1]
+            rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(self.weights)
+            rows = np.linalg.qr(rows.T)[0].T
+        else:
+            rows = np.sin(np.outer(k + 1, np.pi * (k + 1) / (self.n + 1)))
+        rows = rows[2 * self.n // 3 :]
+        return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
     def interpolate(self, y: Any) -> Any:
         """The matrix (m, n) that takes values on the grid to values at y, (m,).
@@ -145,6 +159,24 @@ class Axis:
             "finite differences": self._local,
         }[self.kind](xp, y)
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
+
+    def waves(self, kappa: np.ndarray) -> np.ndarray:
+        """The matrix (m, n) that takes values on the grid to ∫ exp(i κ y) v dy for every κ, (m,).
+
+        Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
+        with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
+        """
+        if self.kind != "chebyshev":
+            return np.exp(1j * np.outer(kappa, self.points)) * self.weights
+        points, matrix = self._refined
+        return np.exp(1j * np.outer(kappa, points)) @ matrix
+
+    @functools.cached_property
+    def _refined(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gauss–Legendre points, and the interpolant there times their weights, (2n, n)."""
+        x, w = np.polynomial.legendre.leggauss(2 * self.n)
+        y = self.low + self.length * (x + 1) / 2
+        return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
 
     def _trigonometric(self, xp: Any, y: Any) -> Any:
         turns = (y[:, None] - xp.asarray(self.points, y.dtype)[None]) / self.length

@@ -12,8 +12,8 @@ from tensorjax._cores import Cores
 from tensorjax._train import TT
 from tensorjax.pde import _hermite
 from tensorjax.pde import _skeleton as skeleton
+from tensorjax.pde._characteristics import Flow
 from tensorjax.pde._grid import Box
-from tensorjax.pde._linear import Flow
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._skeleton import Draw
 from tensorjax.pde._values import crossed, drawn

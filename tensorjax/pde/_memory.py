@@ -23,6 +23,7 @@ class Memory:
       errors: scaled errors of the last accepted steps, the newest first.
       steps: accepted so far.
       mass: ∫ u dx at the start.
+      lost: mass that v has lost by rounding, relative.
     """
 
     v: Cores
@@ -33,6 +34,7 @@ class Memory:
     errors: tuple[float, ...]
     steps: int
     mass: float
+    lost: float = 0.0
 
     def saved(self) -> dict[str, Any]:
         """Arrays by name."""
@@ -40,6 +42,7 @@ class Memory:
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
             "mass": np.asarray(self.mass),
+            "lost": np.asarray(self.lost),
         }
         _put(out, "v", self.v)
         for i, m in enumerate(self.moments):
@@ -72,6 +75,7 @@ class Memory:
             tuple(float(e) for e in saved.get("errors", ())),
             int(saved["steps"]),
             float(saved["mass"]),
+            float(saved.get("lost", 0.0)),
         )
 
 

@@ -1,6 +1,5 @@
 """Differential operators with affine, trigonometric and polynomial coefficients as TT-matrices."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -81,8 +80,8 @@ def affine_generator(
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
     """The operator's cores in terms of 1, ∂, y, y∂, ∂²: (r, 5, s), to be expanded in `Axis.basis`.
 
-    The same automaton as in `affine_generator`, without the matrices: `affine_product` needs no
-    more.
+    The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
+    needs no more.
     """
     d = box.dim
     names = ("matrix", "shift", "diffusion")
@@ -208,21 +207,6 @@ def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
     core = xp.tensordot(states, matrices, (1, 0))  # (a, b, s, i, j, t)
     a, b, s, i, j, t = core.shape
     return core.transpose(0, 2, 3, 4, 1, 5).reshape(a * s, i, j, b * t)
-
-
-def affine_product(box: Box, states: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> Any:
-    """Cores of L v, exact, from those of L (`affine_states`) and of v, on the host.
-
-    Derivatives are taken of the cores of v, so that no matrix of the operator is formed: for ranks
-    R of L and r of v it takes O(d n (n r² + R² r²)) operations.
-    """
-    out = []
-    for state, axis, core in zip(states, box.axes, cores, strict=True):
-        parts = differentiated(axis, core)
-        product = np.tensordot(state, parts, (1, 0))  # (a, b, r, n, s)
-        a, b, r, n, s = product.shape
-        out.append(product.transpose(0, 2, 3, 1, 4).reshape(a * r, n, b * s))
-    return out
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:

@@ -171,6 +171,12 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
     )
 
 
+def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
+    """A x + b at points (m, d); None stands for zero."""
+    out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
+    return out if offset is None else out + np.asarray(offset)
+
+
 def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
     """A coefficient of this shape, as a double array unless traced."""
     value = value if _check.is_traced(value) else np.asarray(value, np.float64)

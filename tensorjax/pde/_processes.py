@@ -4,14 +4,15 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax.pde._characteristics import Flow, flow
 from tensorjax.pde._grid import Box
 from tensorjax.pde._initial import Function, Gaussian, Mixture, Start
-from tensorjax.pde._linear import Flow, flow
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._problem import (
     Problem,
     RightSide,
     affine_part,
+    affine_velocity,
     array,
     diffusion_matrix,
     generator_of,
@@ -39,8 +40,7 @@ class _Linear(Problem):
 
     def velocity(self, x: Any) -> np.ndarray:
         """A x + b at points (m, d)."""
-        out = np.asarray(x, np.float64) @ np.asarray(self.matrix).T
-        return out if self.offset is None else out + np.asarray(self.offset)
+        return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
         """What happens to a point in a time t: linear, with noise."""

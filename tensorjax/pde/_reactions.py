@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
+from tensorjax._cores import Cores, cut_ranks
 from tensorjax._train import TT
 from tensorjax.pde import _characteristics as characteristics
 from tensorjax.pde import _multipliers as multipliers
@@ -13,14 +15,24 @@ from tensorjax.pde._drifts import Field, Term, terms_of
 from tensorjax.pde._grid import Box
 from tensorjax.pde._initial import Start
 from tensorjax.pde._maps import AffineMap, Remembered, floats
-from tensorjax.pde._polynomials import polynomial
-from tensorjax.pde._problem import Problem, RightSide, affine_part, array, diffusion_matrix
+from tensorjax.pde._problem import (
+    Problem,
+    RightSide,
+    affine_part,
+    affine_velocity,
+    array,
+    diffusion_matrix,
+)
 from tensorjax.pde._processes import OrnsteinUhlenbeck
 from tensorjax.pde._values import entrywise
+from tensorjax.tt import _fused as fused
 from tensorjax.tt import _hosted as hosted
 
 # Points of the box at which variable conductivities are looked at for a wrong sign.
 _LOOKS = 1000
+# Columns of the sketch that measures what a product is short of; parts of a tolerance, as in
+# `tt.linear_combination`: of the truncation by singular values, and of what sketches may miss.
+_PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 
 class AdvectionDiffusionReaction(Problem):
@@ -177,9 +189,7 @@ class AdvectionDiffusionReaction(Problem):
         return OrnsteinUhlenbeck(matrix, self.conductivity, self.start, self.box, offset=offset)
 
     def _velocity(self, x: np.ndarray) -> np.ndarray:
-        out = self.velocity.values(x)
-        out = out if self.matrix is None else out + x @ np.asarray(self.matrix).T
-        return out if self.offset is None else out + np.asarray(self.offset)
+        return self.velocity.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def _rate(self, u: np.ndarray) -> np.ndarray:
         if self._function is not None:
@@ -250,3 +260,34 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
             f"eigenvalue {lowest:.2g}; negative diffusion has no solution forward in time"
         )
     return None, pairs
+
+
+def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
+    """Σ_{k ≥ 2} c_k vᵏ of a train v, at a relative error of about ``tol`` for every product."""
+    last = max(k for k, c in enumerate(coefficients) if c)
+    pairs, weights, power = [], [], cores
+    for k in range(2, last + 1):
+        if coefficients[k]:
+            pairs.append((power, cores))
+            weights.append(coefficients[k])
+        if k < last:
+            power = _products([(power, cores)], [1.0], tol)
+    return _products(pairs, weights, tol)
+
+
+def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
+    """Σ w x∘y without any of the products, whose ranks multiply: see `tt.linear_combination`."""
+    terms = [list(zip(x, y, strict=True)) for x, y in pairs]
+    modes = [c.shape[1] for c in pairs[0][0]]
+    if len(modes) == 1:
+        return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
+    bonds = [[len(x) * len(y) for x, y in term] for term in terms]
+    full = cut_ranks((*map(sum, zip(*bonds, strict=True)), 1), modes)[1:-1]
+    width = max(len(c) for pair in pairs for x in pair for c in x) + linalg.OVERSAMPLE
+    while True:
+        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
+        cores, _ = fused.projected(terms, weights, widths, None)
+        missed = fused.missed(terms, weights, cores, _PROBES, jax.random.key(1))
+        if widths == full or missed <= _SKETCH * tol:
+            return hosted.rounded(cores, _TRUNCATION * tol)
+        width *= 2

@@ -1,9 +1,9 @@
-"""The loop over the steps: coordinates, step, checks, mass, statistics."""
+"""A state that steps move forward: coordinates, step, checks, mass, statistics."""
 
 import dataclasses
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,52 +11,27 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores import Cores
 from tensorjax._train import TT
+from tensorjax.pde._checks import check_inside
 from tensorjax.pde._controllers import ConstantStepSize, PIDController
-from tensorjax.pde._inside import check_inside
 from tensorjax.pde._maps import AffineMap
-from tensorjax.pde._mass import conserved, mass_of
+from tensorjax.pde._mass import corrected, mass_of, quadrature
 from tensorjax.pde._memory import Memory
 from tensorjax.pde._path import Moment, Path, told
 from tensorjax.pde._rates import Clock, hosted_cores, right_side, train
 from tensorjax.pde._setting import checked_motion
 from tensorjax.pde._solution import Result, State
-from tensorjax.pde._stability import too_fast
-from tensorjax.pde._steppers import STABLE, Method, Step, Trim
+from tensorjax.pde._statuses import CURABLE, Options, Stopped, failed, fault, too_fast, unbounded
+from tensorjax.pde._steppers import Step, Trim
 from tensorjax.pde._sums import Runaway, Train, rounded
 from tensorjax.pde._watch import compilations
-from tensorjax.pde.physical import edge_mass
+from tensorjax.pde.physical import shares
 
-# A step that multiplies the norm by more is looked at for instability.
-_GROWTH = 1.1
-# And one after which the rank is more than this times the rank before, and more beside.
-_JUMP, _LEAP = 1.25, 4
+# One step of an equation that conserves mass does not change it by this share.
+_CHANGED = 1e-3
 # Maps of a higher condition number are as good as singular.
 _COND = 1e10
 # Steps shorter than this share of what is left to go are roundoff.
 _HAIR = 1e-10
-
-
-class Options(NamedTuple):
-    """Everything that stays the same over a run; see `integrate`."""
-
-    problem: Any
-    generator: Any
-    method: Method
-    name: str
-    controller: ConstantStepSize | PIDController
-    tol: float
-    max_rank: int | None
-    conserve: Any
-    degree: int
-    edge_limit: float
-    max_steps: int
-
-
-class Stopped(NamedTuple):
-    """Why a run ends early."""
-
-    result: Result
-    message: str
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
@@ -70,7 +45,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
         cores, map, t0 = hosted_cores(start.v), start.map, start.t
     else:
         cores = options.problem.initial_cores(map, options.tol)
-        check_inside(options.problem, cores, map, options.edge_limit)
+        check_inside(options.problem, cores, map, options.edge_limit, options.resolution_limit)
     cores = rounded(
         [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
     ).cores
@@ -117,18 +92,7 @@ class Run:
         except (ValueError, ArithmeticError) as error:
             if not self.rows:
                 raise
-            return self._failed(error)
-
-    def _failed(self, error: Exception) -> Stopped:
-        text = f"at t = {self.t:g} the right side or the generator failed ({error})"
-        if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
-            return Stopped(Result.not_finite, f"{text}: try a smaller dt")
-        cond = float(np.linalg.cond(self.map.matrix))
-        return Stopped(
-            Result.failed,
-            f"{text}; the condition number of the map is {cond:.2g}: if that is high, use "
-            "coordinates that are regularised more, or fixed ones",
-        )
+            return failed(error, self.map, self.t)
 
     def _advance(self, target: float) -> Stopped | None:
         began, compiled = time.perf_counter(), compilations()
@@ -138,10 +102,17 @@ class Run:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
             at = Clock(self.options.problem, path, right)
-            trim = Trim(self.options.tol, self.options.max_rank, dict(self.memory.guesses))
+            trim = Trim(
+                self.options.tol,
+                self.options.max_rank,
+                dict(self.memory.guesses),
+                self.options.problem.box,
+                self.memory.lost,
+                exact=self.options.conserve is not None,
+            )
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
-            if stop is not None and not (adaptive and stop.result in _CURABLE):
+            if stop is not None and not (adaptive and stop.result in CURABLE):
                 return stop
             accepted, stop = self._judged(step, dt, stop)
             if stop is not None:
@@ -168,12 +139,12 @@ class Run:
             try:
                 found = step()
             except Runaway as runaway:
-                stop = self._admissible(runaway.cores, at, dt, 10 * self.options.tol)
+                stop = too_fast(self.options, runaway.cores, at, 10 * self.options.tol)
                 if stop is not None:
                     return None, stop
                 trim.limit = None
                 found = step()
-            return found, self._fault(found, at, dt)
+            return found, fault(self.options, self.memory.v, found, at)
 
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
@@ -184,7 +155,7 @@ class Run:
         try:
             return self._attempt(at, dt, trim, adaptive)
         except (ValueError, ArithmeticError) as error:
-            return None, self._failed(error)
+            return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
         """Asks the generator for Σ and β at the present state; the costs without and with them."""
@@ -246,52 +217,6 @@ class Run:
             )
         return accepted, None
 
-    def _fault(self, step: Step, at: Clock, dt: float) -> Stopped | None:
-        """What is wrong with a step, before it is taken."""
-        if step.note:
-            return Stopped(Result.solver, f"at t = {self.t:g}: {step.note}")
-        before = float(np.linalg.norm(self.memory.v[0]))
-        if not math.isfinite(step.v.norm):
-            return self._not_finite(at, dt)
-        grown = step.v.norm > _GROWTH * before > 0
-        rank = max((len(c) for c in self.memory.v), default=1)
-        if grown or max(step.v.ranks, default=1) > _JUMP * rank + _LEAP:
-            share = 0.3 if grown else 10 * self.options.tol
-            limit = self._admissible(step.v.cores, at, dt, share)
-            if limit is not None:
-                return limit
-        if step.v.capped:
-            return Stopped(
-                Result.max_rank,
-                f"at t = {self.t:g} the tolerance {self.options.tol:g} asks for ranks above "
-                f"max_rank = {self.options.max_rank}: raise max_rank or tol, or let coordinates "
-                "move",
-            )
-        return None
-
-    def _admissible(self, cores: Cores, at: Clock, dt: float, share: float) -> Stopped | None:
-        """Stops where the right side acts on v faster than the method can follow."""
-        name = self.options.name
-        rates = at(1.0).split()[1] if name == "imex" else at(1.0)
-        rate = too_fast(rates.without_sources(), cores, dt, share, STABLE[name])
-        if rate is None:
-            return None
-        return Stopped(
-            Result.cfl,
-            f"dt = {dt:.3g} at t = {self.t:g} is unstable: the right side has rates up to about "
-            f"{rate:.3g}, for which {name} admits dt of about {min(STABLE[name]) / rate:.2g}",
-        )
-
-    def _not_finite(self, at: Clock, dt: float) -> Stopped:
-        stop = self._admissible(self.memory.v, at, dt, 10 * self.options.tol)
-        if stop is not None:
-            return stop
-        return Stopped(
-            Result.not_finite,
-            f"NaN or Inf in the step of {dt:.3g} at t = {self.t:g}: try a smaller dt; a reaction "
-            "may have run into a singularity",
-        )
-
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
         """Makes the step the state, unless it is no good."""
         options, weights = self.options, self.options.problem.box.weights
@@ -305,29 +230,46 @@ class Run:
             )
         cores = step.v.cores
         if options.conserve is not None:
-            target = self.memory.mass * abs(float(map.det))
-            cores, fault = conserved(cores, weights, target, options.conserve)
-            if fault:
-                return Stopped(Result.not_finite, f"at t = {t:g} mass cannot be conserved: {fault}")
-        edge = edge_mass(train(cores), options.problem.box)
-        if edge > options.edge_limit:
-            unstable = self._admissible(cores, at, t - self.t, min(3 * edge, 0.3))
-            return unstable or Stopped(
-                Result.edge_mass,
-                f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
-                f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
-                "follow the solution",
-            )
+            cores, stop = self._conserved(cores, map, t)
+            if stop is not None:
+                return stop
+        edge, rough = shares(train(cores), options.problem.box)
+        stop = unbounded(options, cores, at, edge, rough)
+        if stop is not None:
+            return stop
         self.map, self.t = map, t
         slopes = self.memory.slopes
         if step.slope is not None:
             slopes = [*slopes, step.slope][-options.method.past :]
         self.memory = dataclasses.replace(
-            self.memory, v=cores, slopes=slopes, guesses=trim.guesses, steps=self.memory.steps + 1
+            self.memory,
+            v=cores,
+            slopes=slopes,
+            guesses=trim.guesses,
+            steps=self.memory.steps + 1,
+            lost=trim.lost,
         )
         volume = abs(float(map.det))
-        self._seen = {"cond": cond, "mass": mass_of(cores, weights) / volume, "edge_mass": edge}
+        mass = mass_of(cores, weights) / volume
+        self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
         return None
+
+    def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
+        """v with the mass of the start."""
+        options, at = self.options, quadrature(self.options.problem.box)
+        target = self.memory.mass * abs(float(map.det))
+        mass = mass_of(cores, at.weights)
+        if not abs(mass - target) <= max(_CHANGED, 10 * options.tol) * abs(target):
+            return cores, Stopped(
+                Result.mass,
+                f"at t = {t:g} mass goes from {target:.3g} to {mass:.3g} in one step: the equation "
+                f"changes it, or it is too small beside |u| to be kept (conserve="
+                f'"{options.conserve}"): take conserve=None',
+            )
+        if options.conserve == "rescale":
+            return [cores[0] * (target / mass), *cores[1:]], None
+        found = corrected(cores, at, target)
+        return (cores if found is None else found.cores), None
 
     def _note(
         self, costs: tuple[float, float], dt: float, step: Step, seconds: float, compiled: int
@@ -352,14 +294,10 @@ class Run:
 
     def stats(self) -> dict[str, Any]:
         """The rows as arrays."""
-        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass", "norm")
-        names = (*names, "error", "seconds", "compilations", "sigma", "beta")
+        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
+        names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
         out["rejected"] = self.rejected
         return out
-
-
-# What a smaller step may cure.
-_CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)

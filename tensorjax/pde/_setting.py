@@ -153,7 +153,7 @@ class Setting:
         beta = np.zeros(len(sigma))
         strength = np.ones(len(sigma))
         if gauge == "edge":
-            strength = gauges.strength(seen.edge, _ONSET * self.tol, _FULL * self.tol)
+            strength = gauges.strength(seen.near, _ONSET * self.tol, _FULL * self.tol)
         if gauge != "none" and np.any(strength):
             parts = [*form.others, *self.affine_part(self.point)]
             drifts = gauges.drifts(self.point, self.modes, parts, seen)

@@ -62,12 +62,14 @@ class Result(enum.StrEnum):
     successful = "successful"
     cfl = "time step too large"
     edge_mass = "mass at the edge of the box"
+    unresolved = "finer than the points"
     singular_map = "coordinates not invertible"
     max_rank = "rank cap reached"
     not_finite = "NaN or Inf"
     failed = "right side or generator failed"
     dtmin = "time step below dtmin"
     max_steps = "out of steps"
+    mass = "mass not conserved"
     solver = "implicit step not solved"
     stopped = "stopped by the callback"
 
@@ -88,10 +90,10 @@ class Solution:
         end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
         (norm of what of the right side no motion within the ranks can follow, with coordinates at
         rest and as they moved; NaN where no generator looked), "cond" (of Γ), "mass", "edge_mass",
-        "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma" and "beta" (Σ
-        and β at the beginning of the step), "seconds", "compilations". With ``rank``: "t", "dt",
-        "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf: under jit,
-        vmap and grad ``result`` cannot tell).
+        "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
+        and "beta" (Σ and β at the beginning of the step), "seconds", "compilations". With ``rank``:
+        "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf:
+        under jit, vmap and grad ``result`` cannot tell).
       result: `Result.successful`, or what stopped the run.
       message: what happened and what to try; empty if successful.
 

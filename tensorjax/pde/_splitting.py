@@ -21,7 +21,7 @@ from tensorjax.pde._grid import Axis
 from tensorjax.pde._operators import affine_states, differentiated
 from tensorjax.pde._rates import Rates
 from tensorjax.pde._steppers import Step, Trim
-from tensorjax.pde._sums import nothing, truncated
+from tensorjax.pde._sums import Train, nothing, truncated
 from tensorjax.tt import _hosted as hosted
 from tensorjax.tt import _interfaces as interfaces
 
@@ -163,7 +163,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 
 
 def _ends(cores: Cores, trim: Trim) -> Step:
-    return Step(truncated(cores, trim.tol, trim.cap)[0])
+    return Step(trim.kept(truncated(cores, trim.tol, trim.cap)[0], trim.mass(Train(cores))))
 
 
 def bug(

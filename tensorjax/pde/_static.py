@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,11 @@ import numpy as np
 from tensorjax import _check, tt
 from tensorjax._cores import cut_ranks
 from tensorjax._train import TT
-from tensorjax.pde._inside import check_inside
+from tensorjax.pde._checks import check_inside
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._path import Moment, Path, told
-from tensorjax.pde._run import Options
 from tensorjax.pde._solution import Result, Solution, State
+from tensorjax.pde._statuses import Options
 
 # Of every stage but the last its time and its step; then weights of v and the stages in the result.
 _TABLEAUX = {
@@ -49,10 +49,13 @@ def integrate_static(
     maps, motions, end = _coordinates(options, map, t0, dt, count)
     v = _initial(options, start, map, rank)
     ranks = v.ranks[1:-1] or 1
+    # At rest the map is a constant of the program, which terms need that are not traced.
+    rest = None if any(np.any(m) for m in motions) else map
 
     def step(v: TT, now: Any) -> tuple[TT, Any]:
         t, here, moving = now
-        new = _step(options.problem, v, t, dt, here, moving, ranks, options.name)
+        coordinates = _Coordinates(here, moving, rest)
+        new = _step(options.problem, v, t, dt, coordinates, ranks, options.name)
         norm = tt.norm(new)
         entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
         return new, (norm, jnp.isfinite(norm) & jnp.all(jnp.stack(entries)))
@@ -85,7 +88,7 @@ def _initial(
     ranks = cut_ranks((1, *wanted, 1), modes)[1:-1]
     if start is None:
         cores = problem.initial_cores(map, options.tol)
-        check_inside(problem, cores, map, options.edge_limit)
+        check_inside(problem, cores, map, options.edge_limit, options.resolution_limit)
         v = TT._unchecked(tuple(jnp.asarray(c) for c in cores))
     else:
         v = start.v
@@ -120,28 +123,40 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     return first, second
 
 
+class _Coordinates(NamedTuple):
+    """Those of one step: Γ, s and Σ, β at `_SHARES`, or one map at rest."""
+
+    maps: Any
+    motions: Any
+    rest: AffineMap | None
+
+    def right_side(self, problem: Any, t: Any, i: int) -> Any:
+        """At a share, with the motion."""
+        if self.rest is not None:
+            return problem.right_side(self.rest, t)
+        right = problem.right_side(AffineMap(*(m[i] for m in self.maps)), t)
+        return right.moving(*(m[i] for m in self.motions))
+
+
 def _step(
     problem: Any,
     v: TT,
     t: Any,
     dt: float,
-    maps: Any,
-    motions: Any,
+    coordinates: _Coordinates,
     ranks: Any,
     method: str,
 ) -> TT:
     stages, weights, (share, factor) = _TABLEAUX[method]
 
     def terms(x: TT, share: float) -> list[Any]:
-        i = _SHARES.index(share)
-        at = AffineMap(maps[0][i], maps[1][i])
-        right = problem.right_side(at, t + share * dt)
+        right = coordinates.right_side(problem, t + share * dt, _SHARES.index(share))
         if right.reaction is not None:
             raise ValueError(
                 "rank: expected a problem without a nonlinear reaction, whose ranks depend on the "
                 "data; give tol alone"
             )
-        return right.moving(motions[0][i], motions[1][i]).terms(x)
+        return right.terms(x)
 
     # As in `tensorjax.pde._steppers`: rounded stages stand for the slopes.
     known = [v]

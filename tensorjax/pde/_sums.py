@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import linalg
 from tensorjax._cores import Cores, cut_ranks
 
 Array = Any
@@ -264,12 +263,3 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 def nothing(cores: Cores) -> Train:
     """Zero, of the same modes."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])
-
-
-def norm(cores: Cores) -> float:
-    """‖x‖, of any cores."""
-    f = np.ones((1, 1))
-    for c in reversed(cores):
-        flat = (c @ f).reshape(len(c), -1)
-        f = linalg.triangle(flat.T).T if flat.shape[1] > flat.shape[0] else flat
-    return float(np.linalg.norm(f))

@@ -28,6 +28,12 @@ __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Pres
 # The guard asks that the normal component at v falls to this share: a motion that gains nothing
 # there follows the coarse levels, and stirs up what lies between them and v.
 _GAIN = 0.7
+# Where the convex problem at v alone leaves less than this share of what the levels leave, and of
+# what rest leaves, its own Σ is taken: what the coarse levels add would cost more ranks at the
+# tolerance than it can save above it. Where it gains little its Σ jumps, which costs accuracy.
+_LESS, _MUCH = 0.5, 0.1
+# Regularisation of the convex problem.
+_PLAIN = 1e-10
 # Eigenvalues of a level's normal equations below this share of its largest are roundoff of the
 # truncation: at their weight fine levels would follow them to Σ of any size.
 _NULL = 1e-8
@@ -36,6 +42,13 @@ _SEEN = 1e-2
 
 
 Generator = Callable[..., Motion]
+
+
+def _convex(form: normal.Form, regularization: float) -> np.ndarray:
+    """The minimiser of one form."""
+    w, z = np.linalg.eigh(form.gram)
+    sigma = filtered(w, z, form.load, regularization * max(w[-1], 0.0))
+    return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
 
 
 def _at_rest(d: int) -> Motion:
@@ -134,7 +147,7 @@ class Convex:
     """
 
     _: dataclasses.KW_ONLY
-    regularization: float = 1e-10
+    regularization: float = _PLAIN
     gauge: Gauge = "none"
 
     def __post_init__(self):
@@ -146,9 +159,7 @@ class Convex:
         if setting.trivial:
             return _at_rest(box.dim)
         form = setting.form(setting.point, tol, measure=True)
-        w, z = np.linalg.eigh(form.gram)
-        sigma = filtered(w, z, form.load, self.regularization * max(w[-1], 0.0))
-        return setting.motion(form, normal.from_off_diagonal(sigma, box.dim), self.gauge)
+        return setting.motion(form, _convex(form, self.regularization), self.gauge)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +183,10 @@ class MultiLevel:
         w/(w² + (λ s)²), s the mean of ‖y_k ∂_j v‖² over (δ_max ‖v‖)².
       kappa: κ ≥ 0, per time: how fast what lies outside the tangent space of v_i is made to decay.
         It brings down ranks that are high at the start.
-      guard: whether Σ is set to zero unless it brings the normal component at v itself down to
-        0.7 of what it is without. Not with ``kappa``, which moves v for reasons that are not to
-        be seen in it.
+      guard: whether the normal component at v itself has a say. Σ is zero unless it brings that to
+        0.7 of what it is at rest or less; and where `Convex` leaves less than half as much, and
+        less than a tenth of what rest leaves, its Σ is taken. Not with ``kappa``, which moves v for
+        reasons that are not to be seen in it.
       gauge: of shifts and stretches, which leave the ranks alone. "edge": along an axis to whose
         ends v comes near, the mean of v² is held and its variance kept from growing; "moments":
         means and variances are held everywhere; "none": the diagonal of Σ and β are zero, and v may
@@ -226,9 +238,14 @@ class MultiLevel:
             groups.setdefault(ranks, []).append(x)
         finest = setting.form(setting.point, tol, measure=True)
         sigma = self._minimiser(setting, groups, finest, levels[0])
-        enough = finest.cost(sigma) <= _GAIN * finest.cost(0 * sigma)
-        guarded = self.guard and self.kappa == 0 and not enough
-        sigma = 0 * sigma if guarded else sigma
+        guarded = False
+        if self.guard and self.kappa == 0:
+            alone, rest = _convex(finest, _PLAIN), finest.cost(0 * sigma)
+            guarded = not finest.cost(sigma) <= _GAIN * rest
+            if guarded:
+                sigma = 0 * sigma
+            elif finest.cost(alone) < min(_LESS * finest.cost(sigma), _MUCH * rest):
+                sigma = alone
         found = setting.motion(finest, sigma, self.gauge)
         return found._replace(
             levels=levels,
