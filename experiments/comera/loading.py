@@ -36,7 +36,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:2]}, 256, 72, Options(8.0)
     ),
     ("flights", "default"): Setting(
-        {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1)
+        {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1, late_size_weight=3.0)
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
     ("code", "tiny"): Setting(

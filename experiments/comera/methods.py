@@ -54,7 +54,7 @@ class Options:
     gate_rate: float = 0.02
     size_weight: float = 1e-2
     core_weight: float = 1e-4
-    late_size_weight: float = 10.0
+    late_size_weight: float = 1.0
     threshold: float = 1e-2
     galore_rank: int = 32
     galore_gap: int = 200
