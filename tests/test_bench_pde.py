@@ -52,7 +52,8 @@ def test_every_way_at_hand_reaches_the_error_of_the_small_task() -> None:
     for way in problem.ways:
         answer = way.answer(way.call())
         assert answer["error"] < TASK.target, (way.library, way.variant)
-        assert 1 < answer["rank"] < 28
+        # A Gaussian has rank one in the coordinates of its axes, which moving ones may find.
+        assert (2 if way.variant.startswith("fixed") else 1) <= answer["rank"] < 28
 
 
 def test_a_run_of_ours_that_stops_is_no_result() -> None:
