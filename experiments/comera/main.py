@@ -30,7 +30,7 @@ Name = Literal["flights", "code", "pairs", "planted"]
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take one to two hours on two CPU cores."""
+    """Options; the defaults take hours on two CPU cores."""
 
     tasks: tuple[Name, ...] = ("flights", "code", "pairs", "planted")
     """What is learnt; "planted" is the recovery of planted ranks."""
