@@ -46,6 +46,7 @@ class Options:
         galore_rank: Rank of the projected gradients.
         galore_gap: Steps between two projections.
         galore_scale: α, of the projected updates.
+        init: How factorised layers begin, those of low rank among them.
     """
 
     compression: float
@@ -59,6 +60,7 @@ class Options:
     galore_rank: int = 32
     galore_gap: int = 200
     galore_scale: float = 0.25
+    init: Literal["normal", "orthogonal"] = "orthogonal"
 
     def settings(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -140,20 +142,28 @@ def _model(
         k = fitting(lambda k: dense(task.narrow(task.config, k)), budget, task.widest)
         return dense(task.narrow(task.config, k)), f"k = {k}"
     if method == "lowrank":
-        return _low_rank(task, budget, factorised, fitting)
+        return _low_rank(task, budget, factorised, fitting, options.init)
     target = budget if method == "fixed" else int(options.head_start * budget)
-    rank = fitting(lambda r: factorised(nn.TT(rank=r), task.config), target, HIGHEST)
-    return factorised(nn.TT(rank=rank), task.config), f"rank {rank}"
+
+    def trains(rank: int) -> Callable[[nnx.Rngs], nnx.Module]:
+        return factorised(nn.TT(rank=rank, init=options.init), task.config)
+
+    rank = fitting(trains, target, HIGHEST)
+    return trains(rank), f"rank {rank}"
 
 
 def _low_rank(
-    task: Task, budget: int, factorised: Any, fitting: Any
+    task: Task, budget: int, factorised: Any, fitting: Any, init: Any
 ) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
     """Rank by budget; where not even rank 1 is small enough, rank 4 of a narrower model."""
-    if sizes.count(factorised(nn.LowRank(1), task.config)) <= budget:
-        rank = fitting(lambda r: factorised(nn.LowRank(r), task.config), budget, HIGHEST)
-        return factorised(nn.LowRank(rank), task.config), f"rank {rank}"
-    spec = nn.LowRank(4)
+
+    def low_rank(rank: int) -> Callable[[nnx.Rngs], nnx.Module]:
+        return factorised(nn.LowRank(rank, init=init), task.config)
+
+    if sizes.count(low_rank(1)) <= budget:
+        rank = fitting(low_rank, budget, HIGHEST)
+        return low_rank(rank), f"rank {rank}"
+    spec = nn.LowRank(4, init=init)
     k = fitting(lambda k: factorised(spec, task.narrow(task.config, k)), budget, task.widest)
     return factorised(spec, task.narrow(task.config, k)), f"rank 4, k = {k}"
 

@@ -98,6 +98,12 @@ def with_spread(layer: Any, spread: float) -> Any:
     return _rescaled(layer, spread / present)
 
 
+def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
+    """A linear layer that begins with weights of variance 1 / N, as flax draws dense ones."""
+    layer = spec.linear(in_features, out_features, **options)
+    return with_linear_spread(layer, in_features**-0.5)
+
+
 def with_linear_spread(layer: Any, spread: float) -> Any:
     """Rescales a fresh layer of `tensorjax.nn` to weights of standard deviation ``spread``."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)

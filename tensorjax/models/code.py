@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import Spec, check_ids
+from tensorjax.models._spec import Spec, check_ids, fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
@@ -59,7 +59,7 @@ class CodeModel(nnx.Module):
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.trunk = Trunk(config, linear=linear, embedding=embedding, **options)
-        self.transform = linear.linear(config.features, config.features, **options)
+        self.transform = fresh_linear(linear, config.features, config.features, **options)
         self.norm = nnx.LayerNorm(config.features, epsilon=1e-12, **options)
         self.bias = nnx.Param(jnp.zeros((config.vocabulary,), param_dtype))
 

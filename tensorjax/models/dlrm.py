@@ -14,7 +14,14 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import Spec, check_ids, check_sizes, check_spec, with_spread
+from tensorjax.models._spec import (
+    Spec,
+    check_ids,
+    check_sizes,
+    check_spec,
+    fresh_linear,
+    with_spread,
+)
 
 __all__ = ["DLRM", "DLRMConfig"]
 
@@ -79,7 +86,7 @@ class _MLP(nnx.Module):
         dense = nn.Dense()
         self.layers = nnx.List(
             [
-                (linear if n * m >= threshold and m > 1 else dense).linear(n, m, **options)
+                fresh_linear(linear if n * m >= threshold and m > 1 else dense, n, m, **options)
                 for n, m in itertools.pairwise(widths)
             ]
         )

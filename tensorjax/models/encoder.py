@@ -14,7 +14,14 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import Spec, check_ids, check_sizes, check_spec, with_spread
+from tensorjax.models._spec import (
+    Spec,
+    check_ids,
+    check_sizes,
+    check_spec,
+    fresh_linear,
+    with_spread,
+)
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
 
@@ -83,10 +90,10 @@ class _Attention(nnx.Module):
 
     def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
         width = config.features
-        self.query = linear.linear(width, width, **options)
-        self.key = linear.linear(width, width, **options)
-        self.value = linear.linear(width, width, **options)
-        self.out = linear.linear(width, width, **options)
+        self.query = fresh_linear(linear, width, width, **options)
+        self.key = fresh_linear(linear, width, width, **options)
+        self.value = fresh_linear(linear, width, width, **options)
+        self.out = fresh_linear(linear, width, width, **options)
         self.heads, self.linear_biases = config.heads, config.linear_biases
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -102,8 +109,8 @@ class _Block(nnx.Module):
 
     def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
         self.attention = _Attention(config, linear, **options)
-        self.up = linear.linear(config.features, config.hidden, **options)
-        self.down = linear.linear(config.hidden, config.features, **options)
+        self.up = fresh_linear(linear, config.features, config.hidden, **options)
+        self.down = fresh_linear(linear, config.hidden, config.features, **options)
         self.norms = nnx.List([_norm(config, **options) for _ in range(2)])
         self.dropout = nnx.Dropout(config.dropout, rngs=options["rngs"])
         self.norm_first = config.norm_first
@@ -273,7 +280,7 @@ class Encoder(nnx.Module):
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.trunk = Trunk(config, linear=linear, embedding=embedding, **options)
-        self.pooler = linear.linear(config.features, config.features, **options)
+        self.pooler = fresh_linear(linear, config.features, config.features, **options)
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
         self.head = nnx.Linear(config.features, config.classes, **options)
 

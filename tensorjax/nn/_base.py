@@ -1,7 +1,6 @@
 """What tensorised linear layers of all formats share."""
 
 import abc
-import functools
 import math
 import weakref
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, contract, linalg
+from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
 from tensorjax.nn._plan import LayerPlan, plan_layer
@@ -58,6 +58,7 @@ class TensorLinear(nnx.Module):
         precision: Any = None,
         memory_limit: int | None = None,
         variance: float | None = None,
+        init: Init = "normal",
         rngs: nnx.Rngs,
     ):
         self.in_features = _check.integer("in_features", in_features, low=1)
@@ -78,13 +79,13 @@ class TensorLinear(nnx.Module):
         wanted = 1 / (in_features + out_features) if variance is None else float(variance)
         if not 0 < wanted < math.inf:
             raise ValueError(f"variance: expected a positive number, got {variance!r}")
-        self._draw(rank, wanted, rngs)
+        self._draw(check_init(init), rank, wanted, rngs)
         self.bias = nnx.data(
             nnx.Param(jnp.zeros((out_features,), param_dtype)) if use_bias else None
         )
 
     @abc.abstractmethod
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         """Makes the parameters of the weight, so that its entries have the variance given."""
 
     @property
@@ -216,27 +217,6 @@ class TensorLinear(nnx.Module):
 def gate_dtype(param_dtype: Any) -> Any:
     """The dtype of gates: near one, half precision would not feel the steps of an optimiser."""
     return linalg.factor_dtype(param_dtype)
-
-
-def normals(
-    rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
-) -> list[nnx.Param]:
-    """Arrays of iid normal numbers, a sum of ``terms`` products of which has this variance."""
-    scale = (variance / terms) ** (0.5 / len(shapes))
-    drawn = _normals(rngs.params(), scale, tuple(map(tuple, shapes)), jnp.dtype(dtype))
-    return [nnx.Param(x) for x in drawn]
-
-
-# All in one program: drawing takes long to compile.
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _normals(
-    key: jax.Array, scale: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any
-) -> list[jax.Array]:
-    wide = linalg.factor_dtype(dtype)  # half precision is drawn in single
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    draw = jax.random.normal(key, (int(ends[-1]),), wide) * jnp.asarray(scale, wide)
-    parts = jnp.split(draw.astype(dtype), ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:

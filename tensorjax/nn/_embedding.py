@@ -6,9 +6,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from tensorjax.nn import _initial
 from tensorjax.nn import _lookup as networks
-from tensorjax.nn._base import normals, ones, values
+from tensorjax.nn._base import ones, values
 from tensorjax.nn._embedding_base import Embedding
+from tensorjax.nn._initial import Init
 from tensorjax.nn._lookup import Network
 from tensorjax.nn._modes import bounded, train_ranks
 
@@ -53,8 +55,9 @@ class TTEmbedding(Embedding):
         where ids are traced, as under `jax.jit`, nothing can raise, and the row is NaN, as that of
         `jax.numpy.take`. "clip": the nearest id. "zero": a row of zeros. No gradient comes of them,
         unless clipped. Negative ids do not count from the end.
-      variance: of the entries of the table at first: the cores are iid normal, of one variance v
-        with v^D Π r_k = variance, which makes it exact.
+      variance: of the entries of the table at first, exact.
+      init: "normal": the cores are iid normal, of one variance v with v^D Π r_k = variance.
+        "orthogonal": isometries left of the bond in the middle, adjoint ones right of it.
       rngs: the stream "params" is drawn from.
 
     Raises:
@@ -86,12 +89,14 @@ class TTEmbedding(Embedding):
     looks up each example by itself: one call with all ids is faster.
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         pairs = list(zip(self.num_shape, self.feature_shape, strict=True))
         ranks = train_ranks(rank, [m * n for m, n in pairs])
         full = (1, *ranks, 1)
         shapes = [(full[k], *pair, full[k + 1]) for k, pair in enumerate(pairs)]
-        self.cores = nnx.List(normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype))
+        split = len(shapes) // 2
+        drawn = _initial.train(init, rngs, shapes, split, variance, self.param_dtype)
+        self.cores = nnx.List(drawn)
         self.gates = ones(ranks, self.param_dtype)
 
     @property
@@ -127,7 +132,8 @@ class TuckerEmbedding(Embedding):
       rank: multilinear ranks: one int, cut at every m_k n_k, or one per mode.
       num_shape, feature_shape, order, dtype, param_dtype, padding_idx, capacity, out_of_range,
         rngs: as for `TTEmbedding`.
-      variance: as for `TTEmbedding`: the core and the factors are iid normal, of one variance.
+      variance, init: as for `TTEmbedding`: core and factors are iid normal of one variance, or
+        isometries.
 
     Raises:
       ValueError: as `TTEmbedding`.
@@ -140,12 +146,13 @@ class TuckerEmbedding(Embedding):
       ((3, 64), (8, 8, 8))
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         pairs = list(zip(self.num_shape, self.feature_shape, strict=True))
         ranks = bounded(rank, [m * n for m, n in pairs], "mode")
-        shapes = [ranks, *((*pair, s) for pair, s in zip(pairs, ranks, strict=True))]
-        self.core, *factors = normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype)
-        self.factors = nnx.List(factors)
+        shapes = [(*pair, s) for pair, s in zip(pairs, ranks, strict=True)]
+        split = len(shapes) // 2
+        drawn = _initial.tucker(init, rngs, ranks, shapes, split, variance, self.param_dtype)
+        self.core, self.factors = drawn[0], nnx.List(drawn[1:])
         self.gates = ones(ranks, self.param_dtype)
 
     @property
@@ -180,6 +187,7 @@ class CPEmbedding(Embedding):
       num_shape, feature_shape, order, dtype, param_dtype, padding_idx, capacity, out_of_range,
         rngs: as for `TTEmbedding`.
       variance: as for `TTEmbedding`: the factors are iid normal, of one variance.
+      init: "normal"; there are no orthogonal ones.
 
     Raises:
       ValueError: as `TTEmbedding`.
@@ -192,12 +200,13 @@ class CPEmbedding(Embedding):
       ((3, 64), (20,))
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         pairs = list(zip(self.num_shape, self.feature_shape, strict=True))
         sizes = [m * n for m, n in pairs]
         (terms,) = bounded(rank, [math.prod(sizes) // max(sizes)], "sum")
         shapes = [(*pair, terms) for pair in pairs]
-        self.factors = nnx.List(normals(rngs, shapes, variance, terms, self.param_dtype))
+        drawn = _initial.canonical(init, rngs, shapes, variance, self.param_dtype)
+        self.factors = nnx.List(drawn)
         self.gates = ones([terms], self.param_dtype)
 
     @property

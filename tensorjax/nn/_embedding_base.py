@@ -16,6 +16,7 @@ from tensorjax.nn._base import MAX_BYTES, certificates, check_bytes, values
 from tensorjax.nn._embedding_distinct import lookup
 from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
 from tensorjax.nn._embedding_plan import LookupPlan, make_plan
+from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._lookup import Network
 from tensorjax.nn._modes import modes
 
@@ -74,6 +75,7 @@ class Embedding(nnx.Module):
         capacity: int | None = None,
         out_of_range: OutOfRange = "error",
         variance: float = 1.0,
+        init: Init = "normal",
         rngs: nnx.Rngs,
     ):
         self.num_shape, self.feature_shape = fold(
@@ -91,10 +93,10 @@ class Embedding(nnx.Module):
         self.out_of_range: OutOfRange = policy(out_of_range)
         if not 0 < variance < math.inf:
             raise ValueError(f"variance: expected a positive number, got {variance!r}")
-        self._draw(rank, variance, rngs)
+        self._draw(check_init(init), rank, variance, rngs)
 
     @abc.abstractmethod
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         """Makes the parameters, so that the entries of the table have the variance given."""
 
     @abc.abstractmethod

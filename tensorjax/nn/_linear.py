@@ -6,8 +6,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from tensorjax.nn import _networks
-from tensorjax.nn._base import TensorLinear, normals, ones, values
+from tensorjax.nn import _initial, _networks
+from tensorjax.nn._base import TensorLinear, ones, values
+from tensorjax.nn._initial import Init
 from tensorjax.nn._modes import bounded, train_ranks
 from tensorjax.nn._networks import Network
 
@@ -47,8 +48,11 @@ class TTLinear(TensorLinear):
       memory_limit: bytes that the contraction may have alive in forward + backward: rows are then
         cut into slices, and intermediates recomputed in the backward pass. An error where that
         cannot be reached.
-      variance: of the entries of W at first: the cores are iid normal, of one variance v with
-        v^{p+q} Π r_k = variance, which makes it exact. None is 1 / (N + M), half of Glorot's.
+      variance: of the entries of W at first, exact. None is 1 / (N + M), half of Glorot's.
+      init: "normal": the cores are iid normal, of one variance v with v^{p+q} Π r_k = variance, as
+        the paper has them. "orthogonal": random isometries G_1 … G_p and adjoint isometries
+        G_{p+1} … G_{p+q}, so that all singular values of W are the same at first; products of many
+        normal matrices are badly conditioned, and such layers learn slowly.
       rngs: the stream "params" is drawn from.
 
     Raises:
@@ -68,13 +72,16 @@ class TTLinear(TensorLinear):
 
     Source: Yang et al., "CoMERA: Computing- and Memory-Efficient Training via Rank-Adaptive Tensor
     Optimization" (NeurIPS 2024, arXiv 2405.14377). Departures: any numbers of factors; padding;
-    the order of products follows from the batch size, where theirs is always the halves.
+    the order of products follows from the batch size, where theirs is always the halves. Orthogonal
+    factors: Saxe, McClelland, Ganguli, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks" (ICLR 2014, arXiv 1312.6120); that a train is drawn so is ours.
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         ranks = train_ranks(rank, self.modes)
         shapes = _networks.train(self.modes, len(self.in_shape), ranks).shapes
-        drawn = normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype)
+        split = len(self.in_shape)
+        drawn = _initial.train(init, rngs, shapes, split, variance, self.param_dtype)
         self.cores = nnx.List(drawn)
         self.gates = ones(ranks, self.param_dtype)
 
@@ -116,7 +123,8 @@ class TuckerLinear(TensorLinear):
       rank: multilinear ranks: one int, cut at every n_k, or one per mode.
       in_shape, out_shape, order, use_bias, dtype, param_dtype, precision, memory_limit, rngs: as
         for `TTLinear`.
-      variance: as for `TTLinear`: the core and the factors are iid normal, of one variance.
+      variance, init: as for `TTLinear`: core and factors are iid normal of one variance, or the
+        factors are isometries and so is the core, from input to output.
 
     Raises:
       ValueError: factors whose product is too small, or ranks above their modes.
@@ -129,10 +137,10 @@ class TuckerLinear(TensorLinear):
       ((8, 8), (8, 12), (4, 4, 4, 4))
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         ranks = bounded(rank, self.modes, "mode")
-        shapes = [ranks, *zip(self.modes, ranks, strict=True)]
-        drawn = normals(rngs, shapes, variance, math.prod(ranks), self.param_dtype)
+        factors, split = list(zip(self.modes, ranks, strict=True)), len(self.in_shape)
+        drawn = _initial.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
         self.core, self.factors = drawn[0], nnx.List(drawn[1:])
         self.gates = ones(ranks, self.param_dtype)
 
@@ -174,6 +182,7 @@ class CPLinear(TensorLinear):
       in_shape, out_shape, order, use_bias, dtype, param_dtype, precision, memory_limit, rngs: as
         for `TTLinear`.
       variance: as for `TTLinear`: the factors are iid normal, of one variance.
+      init: "normal"; there are no orthogonal ones.
 
     Raises:
       ValueError: factors whose product is too small, or a rank that is not a positive integer.
@@ -185,11 +194,12 @@ class CPLinear(TensorLinear):
       466
     """
 
-    def _draw(self, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         enough = math.prod(self.modes) // max(self.modes)
         (terms,) = bounded(rank, [enough], "sum")
         shapes = [(n, terms) for n in self.modes]
-        self.factors = nnx.List(normals(rngs, shapes, variance, terms, self.param_dtype))
+        drawn = _initial.canonical(init, rngs, shapes, variance, self.param_dtype)
+        self.factors = nnx.List(drawn)
         self.gates = ones([terms], self.param_dtype)
 
     @property

@@ -12,6 +12,7 @@ from tensorjax.nn._convert import Certificate, Format, from_linear
 from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embedding_convert import from_embedding
 from tensorjax.nn._embedding_ids import OutOfRange
+from tensorjax.nn._initial import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
 from tensorjax.nn._padded import PaddedEmbed
 
@@ -106,7 +107,8 @@ class Spec(abc.ABC):
                 f"spec: expected TT, LowRank or Tucker to convert a dense layer, got {self}; "
                 'use init="random" for this one'
             )
-        options.pop("precision", None)  # it keeps that of the layer
+        for name in ("precision", "init"):  # it keeps those of the layer
+            options.pop(name, None)
         return from_linear(layer, tol=tol, format=formats[kind], **options)
 
     def from_embedding(
@@ -128,6 +130,7 @@ class Spec(abc.ABC):
                 f"spec: expected TT or LowRank to convert a dense embedding, got {self}; "
                 'use init="random" for this one'
             )
+        options.pop("init")
         return from_embedding(layer, tol=tol, **options)
 
     def _need_rank(self, options: dict[str, Any]) -> None:
@@ -170,6 +173,7 @@ class LowRank(Spec):
 
     Attributes:
       rank: of the weight; cut at the smaller number of features.
+      init: "normal" or "orthogonal", as for `TTLinear`.
 
     Example:
       >>> from flax import nnx
@@ -179,14 +183,15 @@ class LowRank(Spec):
     """
 
     rank: int | None = None
+    init: Init = dataclasses.field(default="normal", kw_only=True)
 
     def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
         shapes = {"in_shape": (in_features,), "out_shape": (out_features,)}
-        return TTLinear, {"rank": self.rank, **shapes}
+        return TTLinear, {"rank": self.rank, "init": self.init, **shapes}
 
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
         shapes = {"num_shape": (num_embeddings, 1), "feature_shape": (1, features)}
-        return TTEmbedding, {"rank": self.rank, **shapes}
+        return TTEmbedding, {"rank": self.rank, "init": self.init, **shapes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +203,7 @@ class _Format(Spec):
         `tensorjax.nn.tensorize` with a tolerance, which chooses the ranks.
       in_shape, out_shape: factors of the features of a linear layer; None chooses.
       order: number of factors, where they are chosen.
+      init: "normal" or, but for `CP`, "orthogonal", as for `TTLinear`.
       precision, memory_limit: as for `TTLinear`.
       num_shape, feature_shape: factors of the rows and columns of an embedding; None chooses.
       capacity, out_of_range: as for `TTEmbedding`.
@@ -207,6 +213,7 @@ class _Format(Spec):
     in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     out_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     order: int | None = dataclasses.field(default=None, kw_only=True)
+    init: Init = dataclasses.field(default="normal", kw_only=True)
     precision: Any = dataclasses.field(default=None, kw_only=True)
     memory_limit: int | None = dataclasses.field(default=None, kw_only=True)
     num_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
@@ -215,7 +222,7 @@ class _Format(Spec):
     out_of_range: OutOfRange = dataclasses.field(default="error", kw_only=True)
 
     def _options(self, *names: str) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rank", "order", *names)}
+        return {name: getattr(self, name) for name in ("rank", "order", "init", *names)}
 
     def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
         options = self._options("in_shape", "out_shape", "precision", "memory_limit")
@@ -239,6 +246,7 @@ class TT(_Format):
         None is for `tensorjax.nn.tensorize` with a tolerance, which chooses the ranks.
       in_shape, out_shape: factors of the features of a linear layer; None chooses.
       order: number of factors, where they are chosen.
+      init: "normal" or, but for `CP`, "orthogonal", as for `TTLinear`.
       precision, memory_limit: as for `TTLinear`.
       num_shape, feature_shape: factors of the rows and columns of an embedding; None chooses.
       capacity, out_of_range: as for `TTEmbedding`.
@@ -260,8 +268,8 @@ class Tucker(_Format):
 
     Attributes:
       rank: multilinear ranks: one int, cut at every mode, or one per mode; None as for `TT`.
-      in_shape, out_shape, order, precision, memory_limit, num_shape, feature_shape, capacity,
-        out_of_range: as for `TT`.
+      in_shape, out_shape, order, init, precision, memory_limit, num_shape, feature_shape,
+        capacity, out_of_range: as for `TT`.
 
     Example:
       >>> from flax import nnx
@@ -280,8 +288,8 @@ class CP(_Format):
 
     Attributes:
       rank: number of terms.
-      in_shape, out_shape, order, precision, memory_limit, num_shape, feature_shape, capacity,
-        out_of_range: as for `TT`.
+      in_shape, out_shape, order, init, precision, memory_limit, num_shape, feature_shape,
+        capacity, out_of_range: as for `TT`.
 
     Example:
       >>> from flax import nnx

@@ -1,0 +1,162 @@
+"""What the parameters of a fresh layer are drawn from."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tensorjax import linalg
+
+Init = Literal["normal", "orthogonal"]
+_Shape = tuple[int, ...]
+
+
+def check_init(init: Any) -> Init:
+    """Returns it, or says what there is."""
+    if init not in get_args(Init):
+        raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
+    return init
+
+
+def train(
+    init: Init,
+    rngs: nnx.Rngs,
+    shapes: Sequence[Sequence[int]],
+    split: int,
+    variance: float,
+    dtype: Any,
+) -> list[nnx.Param]:
+    """Cores (r, …, s) of a tensor train whose entries have this variance.
+
+    "orthogonal": isometries left of bond ``split``, adjoint isometries right of it, so that all
+    singular values of the unfolding at that bond are one. Where ranks grow faster than modes admit,
+    a core is as near to it as can be.
+    """
+    ranks = [shape[0] for shape in shapes[1:]]
+    if init == "normal":
+        return normals(rngs, shapes, variance, math.prod(ranks), dtype)
+    folds = [_tall(shape) if k < split else _flat(shape) for k, shape in enumerate(shapes)]
+    entries = math.prod(math.prod(shape[1:-1]) for shape in shapes)
+    size = (entries * variance / ranks[split - 1]) ** 0.5 if ranks else (entries * variance) ** 0.5
+    return _isometries(rngs, shapes, folds, size, dtype)
+
+
+def tucker(
+    init: Init,
+    rngs: nnx.Rngs,
+    core: Sequence[int],
+    factors: Sequence[Sequence[int]],
+    split: int,
+    variance: float,
+    dtype: Any,
+) -> list[nnx.Param]:
+    """Core (s_1, …, s_d) and factors (…, s_k) of a Tucker tensor whose entries have this variance.
+
+    "orthogonal": factors are isometries, and the core is one or its adjoint, where its first
+    ``split`` axes are rows and the others columns.
+    """
+    shapes = [core, *factors]
+    if init == "normal":
+        return normals(rngs, shapes, variance, math.prod(core), dtype)
+    rows, columns = math.prod(core[:split]), math.prod(core[split:])
+    entries = math.prod(math.prod(shape[:-1]) for shape in factors)
+    fold = (rows, columns, rows >= columns)
+    size = (entries * variance / min(rows, columns)) ** 0.5
+    return _isometries(rngs, shapes, [fold, *map(_tall, factors)], size, dtype)
+
+
+def canonical(
+    init: Init, rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, dtype: Any
+) -> list[nnx.Param]:
+    """Factors (…, R) of a sum of R products whose entries have this variance.
+
+    Raises:
+      ValueError: ``init`` is "orthogonal".
+    """
+    if init == "orthogonal":
+        raise ValueError(
+            'init: expected "normal" for a sum of products of vectors, got "orthogonal": it has no '
+            "isometries; take TT or Tucker for them"
+        )
+    return normals(rngs, shapes, variance, shapes[0][-1], dtype)
+
+
+def normals(
+    rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
+) -> list[nnx.Param]:
+    """Arrays of iid normal numbers, a sum of ``terms`` products of which has this variance."""
+    scale = (variance / terms) ** (0.5 / len(shapes))
+    return _params(rngs, shapes, None, scale, dtype)
+
+
+# Rows and columns of an array as a matrix, and whether its columns (or else its rows) are to be
+# orthonormal.
+_Fold = tuple[int, int, bool]
+
+
+def _tall(shape: Sequence[int]) -> _Fold:
+    return math.prod(shape[:-1]), shape[-1], True
+
+
+def _flat(shape: Sequence[int]) -> _Fold:
+    return shape[0], math.prod(shape[1:]), False
+
+
+def _isometries(
+    rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], folds: Sequence[_Fold], size: float, dtype: Any
+) -> list[nnx.Param]:
+    return _params(rngs, shapes, tuple(folds), size ** (1 / len(shapes)), dtype)
+
+
+def _params(
+    rngs: nnx.Rngs,
+    shapes: Sequence[Sequence[int]],
+    folds: tuple[_Fold, ...] | None,
+    scale: float,
+    dtype: Any,
+) -> list[nnx.Param]:
+    drawn = _drawn(rngs.params(), scale, tuple(map(tuple, shapes)), folds, jnp.dtype(dtype))
+    return [nnx.Param(x) for x in drawn]
+
+
+# All in one program: drawing takes long to compile.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _drawn(
+    key: jax.Array,
+    scale: Any,
+    shapes: tuple[_Shape, ...],
+    folds: tuple[_Fold, ...] | None,
+    dtype: Any,
+) -> list[jax.Array]:
+    wide = linalg.factor_dtype(dtype)  # half precision is drawn in single
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    draw = jax.random.normal(key, (int(ends[-1]),), wide)
+    parts = jnp.split(draw, ends[:-1])
+    if folds is not None:
+        parts = _orthonormal(parts, folds)
+    scale = jnp.asarray(scale, wide)
+    return [(scale * x).astype(dtype).reshape(s) for x, s in zip(parts, shapes, strict=True)]
+
+
+def _orthonormal(parts: Sequence[jax.Array], folds: Sequence[_Fold]) -> list[jax.Array]:
+    """Uniformly random matrices C with Cᵀ C = 1 or C Cᵀ = 1, in the mean where they cannot be."""
+    out: list[jax.Array] = []
+    for part, (rows, columns, tall) in zip(parts, folds, strict=True):
+        matrix = part.reshape(rows, columns)
+        matrix = matrix if rows >= columns else linalg.adjoint(matrix)
+        if out:  # no two factorisations side by side where layers are drawn under vmap
+            matrix = linalg.after(matrix, out[-1])
+        q, r = linalg.qr(matrix)
+        diagonal = jnp.diagonal(r)  # its phases in q make q uniformly distributed
+        size = jnp.abs(diagonal).astype(q.dtype)
+        phases = jnp.where(size > 0, diagonal / jnp.where(size > 0, size, 1), 1)
+        q = linalg.scale_columns(q, phases)
+        q = q if rows >= columns else linalg.adjoint(q)
+        kept = columns if tall else rows
+        out.append(q * (kept / min(rows, columns)) ** 0.5)
+    return out
