@@ -24,4 +24,4 @@ reproduce: install
 	$(VENV)/bin/python -m experiments report --results $(RESULTS)
 
 test: reproduce
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
