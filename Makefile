@@ -2,10 +2,12 @@
 #   make reproduce   install into .venv, run the quick experiments, say where the report is
 #   make test        the same, then the tests
 # Another interpreter or folder: make test PYTHON=python3.12 VENV=/somewhere RESULTS=/elsewhere
+# One experiment at a time, for less memory or clean timings: make reproduce JOBS=1
 
 PYTHON ?= python3.11
 VENV ?= .venv
 RESULTS ?= results
+JOBS ?= 2
 
 .PHONY: install reproduce test
 
@@ -18,8 +20,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 reproduce: install
-	$(VENV)/bin/python -m experiments run all --quick --results $(RESULTS)
+	$(VENV)/bin/python -m experiments run all --quick --jobs $(JOBS) --results $(RESULTS)
 	$(VENV)/bin/python -m experiments report --results $(RESULTS)
 
 test: reproduce
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,7 @@ def run_named(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     *,
     quick: bool = False,
+    jobs: int = 1,
     results: Results = DEFAULT_RESULTS,
 ) -> int:
     """Run one experiment, or all of them, each in a process of its own.
@@ -67,23 +69,51 @@ def run_named(
     Args:
         name: An experiment of ``list``, or ``all``.
         quick: Use the small configuration that takes seconds to a minute.
+        jobs: With ``all``, how many run at a time; benchmarks always run alone.
         results: Folder to write results to.
     """
+    if jobs < 1:
+        return fail(f"--jobs: expected at least 1, got {jobs}", USAGE_ERROR)
     options = [*(["--quick"] if quick else []), "--results", str(results)]
     if name == "all":
-        return run_all(options)
+        return run_all(options, jobs)
     return run_one(find(name), options)
 
 
-def run_all(options: list[str]) -> int:
+def run_all(options: list[str], jobs: int) -> int:
     """Runs every experiment in its own process: flags, caches and memory stay its own."""
+    found = discover().values()
+    together = [e.name for e in found if jobs > 1 and not e.alone]
+    apart = [e.name for e in found if e.name not in together]
     failed = []
-    for name in discover():
+    pool = ThreadPoolExecutor(jobs)
+    done = [(name, pool.submit(run_quietly, name, options)) for name in together]
+    try:
+        for name, ended in done:
+            console.rule(Text(name))
+            status, said = ended.result()
+            print(said, end="", flush=True)
+            failed += [name] if status else []
+    finally:
+        pool.shutdown(cancel_futures=True)  # interrupted: nothing more is begun
+    for name in apart:
         console.rule(Text(name))
-        command = [sys.executable, "-m", "experiments", "run", name, *options]
-        if subprocess.run(command, check=False).returncode:
+        if subprocess.run(command(name, options), check=False).returncode:
             failed.append(name)
     return fail(f"failed: {', '.join(failed)}", 1) if failed else 0
+
+
+def command(name: str, options: list[str]) -> list[str]:
+    """The command that runs one experiment."""
+    return [sys.executable, "-m", "experiments", "run", name, *options]
+
+
+def run_quietly(name: str, options: list[str]) -> tuple[int, str]:
+    """The exit status of an experiment, and all that it said: two would talk over each other."""
+    ended = subprocess.run(
+        command(name, options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return ended.returncode, ended.stdout.decode(errors="replace")
 
 
 def run_one(experiment: Experiment, options: list[str]) -> int:

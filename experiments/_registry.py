@@ -21,6 +21,7 @@ class Experiment:
         quick: Approximate duration of a quick run on two CPU cores, such as ``"20 s"``.
         extra: The extra of ``pyproject.toml`` that brings the packages it needs.
         packages: Distributions whose versions are recorded besides the usual ones.
+        alone: Whether it compares times, so that ``run all`` runs nothing else beside it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Experiment:
     quick: str
     extra: str = "experiments"
     packages: tuple[str, ...] = ()
+    alone: bool = False
 
 
 class UnknownExperimentError(LookupError):

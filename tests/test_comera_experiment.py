@@ -221,11 +221,12 @@ def test_a_tiny_run_leaves_its_tables_and_its_figure_and_is_resumed(tmp_path) ->
 @pytest.mark.parametrize("name", ["code", "pairs"])
 def test_a_tiny_run_of_the_texts(name, tmp_path) -> None:
     options = ["--tasks", name, "--steps", "6", "--evaluations", "2"]
-    options += ["--methods", "dense", "shrunk", "galore", "fixed", "early", "late"]
+    # The other methods are those of the quick run, which .ci/run makes too, on every task.
+    options += ["--methods", "dense", "shrunk", "galore", "fixed", "early"]
     assert main(["run", "comera", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "comera" / "runs.jsonl").read_text())
     rows = (tmp_path / "comera" / line["run"] / f"{name}.csv").read_text().splitlines()
-    assert len(rows) >= 1 + 6
+    assert len(rows) >= 1 + 5
 
 
 @pytest.mark.parametrize(

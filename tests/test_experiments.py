@@ -235,11 +235,33 @@ def test_list_imports_nothing_heavy(planted: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_run_all_goes_on_after_a_failure(planted: Path) -> None:
-    done = command(planted, "run", "all", "--quick")
+# Before "tiny" in the alphabet, but after it where others run together.
+RIVAL = """
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(name="rival", module="experiments.tiny.main", paper="Nobody",
+               summary="compares times", quick="1 s", alone=True),
+)
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--jobs", "2")])
+def test_run_all_goes_on_after_a_failure(planted: Path, more: tuple[str, ...]) -> None:
+    (planted / "experiments" / "rival").mkdir()
+    (planted / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
+    done = command(planted, "run", "all", "--quick", *more)
     assert done.returncode == 1
     assert "failed: tiny/needy" in done.stderr
+    tiny, rival = (done.stdout.index(text) for text in ("tiny: squares", "rival: compares"))
+    assert (tiny < rival) == bool(more)
+    assert done.stdout.count("written to") == 2
     assert only_run(planted)["quick"] is True
+
+
+def test_at_least_one_runs_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "all", "--jobs", "0"]) == 2
+    assert "--jobs: expected at least 1, got 0" in capsys.readouterr().err
 
 
 def test_experiments_are_named_after_their_folder(here: Path) -> None:

@@ -56,6 +56,7 @@ def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path, monkeypatch) -> N
     monkeypatch.setattr(chain, "ORDER", 5)
     monkeypatch.setattr(control, "CASES", ((2, 3, 6),))
     options = ["--seeds", "1", "--cases", "3", "2", "--tols", "0.1", "--size", "16"]
+    options += ["--timed", "1"]
     assert main(["run", "meracle", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "meracle" / "runs.jsonl").read_text())
     tables = {table["file"] for table in line["tables"]}
@@ -68,7 +69,9 @@ def test_a_tiny_run_leaves_its_tables_and_its_figure(tmp_path, monkeypatch) -> N
     assert "reference program" in (folder / "planted.csv").read_text()
 
 
-@pytest.mark.parametrize("options", [{"size": 100}, {"size": 8}, {"seeds": 0}, {"trains": 0}])
+@pytest.mark.parametrize(
+    "options", [{"size": 100}, {"size": 8}, {"seeds": 0}, {"trains": 0}, {"timed": 0}]
+)
 def test_bad_options_are_named(options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}: expected"):
         Config(**options)

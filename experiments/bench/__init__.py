@@ -12,6 +12,7 @@ EXPERIMENTS = (
         summary="TT-SVD, rounding, arithmetic and projections: time, compilations, error, ranks",
         quick="40 s",
         packages=(*_PEERS, "scikit-learn", "ttax"),
+        alone=True,
     ),
     Experiment(
         name="bench/solvers",
@@ -20,6 +21,7 @@ EXPERIMENTS = (
         summary="cross approximation, linear systems, spin chains, completion, fused products",
         quick="30 s",
         packages=_PEERS,
+        alone=True,
     ),
     Experiment(
         name="bench/pde",
@@ -28,6 +30,7 @@ EXPERIMENTS = (
         summary="Fokker–Planck equations in fixed coordinates at equal errors; ten dimensions",
         quick="10 s",
         packages=("fpcross", "seemps", "teneva", "threadpoolctl"),
+        alone=True,
     ),
     Experiment(
         name="bench/layers",
@@ -37,5 +40,6 @@ EXPERIMENTS = (
         quick="30 s",
         extra="nn",
         packages=("flax", "tensorly-torch", "torch"),
+        alone=True,
     ),
 )

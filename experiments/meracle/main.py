@@ -37,10 +37,12 @@ class Config:
     """Relative error asked of the image."""
     trains: int = 3
     """Random tensor trains for each case of the negative control."""
+    timed: int = 5
+    """Planted trains of each case in the comparison of speed."""
 
     def __post_init__(self) -> None:
         """Checks what would fail late."""
-        for name in ("seeds", "trains"):
+        for name in ("seeds", "trains", "timed"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.size < 16 or self.size & (self.size - 1):
@@ -49,7 +51,9 @@ class Config:
     @classmethod
     def quick(cls) -> "Config":
         """Every table with fewer rows, in less than two minutes."""
-        return cls(seeds=3, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1)
+        return cls(
+            seeds=2, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1, timed=2
+        )
 
 
 def run(config: Config, run: Run) -> None:
@@ -63,6 +67,7 @@ def run(config: Config, run: Run) -> None:
             cases=config.cases,
             seeds=config.seeds,
             large=config.large,
+            timed=config.timed,
             tol=config.planted_tol,
             seed=config.seed,
         )
