@@ -31,7 +31,7 @@ _GAIN = 0.7
 # Where the convex problem at v alone leaves less than this share of what rest leaves, its own Σ is
 # taken: it is smooth in time there, and what the coarse levels add to it costs ranks. Where it
 # gains little its Σ jumps, which costs accuracy.
-_LITTLE = 0.1
+_LITTLE = 0.03
 # Regularisation of the convex problem.
 _PLAIN = 1e-10
 # Eigenvalues of a level's normal equations below this share of its largest are roundoff of the
@@ -183,8 +183,8 @@ class MultiLevel:
         w/(w² + (λ s)²), s the mean of ‖y_k ∂_j v‖² over (δ_max ‖v‖)².
       kappa: κ ≥ 0, per time: how fast what lies outside the tangent space of v_i is made to decay.
         It brings down ranks that are high at the start.
-      guard: whether the normal component at v itself has a say. Where `Convex` leaves less than a
-        tenth of what rest leaves, its Σ is taken, and no other level is looked at. Elsewhere Σ is
+      guard: whether the normal component at v itself has a say. Where `Convex` leaves less than
+        0.03 of what rest leaves, its Σ is taken, and no other level is looked at. Elsewhere Σ is
         zero unless it leaves 0.7 of that or less. Not with ``kappa``, which moves v for reasons
         that are not to be seen in it.
       gauge: of shifts and stretches, which leave the ranks alone. "edge": along an axis to whose
