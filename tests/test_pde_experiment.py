@@ -1,6 +1,7 @@
 """The experiment `pde`: its problems, its errors and orders, and a tiny run from end to end."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -102,6 +103,18 @@ def test_errors_without_an_exact_solution() -> None:
     assert solve.compared(runs, 60.0, 2)[0].error is None  # the reference stops
 
 
+def test_nonlinear_coordinates_are_measured_as_the_others() -> None:
+    (case,) = cases.bent(("banana",), (1e-2,), 16)
+    case = dataclasses.replace(case, t1=0.25, steps=4)
+    found = solve.solved(case, "nonlinear", solve.movements(case)["nonlinear"], 120.0, 60)
+    assert found.flow is not None
+    assert found.error is not None
+    assert found.error < 0.1
+    row = solve.row(found)
+    assert row["rank"] <= 3
+    assert row["until"] == "end"
+
+
 @pytest.mark.parametrize("degree", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_orders(degree: int) -> None:
     first, second = orders.rows(orders.RUNS[degree : degree + 1], (10, 20))
@@ -116,7 +129,7 @@ def test_what_should_be_equal_is() -> None:
 
 
 def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
-    options = ["--plane", "P1", "--dims", "2", "--four", "--order-methods", "1"]
+    options = ["--plane", "P1", "--dims", "2", "--bent", "--four", "--order-methods", "1"]
     options += ["--difference-steps", "80", "--order-steps", "10", "20"]
     assert main(["run", "pde", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "pde" / "runs.jsonl").read_text())
@@ -137,6 +150,7 @@ def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     "options",
     [
         {"plane": ("P9",)},
+        {"bent": ("boomerang",)},
         {"four": ("lorenz",)},
         {"dims": (1,)},
         {"order_steps": (20, 30)},

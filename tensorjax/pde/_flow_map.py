@@ -240,10 +240,11 @@ class FlowMap:
             return g, slopes @ m, *more
 
         one = np.tile(np.eye(self.fields.dim), (len(y), 1, 1))
-        state: State = (y, one, np.zeros_like(y)) if second else (y, one)
+        state: State = (y, one, *([np.zeros_like(y)] if second else []))
         for k, a, b in reversed(self._spans(t)):
             state = self._moved(k, b, a, state, rate)
-        return Back(state[0], state[1], state[2] if second else None)
+        x, inverse, *rise = state
+        return Back(x, inverse, rise[0] if rise else None)
 
     def _spans(self, t: float) -> list[tuple[int, float, float]]:
         """Pieces up to a time: which, from and to."""

@@ -182,7 +182,7 @@ def integrate(
     tol: float = 1e-6,
     t0: float = 0.0,
     levels: Any = (),
-    regularization: float = 1e-6,
+    regularization: float = 1e-4,
     extrapolate: int = 2,
     cross_tol: float | None = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
@@ -204,7 +204,7 @@ def integrate(
       levels: of `field_motion`.
       regularization: of `field_motion`.
       extrapolate: degree of the polynomial of c in time, at most.
-      cross_tol: relative error of the coefficients; a hundredth of ``tol`` if None.
+      cross_tol: relative error of the coefficients; a tenth of ``tol`` if None.
       saveat: `SaveAt` without ``ts``.
       **options: others of `pde.integrate`, but for ``coordinates``, ``rank``, ``start``, ``map``,
         ``stepsize_controller`` and ``checkpoint``.
@@ -222,17 +222,18 @@ def integrate(
       >>> from tensorjax import pde
       >>> start = pde.Gaussian(np.zeros(2), np.diag([0.3, 0.4]))
       >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
-      >>> problem = pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, 48, 5.0))
-      >>> bent = pde.flows.integrate(
-      ...     problem, pde.Fields(2, 5.0), t1=0.2, dt=0.02, tol=1e-4
-      ... )
+      >>> problem = pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, 32, 5.0))
+      >>> bent = pde.flows.integrate(problem, pde.Fields(2, 5.0), t1=0.1, dt=0.02, tol=1e-3)
       >>> int(bent.solution.stats["rank"][-1])
       1
+      >>> still = pde.integrate(problem, t1=0.1, dt=0.02, tol=1e-3)
+      >>> int(still.stats["rank"][-1])
+      2
     """
     _checked(fields, t0, t1, dt, saveat, options)
     _check.integer("extrapolate", extrapolate, low=0, high=2)
     walk = _Walk(
-        problem, fields, float(t0), tol, tol / 100 if cross_tol is None else cross_tol,
+        problem, fields, float(t0), tol, tol / 10 if cross_tol is None else cross_tol,
         {"levels": levels, "regularization": regularization}, extrapolate,
     )  # fmt: skip
     count = max(1, math.ceil((t1 - t0) / dt * (1 - 1e-9)))
