@@ -93,6 +93,15 @@ def test_a_generator_that_jumps_leaves_the_error_alone() -> None:
     assert ours.solution.stats["rank"][-1] <= fixed.solution.stats["rank"][-1]
 
 
+def test_coordinates_that_are_told_well_leak_no_ranks() -> None:
+    # With Σ extrapolated by a line, or moved by all levels, it ends at rank 4.
+    (case,) = cases.family((6,), 1e-6)
+    found = solve.solved(case, "ours", pde.MultiLevel(), 120.0, 20)
+    assert found.error is not None
+    assert found.error < 1e-6
+    assert found.solution.stats["rank"][-1] <= 3
+
+
 def test_errors_without_an_exact_solution() -> None:
     case = Case("cyclic", cases.cyclic(), 0.1, 8, 1e-3, reference=1e-4)
     runs = [solve.solved(case, "fixed", "fixed", 60.0, 60)]
