@@ -103,6 +103,18 @@ def test_flows_keep_a_bent_density_of_lower_rank_than_linear_maps():
     assert np.allclose(flown.solution.stats["mass"], 1, atol=5e-3)
 
 
+def test_flows_that_are_stopped_return_the_last_good_state():
+    options: dict[str, Any] = {"t1": 0.3, "dt": 0.1, "tol": 1e-2, "saveat": pde.SaveAt(t0=True)}
+    fields = pde.Fields(2, 5.0, degree=2)
+    late = pde.flows.integrate(banana(), fields, progress=lambda row: row["t"] > 0.15, **options)
+    assert late.solution.result == pde.Result.stopped
+    assert late.solution.ts.tolist() == pytest.approx([0.0, 0.2])
+    assert late.solution.stats["rates"].shape == (2, len(fields.axes))
+    narrow = pde.flows.integrate(banana(), fields, max_rank=1, **{**options, "tol": 1e-6})
+    assert narrow.solution.result == pde.Result.max_rank
+    assert narrow.solution.final.t == 0.0
+
+
 def test_bad_arguments_of_flows_are_refused():
     problem, fields = banana(), pde.Fields(2, 5.0, degree=2)
     with pytest.raises(ValueError, match="reach: expected a positive"):
