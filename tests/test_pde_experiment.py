@@ -1,6 +1,7 @@
 """The experiment `pde`: its problems, its errors and orders, and a tiny run from end to end."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -92,6 +93,15 @@ def test_a_generator_that_jumps_leaves_the_error_alone() -> None:
     assert ours.solution.stats["rank"][-1] <= fixed.solution.stats["rank"][-1]
 
 
+def test_coordinates_that_are_told_well_leak_no_ranks() -> None:
+    # With Σ extrapolated by a line, or moved by all levels, it ends at rank 4.
+    (case,) = cases.family((6,), 1e-6)
+    found = solve.solved(case, "ours", pde.MultiLevel(), 120.0, 20)
+    assert found.error is not None
+    assert found.error < 1e-6
+    assert found.solution.stats["rank"][-1] <= 3
+
+
 def test_errors_without_an_exact_solution() -> None:
     case = Case("cyclic", cases.cyclic(), 0.1, 8, 1e-3, reference=1e-4)
     runs = [solve.solved(case, "fixed", "fixed", 60.0, 60)]
@@ -100,6 +110,18 @@ def test_errors_without_an_exact_solution() -> None:
     assert found.error is not None
     assert 1e-5 < found.error < 1e-2
     assert solve.compared(runs, 60.0, 2)[0].error is None  # the reference stops
+
+
+def test_nonlinear_coordinates_are_measured_as_the_others() -> None:
+    (case,) = cases.bent(("banana",), (1e-2,), 16)
+    case = dataclasses.replace(case, t1=0.25, steps=4)
+    found = solve.solved(case, "nonlinear", solve.movements(case)["nonlinear"], 120.0, 60)
+    assert found.flow is not None
+    assert found.error is not None
+    assert found.error < 0.1
+    row = solve.row(found)
+    assert row["rank"] <= 3
+    assert row["until"] == "end"
 
 
 @pytest.mark.parametrize("degree", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -116,7 +138,7 @@ def test_what_should_be_equal_is() -> None:
 
 
 def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
-    options = ["--plane", "P1", "--dims", "2", "--four", "--order-methods", "1"]
+    options = ["--plane", "P1", "--dims", "2", "--bent", "--four", "--order-methods", "1"]
     options += ["--difference-steps", "80", "--order-steps", "10", "20"]
     assert main(["run", "pde", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "pde" / "runs.jsonl").read_text())
@@ -137,6 +159,7 @@ def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     "options",
     [
         {"plane": ("P9",)},
+        {"bent": ("boomerang",)},
         {"four": ("lorenz",)},
         {"dims": (1,)},
         {"order_steps": (20, 30)},

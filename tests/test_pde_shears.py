@@ -75,7 +75,7 @@ def test_the_motion_is_the_least_squares_solution():
     rates = np.einsum("ijkm,nm->ijkn", points, affine.matrix)
     total = sum(rates[..., k] * first[k] for k in range(3)) + 0.2 * x
     target = normal(total + np.asarray(tt.to_dense(source)))
-    motion = pde.shear_motion(v, right, shears, box, 1e-10, regularization=0.0)
+    motion = pde.field_motion(v, right, shears, box, 1e-10, regularization=0.0)
     best = np.linalg.lstsq(fields.T, target, rcond=1e-12)[0]
     assert np.allclose(motion.rates, best, rtol=1e-8)
     size = np.linalg.norm(x)
@@ -120,7 +120,7 @@ def test_a_bent_density_keeps_rank_one():
     for k in range(steps):
         here = pde.Sheared(problem, shears, c)
         right = here.right_side(at, k * dt)
-        motion = pde.shear_motion(v, right, shears, problem.box, tol)
+        motion = pde.field_motion(v, right, shears, problem.box, tol)
         assert motion.cost <= motion.cost_without * (1 + 1e-6)
         moving = pde.Sheared(problem, shears, c, motion.rates, k * dt)
 
@@ -163,5 +163,5 @@ def test_bad_arguments_are_refused():
         pde.Sheared(noisy, shears, np.zeros(2))
     at = pde.AffineMap.identity(2)
     v = problem.initial(at, 1e-4)
-    with pytest.raises(ValueError, match="shears: expected 2 coordinates"):
-        pde.shear_motion(v, problem.right_side(at, 0.0), CASES[1], problem.box, 1e-4)
+    with pytest.raises(ValueError, match="fields: expected 2 coordinates"):
+        pde.field_motion(v, problem.right_side(at, 0.0), CASES[1], problem.box, 1e-4)

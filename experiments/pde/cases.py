@@ -22,6 +22,7 @@ class Case:
       t1: the end; all start at zero.
       steps: of the classical Runge–Kutta method, all of one length.
       tol: relative error at which every step is truncated.
+      fields: of nonlinear coordinates that are tried, too, or None.
       kappa: rates of feedback at which `pde.MultiLevel` is tried besides 0.
       reference: relative tolerance of a run in fixed coordinates that stands for the exact
         solution, where there is none; else None.
@@ -34,6 +35,7 @@ class Case:
     tol: float
     kappa: tuple[float, ...] = ()
     reference: float | None = None
+    fields: pde.Fields | None = None
 
     def points(self, t: float, count: int) -> np.ndarray:
         """Points (count, d) drawn from the density, exact or simulated."""
@@ -102,6 +104,18 @@ def round_gaussian() -> pde.Liouville:
     """A Gaussian alike in all directions that turns: nothing has to move."""
     start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
     return pde.Liouville(_ROTATION, start, pde.Box.fourier(2, 64, 6.0))
+
+
+def banana(noise: float = 0.0) -> pde.FokkerPlanck:
+    """A long Gaussian that bends as it turns: ẋ₁ = ½x₂ + 1.5 cos(0.8 x₂), ẋ₂ = −½x₁.
+
+    Args:
+      noise: D, a multiple of one.
+    """
+    drift = [pde.Sin([0.0, 0.8], phase=np.pi / 2, amplitude=1.5), None]
+    start = pde.Gaussian(np.zeros(2), np.diag([0.1, 0.5]))
+    box = pde.Box.fourier(2, 64, 5.0)
+    return pde.FokkerPlanck(drift, noise, start, box, matrix=0.5 * _ROTATION)
 
 
 def cyclic() -> pde.FokkerPlanck:
@@ -175,6 +189,21 @@ def plane(names: tuple[str, ...], *, quick: bool) -> list[Case]:
 def family(dims: tuple[int, ...], tol: float) -> list[Case]:
     """P2 in any dimensions."""
     return [Case(f"P2, d = {d}", chain(d), 1.0, 80, tol) for d in dims]
+
+
+BENT = {"banana": 0.0, "banana, noise": 0.02}
+
+
+def bent(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:
+    """Densities that no linear map makes straight."""
+    return [
+        Case(
+            name, banana(BENT[name]), 1.0, steps, tol, fields=pde.Fields(2, 5.0),
+            reference=tol / 10 if BENT[name] else None,
+        )
+        for name in names
+        for tol in tols
+    ]  # fmt: skip
 
 
 def four(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:

@@ -21,6 +21,7 @@ class Found(NamedTuple):
       solution: its states are those at 0, ¼, ½, ¾ and all of the time.
       error: relative l2 at points drawn from the exact density at its last time, or None.
       seconds: of `pde.integrate`.
+      flow: the map, where the coordinates are nonlinear.
     """
 
     case: Case
@@ -28,6 +29,14 @@ class Found(NamedTuple):
     solution: pde.Solution
     error: float | None
     seconds: float
+    flow: pde.FlowMap | None = None
+
+    def values(self, x: np.ndarray, state: pde.State | None = None) -> np.ndarray:
+        """u at physical points, at the end or at a state saved."""
+        state, box = self.solution.final if state is None else state, self.case.problem.box
+        if self.flow is None:
+            return np.asarray(pde.evaluate(state.v, state.map, box, x))
+        return pde.flows.Flown(self.solution, self.flow).values(box, x, state)
 
 
 def movements(case: Case) -> dict[str, Any]:
@@ -39,31 +48,43 @@ def movements(case: Case) -> dict[str, Any]:
         "flow": pde.Flow(smoothing=0.3),
         "ours": pde.MultiLevel(),
         **feedback,
+        **({} if case.fields is None else {"nonlinear": case.fields}),
     }
 
 
-def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> pde.Solution:
-    """The case in some coordinates, stopped after so many seconds or at such a rank."""
+def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> Any:
+    """The case in some coordinates, stopped after so many seconds or at such a rank.
+
+    Returns:
+      `pde.Solution`, or `pde.flows.Flown` where ``coordinates`` are `pde.Fields`.
+    """
     end = time.perf_counter() + seconds
-    return pde.integrate(
-        case.problem,
-        t1=case.t1,
-        dt=case.t1 / case.steps,
-        tol=case.tol,
-        max_rank=max_rank,
-        coordinates=coordinates,
-        saveat=pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
-        progress=lambda _: time.perf_counter() > end,
-    )
+    options: dict[str, Any] = {
+        "t1": case.t1,
+        "dt": case.t1 / case.steps,
+        "tol": case.tol,
+        "max_rank": max_rank,
+        "saveat": pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
+        "progress": lambda _: time.perf_counter() > end,
+    }
+    if isinstance(coordinates, pde.Fields):
+        return pde.flows.integrate(case.problem, coordinates, **options)
+    return pde.integrate(case.problem, coordinates=coordinates, **options)
 
 
 def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: int) -> Found:
     """The run and its error."""
     start = time.perf_counter()
     solution = integrated(case, coordinates, seconds, max_rank)
-    spent = time.perf_counter() - start
-    error = None if case.reference is not None else exact_error(case, solution.final)
-    return Found(case, words, solution, error, spent)
+    spent, flow = time.perf_counter() - start, None
+    if isinstance(solution, pde.flows.Flown):
+        solution, flow = solution
+    found = Found(case, words, solution, None, spent, flow)
+    if case.reference is not None:
+        return found
+    t = solution.final.t
+    x = case.points(t, POINTS)
+    return found._replace(error=relative(found.values(x), case.problem.exact(t, x)))
 
 
 def relative(found: Any, exact: Any) -> float:
@@ -89,14 +110,12 @@ def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
     truth = integrated(finer, "fixed", seconds, max_rank)
     if truth.result != pde.Result.successful:
         return runs
-    x, box = case.points(case.t1, POINTS), case.problem.box
-    exact = pde.evaluate(truth.final.v, truth.final.map, box, x)
+    x = case.points(case.t1, POINTS)
+    exact = pde.evaluate(truth.final.v, truth.final.map, case.problem.box, x)
     out = []
     for run in runs:
-        state = run.solution.final
         if run.solution.result == pde.Result.successful:
-            error = relative(pde.evaluate(state.v, state.map, box, x), exact)
-            out.append(run._replace(error=error))
+            out.append(run._replace(error=relative(run.values(x), exact)))
         else:
             out.append(run)
     return out

@@ -3,10 +3,11 @@
 Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
-from tensorjax.pde import coords, problems
+from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._checkpoint import Checkpoint, load, save
 from tensorjax.pde._controllers import ConstantStepSize, PIDController
 from tensorjax.pde._drifts import Power, Product, Separable, Sin
+from tensorjax.pde._fields import FieldMotion, field_motion
 from tensorjax.pde._fokker_planck import FokkerPlanck
 from tensorjax.pde._grid import Axis, Box
 from tensorjax.pde._initial import Function, Gaussian, Mixture
@@ -18,8 +19,9 @@ from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._reactions import AdvectionDiffusionReaction
 from tensorjax.pde._solution import Result, SaveAt, Solution, State
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
+from tensorjax.pde.flows import Fields, Flowed, FlowMap
 from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments, resolution
-from tensorjax.pde.shears import Sheared, ShearMotion, Shears, shear_motion
+from tensorjax.pde.shears import Sheared, Shears
 
 __all__ = [
     "AdvectionDiffusionReaction",
@@ -30,8 +32,12 @@ __all__ = [
     "Coefficients",
     "ConstantStepSize",
     "Convex",
+    "FieldMotion",
+    "Fields",
     "Fixed",
     "Flow",
+    "FlowMap",
+    "Flowed",
     "FokkerPlanck",
     "Function",
     "Gaussian",
@@ -49,7 +55,6 @@ __all__ = [
     "RightSide",
     "SaveAt",
     "Separable",
-    "ShearMotion",
     "Sheared",
     "Shears",
     "Sin",
@@ -60,6 +65,8 @@ __all__ = [
     "coords",
     "edge_mass",
     "evaluate",
+    "field_motion",
+    "flows",
     "integrate",
     "load",
     "marginal",
@@ -68,5 +75,4 @@ __all__ = [
     "problems",
     "resolution",
     "save",
-    "shear_motion",
 ]

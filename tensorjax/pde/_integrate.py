@@ -26,8 +26,8 @@ _EDGE, _RESOLUTION, _STEPS = 1e-3, 0.05, 100_000
 
 METHODS: dict[str, Method] = {
     **STEPPERS,
-    "bug": Method(bug, 2, 0, 0),
-    "projector splitting": Method(projector_splitting, 2, 0, 0),
+    "bug": Method(bug, 2, 0, 2),
+    "projector splitting": Method(projector_splitting, 2, 0, 2),
 }
 
 Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
@@ -47,7 +47,7 @@ def integrate(
     stepsize_controller: Any = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
-    extrapolate: int | None = None,
+    extrapolate: int = 2,
     edge_limit: float = _EDGE,
     resolution_limit: float = _RESOLUTION,
     max_steps: int = _STEPS,
@@ -84,8 +84,9 @@ def integrate(
       coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
-        Galerkin. "projector splitting": second order, at the ranks of the start. "imex": diffusion
-        implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, second order.
+        Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
+        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
+        of them estimate their errors.
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
@@ -93,8 +94,8 @@ def integrate(
         problems that conserve it; others are refused. In ten and more dimensions the error may be
         twice as large. Without it truncation takes 5 ``tol`` of the mass at most; more may go over
         the edge of the box, or be lost by "bug" and "projector splitting" in their bases.
-      extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2. None is 1, or 2 with
-        "ab3", whose order needs it; higher degrees amplify what Σ jumps from step to step.
+      extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2, at most: where it does
+        not tell what the generator says next, lower ones are taken. Where it misses Σ, ranks leak.
       edge_limit: the run stops where `edge_mass` is larger.
       resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
         ε should stay below about ε^(4/9).
@@ -134,8 +135,6 @@ def integrate(
     if rank is not None and stepsize_controller is None and dt is None:
         raise ValueError("dt: expected a time step with rank=, got None")
     controller = checked(_controller(stepsize_controller, dt, tol), dt)
-    if extrapolate is None:
-        extrapolate = 2 if method == "ab3" else 1
     _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit, resolution_limit)
     options = Options(
         problem, _generator(coordinates), METHODS[method], method, controller, float(tol),

@@ -85,8 +85,8 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
     integrator with errors far above its order. The newest moment shows how well polynomials through
-    the ones before it tell what comes: where that of the full degree misses by more than a tenth of
-    the size of the moments, the degree is taken that missed least.
+    the ones before it tell what comes: the highest degree is taken that misses by a tenth of the
+    size of the moments or less, and a constant where there is none.
 
     Args:
       moments: the newest last, at most degree + 2.
@@ -103,9 +103,10 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
         parts = [w * _joined(m) for w, m in zip(weights, past[-count:], strict=True)]
         misses.append(np.linalg.norm(np.sum(parts, axis=0) - _joined(new)))
     size = max(np.linalg.norm(_joined(m)) for m in moments)
-    if misses[-1] <= _MISS * size:
+    good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
+    if len(misses) in good:
         return moments[-(degree + 1) :]
-    return moments[-(int(np.argmin(misses)) + 1) :]
+    return moments[-max(good, default=1) :]
 
 
 def _joined(moment: Moment) -> np.ndarray:

@@ -96,6 +96,18 @@ class Rates:
         """The source, if there is one."""
         return None if self._source is None else self._source.cores
 
+    def frozen(self, cores: Cores, tol: float) -> "Rates":
+        """The same with the reaction as a source: what it is at a state, at the error ``tol``."""
+        if self.linear:
+            return self
+        source = hosted_cores(self.right.reaction(train(cores), tol))
+        if self._source is not None:
+            source = hosted.combined([self._source.cores, source], [1.0, 1.0])
+        right = dataclasses.replace(
+            self.right, affine=self.affine, source=train(source), reaction=None
+        )
+        return Rates(self.box, right)
+
     def without_sources(self) -> "Rates":
         """The linear operators alone, with the motion."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)

@@ -24,7 +24,7 @@ from tensorjax.tt import _solve as solver
 from tensorjax.tt._system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
-_STAGE = 0.25
+STAGE = 0.25
 # What rounding may take of the mass before it is put back, in units of the tolerance. Putting back
 # all of it in every step stirs up small parts of v: in ten and more dimensions errors are doubled.
 _LOST = 5
@@ -109,7 +109,7 @@ class Trim:
         terms: Sequence[Term],
         weights: Sequence[float],
         *,
-        share: float = _STAGE,
+        share: float = STAGE,
         scale: float | None = None,
     ) -> Rounded:
         """The sum, at ``share`` of the tolerance; relative to ``scale`` if given."""
@@ -183,7 +183,7 @@ def rk4(
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
     """
-    tol = _STAGE * trim.tol
+    tol = STAGE * trim.tol
     begin, middle, end = at(0.0), at(0.5), at(1.0)
     s2 = _plus(trim, "s2", [v], [1.0], begin.terms(v, tol), dt / 2).cores
     s3 = _plus(trim, "s3", [v], [1.0], middle.terms(s2, tol), dt / 2).cores
@@ -202,7 +202,7 @@ def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
     """Heun's method of order 2; the estimate is its distance from Euler's."""
-    tol = _STAGE * trim.tol
+    tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
     second = at(1.0).terms(s2, tol)
@@ -230,7 +230,7 @@ def adams_bashforth(order: int) -> Stepper:
         begin = at(0.0)
         t = at.path.t  # pyright: ignore[reportFunctionMemberAccess]
         size = float(np.linalg.norm(v[0]))
-        terms = begin.terms(v, _STAGE * trim.tol) or [nothing(v)]
+        terms = begin.terms(v, STAGE * trim.tol) or [nothing(v)]
         slope = trim("slope", terms, [1.0] * len(terms), scale=size / dt).cores
         known = [*past, (t, slope)][-order:]
         if len(known) < order:

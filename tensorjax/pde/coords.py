@@ -28,10 +28,10 @@ __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Pres
 # The guard asks that the normal component at v falls to this share: a motion that gains nothing
 # there follows the coarse levels, and stirs up what lies between them and v.
 _GAIN = 0.7
-# Where the convex problem at v alone leaves less than this share of what the levels leave, and of
-# what rest leaves, its own Σ is taken: what the coarse levels add would cost more ranks at the
-# tolerance than it can save above it. Where it gains little its Σ jumps, which costs accuracy.
-_LESS, _MUCH = 0.5, 0.1
+# Where the convex problem at v alone leaves less than this share of what rest leaves, its own Σ is
+# taken: it is smooth in time there, and what the coarse levels add to it costs ranks. Where it
+# gains little its Σ jumps, which costs accuracy.
+_LITTLE = 0.03
 # Regularisation of the convex problem.
 _PLAIN = 1e-10
 # Eigenvalues of a level's normal equations below this share of its largest are roundoff of the
@@ -183,10 +183,10 @@ class MultiLevel:
         w/(w² + (λ s)²), s the mean of ‖y_k ∂_j v‖² over (δ_max ‖v‖)².
       kappa: κ ≥ 0, per time: how fast what lies outside the tangent space of v_i is made to decay.
         It brings down ranks that are high at the start.
-      guard: whether the normal component at v itself has a say. Σ is zero unless it brings that to
-        0.7 of what it is at rest or less; and where `Convex` leaves less than half as much, and
-        less than a tenth of what rest leaves, its Σ is taken. Not with ``kappa``, which moves v for
-        reasons that are not to be seen in it.
+      guard: whether the normal component at v itself has a say. Where `Convex` leaves less than
+        0.03 of what rest leaves, its Σ is taken, and no other level is looked at. Elsewhere Σ is
+        zero unless it leaves 0.7 of that or less. Not with ``kappa``, which moves v for reasons
+        that are not to be seen in it.
       gauge: of shifts and stretches, which leave the ranks alone. "edge": along an axis to whose
         ends v comes near, the mean of v² is held and its variance kept from growing; "moments":
         means and variances are held everywhere; "none": the diagonal of Σ and β are zero, and v may
@@ -231,54 +231,45 @@ class MultiLevel:
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
-        levels = (*sorted((x for x in self.levels if x > tol), reverse=True), tol)
-        groups: dict[tuple[int, ...], list[float]] = {}
-        for x in levels:
-            ranks = setting.point.ranks if x == tol else truncated_ranks(setting.point, x)
-            groups.setdefault(ranks, []).append(x)
         finest = setting.form(setting.point, tol, measure=True)
-        sigma = self._minimiser(setting, groups, finest, levels[0])
-        guarded = False
-        if self.guard and self.kappa == 0:
-            alone, rest = _convex(finest, _PLAIN), finest.cost(0 * sigma)
-            guarded = not finest.cost(sigma) <= _GAIN * rest
-            if guarded:
-                sigma = 0 * sigma
-            elif finest.cost(alone) < min(_LESS * finest.cost(sigma), _MUCH * rest):
-                sigma = alone
-        found = setting.motion(finest, sigma, self.gauge)
-        return found._replace(
-            levels=levels,
-            ranks=tuple(max(r, default=1) for r in groups),
-            guarded=guarded,
-        )
+        if not self.guard or self.kappa > 0:
+            sigma, levels = self._minimiser(setting, finest)
+            return self._told(setting, finest, sigma, levels)
+        alone, rest = _convex(finest, _PLAIN), finest.cost(np.zeros((box.dim, box.dim)))
+        if finest.cost(alone) < _LITTLE * rest:
+            return self._told(setting, finest, alone, {tol: setting.point.ranks})
+        sigma, levels = self._minimiser(setting, finest)
+        if finest.cost(sigma) <= _GAIN * rest:
+            return self._told(setting, finest, sigma, levels)
+        return self._told(setting, finest, 0 * sigma, levels)._replace(guarded=True)
 
-    def _minimiser(
-        self,
-        setting: Setting,
-        groups: dict[tuple[int, ...], list[float]],
-        finest: Any,
-        coarse: float,
-    ) -> np.ndarray:
-        """Σ for the ranks of levels; of v itself the form is there already."""
+    def _told(
+        self, setting: Setting, finest: Any, sigma: np.ndarray, levels: dict[float, Any]
+    ) -> Motion:
+        ranks = dict.fromkeys(levels.values())
+        found = setting.motion(finest, sigma, self.gauge)
+        return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
+
+    def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
+        """Σ, and the levels with the ranks of each; of v itself the form is there already."""
+        tol, point = setting.tol, setting.point
+        coarse = sorted((x for x in self.levels if x > tol), reverse=True)
+        levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
         gram, load = 0.0, 0.0
-        for ranks, group in groups.items():
+        for ranks in dict.fromkeys(levels.values()):
+            group = [x for x, r in levels.items() if r == ranks]
             form, weight = finest, sum(x**-2.0 for x in group)
-            if ranks != setting.point.ranks:
-                enough = truncated_ranks(setting.point, _SEEN * min(group))
-                form = setting.form(
-                    truncated(setting.point, ranks),
-                    setting.tol,
-                    state=leading(setting.point, enough),
-                    kappa=self.kappa,
-                )
+            if ranks != point.ranks:
+                enough = truncated_ranks(point, _SEEN * min(group))
+                state = leading(point, enough)
+                form = setting.form(truncated(point, ranks), tol, state=state, kappa=self.kappa)
             seen_gram, seen_load = visible(form.gram, form.load, _NULL)
             gram, load = gram + weight * seen_gram, load + weight * seen_load
-        scale = setting.point.scale**2
-        size = setting.mean_square() / (coarse**2 * scale)
+        scale = point.scale**2
+        size = setting.mean_square() / (max(levels) ** 2 * scale)
         w, z = np.linalg.eigh(np.asarray(gram) / scale)
         flat = filtered(w, z, np.asarray(load) / scale, self.regularization * size)
-        return normal.from_off_diagonal(flat, setting.box.dim)
+        return normal.from_off_diagonal(flat, setting.box.dim), levels
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,33 +3,27 @@
 With the axes split into moved ones J and the others, y_J = x_J + q(x_others) and y_others =
 x_others, where q = Σ_m c_m p_m e_{j(m)} in monomials p_m of the others. The inverse is x_J = y_J −
 q(y_others), volumes are kept, and a motion ċ is the field Σ_m ċ_m p_m e_{j(m)} in y for every c:
-all those fields commute. On a train, p_m ∂_j is an operator of TT-rank one, and so `shear_motion`
+all those fields commute. On a train, p_m ∂_j is an operator of TT-rank one, and so `field_motion`
 finds the ċ that leaves least of the right side outside the tangent space by the same quadratic
 problem as `Convex` and `MultiLevel`, in these directions instead of y_k ∂_j. `Sheared` is a problem
-in coordinates that move so.
+in coordinates that move so. `tensorjax.pde.flows` has fields of any kind.
 
-Source: ours. The paper (arXiv 2307.05914) moves linear coordinates; that its problem stays convex
-for any finite set of fields is plain from its form.
+Source: ours.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._train import TT
-from tensorjax.pde import _families as families
-from tensorjax.pde import _normal as normal
-from tensorjax.pde._canonical import Point, truncated, truncated_ranks
 from tensorjax.pde._drifts import Field
 from tensorjax.pde._initial import Function
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._multipliers import flux
 from tensorjax.pde._problem import Problem, RightSide
-from tensorjax.pde._setting import Setting, filtered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +83,10 @@ class Shears:
                 out.append(np.bincount(chosen, minlength=self.dim))
         return np.array(out)
 
+    def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
+        """What the monomial m takes of the coordinate k."""
+        return y ** self.powers[m, k]
+
     def shift(self, coefficients: Any, x: Any) -> np.ndarray:
         """q as a field (m, d) at points (m, d), whose moved coordinates do not count."""
         values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
@@ -117,110 +115,6 @@ class Shears:
             for j in self.moved:
                 out[:, j] += field[:, k] * values[:, self.axes == j].sum(1)
         return out
-
-
-class ShearMotion(NamedTuple):
-    """ċ and what it gains.
-
-    Attributes:
-      rates: ċ, (M,).
-      cost: ‖N(Q − Σ_m ċ_m p_m ∂_j(m) v)‖/‖v‖, per time; differences of squares make up to 1e-8 of
-        ``cost_without``.
-      cost_without: the same for ċ = 0.
-    """
-
-    rates: np.ndarray
-    cost: float
-    cost_without: float
-
-
-def shear_motion(
-    v: TT,
-    right: RightSide,
-    shears: Shears,
-    box: Any,
-    tol: float,
-    *,
-    levels: Sequence[float] = (),
-    regularization: float = 1e-10,
-) -> ShearMotion:
-    """The motion of shears that leaves least of the right side outside the tangent space at v.
-
-    Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m p_m ∂_j(m) v_i)‖² over ċ, v_i = v rounded at δ_i‖v‖
-    and N_i the projection on what is normal to the tangent space there: with no levels but the
-    tolerance, the problem of `Convex` in other directions.
-
-    Args:
-      v: TT of the shape of the box.
-      right: the right side in the present coordinates, as `Sheared` gives it at rest.
-      shears: the fields.
-      box: of the y-grid.
-      tol: relative tolerance of the integration, the last level.
-      levels: δ_i, relative; those above ``tol`` are taken.
-      regularization: λ ≥ 0; eigenvalues w are divided by through w/(w² + (λ w_max)²).
-
-    Raises:
-      ValueError: shapes that do not match, NaN or Inf.
-
-    Example:
-      What f = (x₂², 0) does to v is taken over by the coordinates.
-
-      >>> import numpy as np
-      >>> from tensorjax import pde
-      >>> start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.5]))
-      >>> box = pde.Box.fourier(2, n=48)
-      >>> drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
-      >>> problem = pde.FokkerPlanck(drift, None, start, box)
-      >>> at = pde.AffineMap.identity(2)
-      >>> v, right = problem.initial(at, 1e-8), problem.right_side(at, 0.0)
-      >>> motion = pde.shear_motion(v, right, pde.Shears(2, (0,)), box, 1e-8)
-      >>> bool(np.allclose(motion.rates, [0, -1, 0]))
-      True
-    """
-    setting = Setting(v, right, box, tol)
-    if shears.dim != box.dim:
-        raise ValueError(f"shears: expected {box.dim} coordinates as the box, got {shears.dim}")
-    if setting.trivial:
-        return ShearMotion(np.zeros(len(shears.axes)), 0.0, 0.0)
-    weights: dict[tuple[int, ...], float] = {}
-    for x in (*sorted((x for x in levels if x > tol), reverse=True), tol):
-        ranks = setting.point.ranks if x == tol else truncated_ranks(setting.point, x)
-        weights[ranks] = weights.get(ranks, 0.0) + (tol / x) ** 2
-    gram, load, finest = 0.0, 0.0, None
-    for ranks, weight in weights.items():
-        parts = _form(setting, shears, truncated(setting.point, ranks), tol)
-        gram, load = gram + weight * parts[0], load + weight * parts[1]
-        finest = parts
-    assert finest is not None  # the tolerance itself comes last
-    w, z = np.linalg.eigh(np.asarray(gram))
-    rates = filtered(w, z, np.asarray(load), regularization * max(w[-1], 0.0))
-    last, r, energy = finest
-    left = energy - 2 * rates @ r + rates @ last @ rates
-    costs = (float(np.sqrt(max(c, 0.0))) / setting.point.scale for c in (left, energy))
-    return ShearMotion(rates, *costs)
-
-
-def _form(
-    setting: Setting, shears: Shears, point: Point, tol: float
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Gram matrix, load and energy at a point."""
-    q = setting.right_side(point, tol)
-    fields = [_field(setting, point, p, j) for p, j in zip(shears.powers, shears.axes, strict=True)]
-    gram = np.zeros((len(fields),) * 2)
-    for i, a in enumerate(fields):
-        for j, b in enumerate(fields[: i + 1]):
-            gram[i, j] = gram[j, i] = normal.inner(point, a, b)
-    load = np.array([sum(normal.inner(point, a, b) for b in q) for a in fields])
-    return gram, load, normal.energy(point, q)
-
-
-def _field(setting: Setting, point: Point, powers: np.ndarray, axis: int) -> families.Family:
-    """p ∂_j v."""
-    links = []
-    for k, y in enumerate(setting.modes.points):
-        o = setting.modes.d1[k] if k == axis else np.diag(y ** powers[k])
-        links.append((np.ones((1, 1, 1)), o[None]))
-    return families.applied(point, links)
 
 
 class Sheared(Problem):
