@@ -146,7 +146,7 @@ def _safetensors(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
     def read() -> None:
         # Its arrays may be views of pages that are read when they are touched.
         for array in load_file(path).values():
-            array[:: 1024 if array.size > 1024 else 1].sum()
+            array.view(np.uint8)[::4096].sum()
 
     yield write, read
 
