@@ -83,6 +83,7 @@ def test_fio_is_read(tmp_path: Path) -> None:
         ({"repeats": 0}, "repeats: expected at least 1"),
         ({"sizes": (1000,)}, "sizes: expected multiples of 4096"),
         ({"total": 4096}, "total: expected at least"),
+        ({"libraries": ("zip",)}, "libraries: expected some of"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -48,6 +48,9 @@ class Config:
     folder: Path | None = None
     """Where to write, on the disk to be measured; a folder of this name is made and removed."""
 
+    libraries: tuple[str, ...] = ()
+    """Whose ways to measure, besides ours; by default all."""
+
     sizes: tuple[int, ...] = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
     """Bytes of a tensor, and of a transfer of fio."""
 
@@ -66,6 +69,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        known = {"fio", *(way.library for way in _disks.WAYS)}
+        if not set(self.libraries) <= known:
+            raise ValueError(f"libraries: expected some of {sorted(known)}, got {self.libraries}")
         if any(size < 4096 or size % 4096 for size in self.sizes):
             raise ValueError(f"sizes: expected multiples of 4096, got {self.sizes}")
         if self.total < max(self.sizes):
@@ -114,7 +120,8 @@ def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
     """Bytes a second of every way at one size of tensor, by turns; a row each."""
     count = max(1, min(config.most, config.total // size))
     arrays = _disks.tensors(size, count)
-    ways = _disks.available()
+    wanted = {"tensorjax", *(config.libraries or [way.library for way in _disks.WAYS])}
+    ways = [way for way in _disks.available() if way.library in wanted]
     rates: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     costs: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     with ExitStack() as stack:
@@ -135,7 +142,7 @@ def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
                     rate.append(total / wall)
                     spent.append(processor * 1024 * MIB / total)
                     _disks.drop(place)
-            if shutil.which("fio"):
+            if shutil.which("fio") and (not config.libraries or "fio" in config.libraries):
                 _with_fio(tools, size, size * count, rates)
     return [
         {
