@@ -103,7 +103,8 @@ def run(config: Config, run: Run) -> None:
             ratios += kept(rows)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    run.table("ratios", ratios, caption=RATIOS, key=["size KiB", "what", "beside"])
+    if ratios:
+        run.table("ratios", ratios, caption=RATIOS, key=["size KiB", "what", "beside"])
 
 
 def peers() -> list[dict[str, str]]:
