@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from tests import offload_cases as cases
 from tensorjax import offload
 from tensorjax.models import gpt2
+from tests import offload_cases as cases
 
 
 def largest(a: Any, b: Any) -> float:

@@ -96,14 +96,14 @@ def begin(groups: dict[str, Group], params: Params, optimizer: HostOptimizer) ->
 def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
     """Writes a pytree."""
     where = group.home if home is None else home
-    where.write(bundle, bundle.flatten(tree), deadline=0.0, step=-1)
+    where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
 
 
 def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
     """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
     reading = home.read(bundle, deadline=0.0, step=-1)
     try:
-        return bundle.unflatten([copy(x) for x in reading.arrays()])
+        return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
     finally:
         reading.release()
 

@@ -1,6 +1,7 @@
 """Where bundles of arrays live between their uses: in host memory, or in a tensor store."""
 
 import ctypes
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -19,8 +20,8 @@ class Reading(Protocol):
         """Whether `arrays` would return at once."""
         ...
 
-    def arrays(self) -> list[Any]:
-        """The arrays, valid until `release`."""
+    def arrays(self) -> list[list[Any]]:
+        """The arrays of each bundle, valid until `release`."""
         ...
 
     def release(self) -> None:
@@ -31,14 +32,14 @@ class Reading(Protocol):
 class Home(Protocol):
     """Keeps the newest arrays of every bundle it was given."""
 
-    def read(self, bundle: Bundle, *, deadline: float, step: int) -> Reading:
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
         """Begins to read what was written last."""
         ...
 
     def write(
-        self, bundle: Bundle, arrays: Sequence[Any], *, deadline: float, step: int
-    ) -> Sequence[Any] | None:
-        """Takes over arrays, and returns some of the same kind that nobody needs any more.
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
+        """Takes over the arrays of bundles; returns as many that nobody needs any more, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
@@ -55,17 +56,18 @@ class HostHome:
     def __init__(self) -> None:
         self.held: dict[str, list[Any]] = {}
 
-    def read(self, bundle: Bundle, *, deadline: float, step: int) -> Reading:
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
         """Returns the arrays themselves: nothing moves."""
-        return _Held(self.held[bundle.name])
+        return _Held([self.held[bundle.name] for bundle in bundles])
 
     def write(
-        self, bundle: Bundle, arrays: Sequence[Any], *, deadline: float, step: int
-    ) -> Sequence[Any] | None:
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
         """Keeps the arrays, and returns the ones before."""
-        before = self.held.get(bundle.name)
-        self.held[bundle.name] = list(arrays)
-        return before
+        before = [self.held.get(bundle.name) for bundle, _ in parts]
+        self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
+        known = [arrays for arrays in before if arrays is not None]
+        return known if len(known) == len(before) else None
 
     def settle(self) -> None:
         """Nothing to wait for."""
@@ -82,36 +84,36 @@ class StoreHome:
     def __init__(self, store: Any, trace: Trace) -> None:
         self._store, self._trace = store, trace
         self._writes: list[Any] = []
+        self._lock = threading.Lock()
 
-    def read(self, bundle: Bundle, *, deadline: float, step: int) -> Reading:
-        """Asks the store for all tensors of a bundle."""
-        futures = {}
-        for name in bundle.specs:
-            start = time.perf_counter()
-            futures[name] = self._store.read(name, deadline=deadline)
-            self._follow(futures[name], "read", name, start, step)
-        return _Leased(bundle, futures)
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        """Asks the store for all tensors of the bundles, together."""
+        names = [name for bundle in bundles for name in bundle.specs]
+        start = time.perf_counter()
+        future = self._store.read_many(names, deadline=deadline)
+        self._follow(future, "read", bundles[0].name, start, step)
+        return _Leased(bundles, future)
 
     def write(
-        self, bundle: Bundle, arrays: Sequence[Any], *, deadline: float, step: int
-    ) -> Sequence[Any] | None:
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
         """Copies the arrays to the store's staging memory; they are free again on return."""
-        for name, array in bundle.tensors([_view(x) for x in arrays]).items():
-            start = time.perf_counter()
-            future = self._store.write(name, array, deadline=deadline)
-            self._follow(future, "write", name, start, step)
-            self._writes.append(future)
-        self._drop_done()
-        return arrays
+        tensors: dict[str, np.ndarray] = {}
+        for bundle, arrays in parts:
+            tensors.update(bundle.tensors([_view(x) for x in arrays]))
+        start = time.perf_counter()
+        future = self._store.write_many(tensors, deadline=deadline)
+        self._follow(future, "write", parts[0][0].name, start, step)
+        with self._lock:
+            self._writes = [w for w in self._writes if not _done(w)] + [future]
+        return [arrays for _, arrays in parts]
 
     def settle(self) -> None:
         """Waits for all writes, and raises the first error of one."""
-        while self._writes:
-            self._writes.pop(0).result()
-
-    def _drop_done(self) -> None:
-        while self._writes and self._writes[0].done():
-            self._writes.pop(0).result()
+        with self._lock:
+            writes, self._writes = self._writes, []
+        for future in writes:
+            future.result()
 
     def _follow(self, future: Any, track: str, name: str, start: float, step: int) -> None:
         future.add_done_callback(
@@ -120,35 +122,39 @@ class StoreHome:
 
 
 class _Held:
-    def __init__(self, arrays: list[Any]) -> None:
+    def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays
 
     def ready(self) -> bool:
         return True
 
-    def arrays(self) -> list[Any]:
-        return list(self._arrays)
+    def arrays(self) -> list[list[Any]]:
+        return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
         return
 
 
 class _Leased:
-    def __init__(self, bundle: Bundle, futures: dict[str, Any]) -> None:
-        self._bundle, self._futures = bundle, futures
+    def __init__(self, bundles: Sequence[Bundle], future: Any) -> None:
+        self._bundles, self._future = bundles, future
 
     def ready(self) -> bool:
-        return all(future.done() for future in self._futures.values())
+        return self._future.done()
 
-    def arrays(self) -> list[Any]:
-        tensors = {name: future.result().array for name, future in self._futures.items()}
-        return self._bundle.arrays(tensors)
+    def arrays(self) -> list[list[Any]]:
+        leases = self._future.result()
+        return [bundle.arrays({n: leases[n].array for n in bundle.specs})
+                for bundle in self._bundles]  # fmt: skip
 
     def release(self) -> None:
-        for future in self._futures.values():
-            if future.exception() is None:
-                future.result().release()
-        self._futures = {}
+        if self._future.exception() is None:
+            self._future.result().release()
+
+
+def _done(write: Any) -> bool:
+    """Whether a write is done; raises what went wrong with it."""
+    return write.done() and write.result() is None
 
 
 def _view(x: Any) -> np.ndarray:

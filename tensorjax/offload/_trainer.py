@@ -192,6 +192,7 @@ class Trainer:
             spill=self._home,
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
+            staging=None if self._store is None else _staging(self._store),
             start=self._version(self.steps),
             updated=self._stream.updated,
             written=self._stream.written,
@@ -541,6 +542,11 @@ class Trainer:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the trainer is closed; make a new one")
+
+
+def _staging(store: Any) -> int:
+    """Bytes that reads of a store surely have, between leases that have cut its memory up."""
+    return store.statistics().staging * 5 // 8
 
 
 def _check_clip(clip: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -60,17 +60,13 @@ class _Ready:
 
 @dataclass
 class _Fetched:
-    params: Reading
-    state: Reading
+    state: Reading  # with the parameters
     gradient: Reading | None
 
-    def ready(self) -> bool:
-        return self.params.ready() and self.state.ready()
-
     def release(self) -> None:
-        for reading in (self.params, self.state, self.gradient):
-            if reading is not None:
-                reading.release()
+        self.state.release()
+        if self.gradient is not None:
+            self.gradient.release()
 
 
 class Updater:
@@ -86,6 +82,9 @@ class Updater:
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: groups whose state is read before their turn; with 0, the next one is read only
         once the one before has been written.
+      staging: bytes of memory that reads share; None for any. States that wait there for their
+        gradients leave enough for the largest state and the largest parameters: what computes those
+        gradients must be able to read.
       start: version that the homes have.
       updated: called with group, version and new arrays for the device, before they are written.
       written: called with group and version once the home has them.
@@ -101,6 +100,7 @@ class Updater:
         spill: Home | None,
         gradient_bytes: int | None,
         lookahead: int,
+        staging: int | None,
         start: int,
         updated: Callable[[str, int, list[Any]], None],
         written: Callable[[str, int], None],
@@ -110,6 +110,7 @@ class Updater:
         self._groups, self._optimizer, self._trace = groups, optimizer, trace
         self._spill, self._gradient_bytes = spill, gradient_bytes
         self._lookahead = lookahead
+        self._early_bytes = _early(groups.values(), staging)
         self._updated, self._written, self._failed = updated, written, failed
         self._cond = threading.Condition()
         self._ready: dict[str, _Ready] = {}
@@ -177,7 +178,7 @@ class Updater:
                 self.peak_gradient = max(self.peak_gradient, bytes_then)
         if spilled and self._spill is not None:
             arrays = bundle.flatten(gradient)
-            self._spill.write(bundle, arrays, deadline=deadline, step=version - 1)
+            self._spill.write((bundle, arrays), deadline=deadline, step=version - 1)
             gradient = arrays = None
         with self._cond:
             self._expected.pop(name, None)
@@ -241,8 +242,9 @@ class Updater:
 
     def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
         group, optimizer = self._groups[name], self._optimizer
-        params = group.params.unflatten(fetched.params.arrays())
-        state = group.state.unflatten(fetched.state.arrays())
+        held, state = fetched.state.arrays()
+        params, state = group.params.unflatten(held), group.state.unflatten(state)
+        del held
         in_memory = ready.gradient is not None
         gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
         spare = self._spares.pop(_kind(group), None)
@@ -261,7 +263,7 @@ class Updater:
         """A gradient that waits in the store, valid until ``fetched`` is released."""
         if fetched.gradient is None:
             fetched.gradient = self._reading(group, ready)
-        return group.gradient.unflatten(fetched.gradient.arrays())
+        return group.gradient.unflatten(fetched.gradient.arrays()[0])
 
     def _reading(self, group: Group, ready: _Ready) -> Reading:
         assert self._spill is not None
@@ -284,8 +286,7 @@ class Updater:
             name, version, deadline = wanted
             group, ready = self._groups[name], self._ready.get(name)
             fetched = _Fetched(
-                group.home.read(group.params, deadline=deadline, step=version - 1),
-                group.home.read(group.state, deadline=deadline, step=version - 1),
+                group.home.read(group.params, group.state, deadline=deadline, step=version - 1),
                 self._reading(group, ready) if ready and ready.gradient is None else None,
             )
             with self._cond:
@@ -296,7 +297,7 @@ class Updater:
         if not self._open or self._held_back:
             return None
         names = [n for n in self._order() if n in self._fetched]
-        return next((n for n in names if self._fetched[n].ready()), next(iter(names), None))
+        return next((n for n in names if self._fetched[n].state.ready()), next(iter(names), None))
 
     def _order(self) -> list[str]:
         return sorted(self._ready, key=lambda n: self._ready[n].deadline)
@@ -322,10 +323,19 @@ class Updater:
             return None
         for name in names:
             version, deadline = known.get(name) or coming[name]
+            if name not in known and not self._fits_early(name):
+                continue
             # Not before the update before it has been written.
             if name not in self._fetched and self._version[name] == version - 1:
                 return name, version, deadline
         return None
+
+    def _fits_early(self, name: str) -> bool:
+        """Whether a group's state may be read before its gradient is there."""
+        if self._early_bytes is None:
+            return True
+        early = {n for n in self._fetched if n not in self._ready} | {name}
+        return sum(_state_bytes(self._groups[n]) for n in early) <= self._early_bytes
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
@@ -342,19 +352,21 @@ class Updater:
                 self._outputs.task_done()
 
     def _write(self, group: Group, ready: _Ready, params: Any, state: Any, weights: Any) -> None:
-        def put(bundle: Bundle, tree: Any) -> Any:
-            back = group.home.write(
-                bundle, bundle.flatten(tree), deadline=ready.deadline, step=ready.version - 1
-            )
-            return None if back is None else bundle.unflatten(back)
-
+        parts = [(group.params, params), (group.state, state)]
         if group.weights is not None:
-            put(group.weights, weights)
-        spare = (put(group.params, params), put(group.state, state))
+            parts.append((group.weights, weights))
+        back = group.home.write(
+            *((bundle, bundle.flatten(tree)) for bundle, tree in parts),
+            deadline=ready.deadline,
+            step=ready.version - 1,
+        )
         if not self._lookahead:
             group.home.settle()
-        if _kind(group) in self._common and None not in spare:
-            self._spares[_kind(group)] = spare
+        if _kind(group) in self._common and back is not None:
+            self._spares[_kind(group)] = (
+                group.params.unflatten(back[0]),
+                group.state.unflatten(back[1]),
+            )
         with self._cond:
             self._version[group.name] = ready.version
             self._unwritten -= 1
@@ -366,3 +378,14 @@ def _kind(group: Group) -> Any:
     """Groups of one kind can use each other's memory."""
     return tuple((b.tree, tuple((x.shape, x.dtype) for x in b.leaves))
                  for b in (group.params, group.state))  # fmt: skip
+
+
+def _state_bytes(group: Group) -> int:
+    return group.params.nbytes + group.state.nbytes
+
+
+def _early(groups: Collection[Group], staging: int | None) -> int | None:
+    if staging is None:
+        return None
+    largest = max(_state_bytes(g) + g.gradient.nbytes for g in groups)
+    return staging - largest - max(g.device.nbytes for g in groups)

@@ -235,7 +235,7 @@ class WeightStream:
         """Thread, without the lock: moves what was read to the device."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
-            arrays = reading.arrays()
+            (arrays,) = reading.arrays()
             with self._trace.span("place", group, step):
                 params = self._place(group, arrays)
             del arrays
