@@ -1,8 +1,47 @@
-"""Training of models that do not fit: a store of tensors on disk, and a pipeline over layers."""
+"""Training with more than the memory holds: a tensor store on disk, and a trainer by layers.
 
+Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
+asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
+layer (`Layer`), with parameters and optimiser states in the store or in host memory.
+"""
+
+from tensorjax.offload._backends import Backend
+from tensorjax.offload._backends import available as backends
+from tensorjax.offload._errors import (
+    CapacityError,
+    CorruptError,
+    LockedError,
+    MismatchError,
+    StoreError,
+    StoreWarning,
+)
 from tensorjax.offload._groups import tensors
 from tensorjax.offload._layers import Engine, Layer
+from tensorjax.offload._lease import Lease, Leases
+from tensorjax.offload._statistics import Statistics, Traffic
+from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Span, Trace
 from tensorjax.offload._trainer import Step, Trainer
 
-__all__ = ["Engine", "Layer", "Span", "Step", "Trace", "Trainer", "tensors"]
+__all__ = [
+    "Backend",
+    "CapacityError",
+    "CorruptError",
+    "Engine",
+    "Layer",
+    "Lease",
+    "Leases",
+    "LockedError",
+    "MismatchError",
+    "Span",
+    "Statistics",
+    "Step",
+    "StoreError",
+    "StoreWarning",
+    "TensorStore",
+    "Trace",
+    "Traffic",
+    "Trainer",
+    "backends",
+    "tensors",
+]

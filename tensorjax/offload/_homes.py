@@ -166,5 +166,5 @@ def _view(x: Any) -> np.ndarray:
     if not isinstance(x, jax.Array) or not x.nbytes:
         return np.asarray(x)
     jax.block_until_ready(x)
-    raw = (ctypes.c_uint8 * x.nbytes).from_address(x.unsafe_buffer_pointer())
+    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(x.unsafe_buffer_pointer())
     return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)

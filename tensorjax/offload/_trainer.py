@@ -131,7 +131,8 @@ class Trainer:
             _check.integer("commit_every", commit_every, low=1)
         if store is None and (commit_every is not None or gradient_bytes is not None):
             raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
-        self._commit_every, self._store = commit_every, store
+        self._commit_every = commit_every
+        self._store: Any = store
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
         self._engine = Engine() if engine is None else engine
         self.trace = Trace() if trace is None else trace
@@ -263,7 +264,8 @@ class Trainer:
             self._updater.release(self._pending_scale)
         for number in range(last, -1, -1):
             layer, position = self._layers[number], base + 2 * last - number
-            params, sums = self._stream.take(position), None
+            params = self._stream.take(position)
+            sums: Any = None
             with self.trace.span("compute", f"{layer.name} backward", self.steps):
                 for m, batch in enumerate(batches):
                     x, kept = inputs[number][m]

@@ -1,0 +1,174 @@
+"""Where the tensors lie in the data file: two slots each, padded to whole blocks of the disk.
+
+The tensors of one reservation lie side by side, all first slots before all second ones. Tensors
+written together are then adjacent in the file, and many small ones move in one transfer.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ALIGN = 4096
+
+
+def padded(nbytes: int) -> int:
+    """The next multiple of `ALIGN`."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The place of a tensor.
+
+    Attributes:
+        name: Of the tensor.
+        shape: Of the tensor.
+        dtype: Of the tensor.
+        offsets: Of its two slots in the file, in bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offsets: tuple[int, int]
+    nbytes: int = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        object.__setattr__(self, "nbytes", nbytes)
+        object.__setattr__(self, "size", padded(nbytes))
+
+    @property
+    def stop(self) -> int:
+        """The first byte of the file behind both slots."""
+        return max(self.offsets) + self.size
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor, checked."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def checked(name: str, like: Any) -> Spec:
+    """The shape and dtype of anything that has both.
+
+    Raises:
+        TypeError: if it has not, or the dtype cannot be stored.
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name: expected a non-empty string, got {name!r}")
+    try:
+        shape, dtype = tuple(int(n) for n in like.shape), like.dtype
+    except AttributeError:
+        raise TypeError(
+            f"{name}: expected an array or jax.ShapeDtypeStruct, got {type(like).__name__}"
+        ) from None
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{name}: expected numbers, got dtype {dtype}; "
+            "store the bits of a random key, jax.random.key_data(key)"
+        )
+    dtype = np.dtype(dtype)
+    if dtype.hasobject or dtype.names or not dtype.isnative or np.dtype(dtype.name) != dtype:
+        raise TypeError(f"{name}: expected a plain dtype of this machine, got {dtype!r}")
+    return Spec(shape, dtype)
+
+
+def place(specs: Mapping[str, Spec], start: int) -> tuple[Extent, ...]:
+    """Lays tensors out side by side from ``start``: all first slots, then all second ones."""
+    sizes = [padded(math.prod(s.shape) * s.dtype.itemsize) for s in specs.values()]
+    total, extents, offset = sum(sizes), [], start
+    for (name, spec), size in zip(specs.items(), sizes, strict=True):
+        extents.append(Extent(name, spec.shape, spec.dtype, (offset, offset + total)))
+        offset += size
+    return tuple(extents)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tensors that lie side by side in the file and move together.
+
+    Attributes:
+        offset: Of the first byte in the file.
+        size: Bytes of all of them, padded.
+        members: The extents in the order of the file; their slots are those asked for.
+    """
+
+    offset: int
+    size: int
+    members: tuple[Extent, ...]
+
+
+def runs(places: Iterable[tuple[Extent, int]], block: int) -> list[Run]:
+    """Joins adjacent tensors as long as they fit one block; a larger tensor stands alone.
+
+    Args:
+        places: Extents with the slot to use; empty tensors are left out.
+        block: Most bytes of a run of several tensors.
+    """
+    todo = sorted((e.offsets[slot], e.size, e) for e, slot in places if e.size)
+    found: list[Run] = []
+    members: list[Extent] = []
+    start = size = 0
+    for offset, length, extent in todo:
+        if members and (offset != start + size or size + length > block):
+            found.append(Run(start, size, tuple(members)))
+            members, size = [], 0
+        if not members:
+            start = offset
+        members.append(extent)
+        size += length
+    return [*found, Run(start, size, tuple(members))] if members else found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block of one tensor inside a run.
+
+    Attributes:
+        extent: Of the tensor.
+        number: Of the block within the tensor.
+        start: First byte in the tensor.
+        stop: Byte behind the last one in the tensor, padding excluded.
+        position: Of the first byte in the run.
+    """
+
+    extent: Extent
+    number: int
+    start: int
+    stop: int
+    position: int
+
+
+def transfers(run: Run, block: int) -> list[tuple[int, int, tuple[Piece, ...]]]:
+    """Cuts a run into transfers of at most ``block`` bytes: (position, size, pieces) each."""
+    if len(run.members) > 1:
+        position, pieces = 0, []
+        for extent in run.members:
+            pieces.append(Piece(extent, 0, 0, extent.nbytes, position))
+            position += extent.size
+        return [(0, run.size, tuple(pieces))]
+    extent = next(iter(run.members))
+    return [
+        (
+            start,
+            min(block, run.size - start),
+            (Piece(extent, i, start, min(start + block, extent.nbytes), start),),
+        )
+        for i, start in enumerate(range(0, run.size, block))
+    ]
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names for a message: the first few, and how many more."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,158 @@
+"""The folder of a store: whose it is, on what file system, and what its files say."""
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorjax.offload import _index
+from tensorjax.offload._errors import CorruptError, LockedError, MismatchError
+from tensorjax.offload._extents import listed
+
+_IN_MEMORY = {"tmpfs", "ramfs"}
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
+            "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "beegfs"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The files of one process."""
+
+    folder: Path
+    process: tuple[int, int]
+
+    def _file(self, what: str) -> Path:
+        number, count = self.process
+        return self.folder / f"{what}-{number:05d}-of-{count:05d}"
+
+    @property
+    def data(self) -> Path:
+        """The tensors."""
+        return self._file("data")
+
+    @property
+    def index(self) -> Path:
+        """The committed state."""
+        return self._file("index")
+
+    @property
+    def names(self) -> Path:
+        """The names of the tensors, for messages when the index is lost."""
+        return self._file("names")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that has the store open."""
+        return self._file("lock")
+
+
+def lock(path: Path) -> int:
+    """Takes the lock of a store and returns the descriptor that holds it.
+
+    The kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        LockedError: if another process, or another store of this one, has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise LockedError(
+            f"{path.parent}: the store is open already, by process {holder}; close it there, or "
+            "give each process of a sharded training its own number, process=(number, count)"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds a path; empty where that is not known."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""
+    path, best, found = path.resolve(), -1, ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        mount = left.split(" ")[4].encode().decode("unicode_escape")
+        if len(mount) >= best and path.is_relative_to(mount):
+            best, found = len(mount), right.split(" ")[0]
+    return found
+
+
+def advice(path: Path) -> str:
+    """What to say about the file system of a path; empty if nothing."""
+    kind = file_system(path)
+    if kind in _IN_MEMORY:
+        return (
+            f"{path} is on {kind}, which is memory: nothing is offloaded, and all is lost when the "
+            "machine stops; choose a folder on a disk"
+        )
+    if kind in _NETWORK:
+        return (
+            f"{path} is on {kind}, a network file system: expect the speed of the network, and "
+            "locks and syncs that may not hold; choose a folder on a local disk"
+        )
+    return ""
+
+
+def load(paths: Paths, model: Any) -> _index.Index | None:
+    """The committed index of a folder; None if there is no store yet.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed.
+        MismatchError: if the store is of another version, model or number of processes.
+    """
+    _same_count(paths)
+    if not paths.index.exists():
+        if paths.data.exists():
+            raise CorruptError(_lost(paths))
+        return None
+    index = _index.parse(paths.index.read_bytes(), paths.index)
+    wrong = _index.differences("process", list(index.process), list(paths.process))
+    if model is not None:
+        wrong += _index.differences("model", index.model, model)
+    if wrong:
+        raise MismatchError(f"{paths.folder}: another store than the one asked for: "
+                            + "; ".join(wrong))  # fmt: skip
+    size = paths.data.stat().st_size if paths.data.exists() else 0
+    cut = [
+        name
+        for name, content in index.contents.items()
+        if index.extents[name].offsets[content.slot] + index.extents[name].size > size
+    ]
+    if cut:
+        raise CorruptError(
+            f"{paths.data}: the file has {size} bytes, expected {index.end}; it was cut, and these "
+            f"tensors are lost: {listed(cut)}; restore the folder from a copy"
+        )
+    return index
+
+
+def _same_count(paths: Paths) -> None:
+    count = paths.process[1]
+    others = {path.name.rpartition("-of-")[2] for path in paths.folder.glob("index-*-of-*")}
+    wrong = sorted(int(other) for other in others if other.isdigit() and int(other) != count)
+    if wrong:
+        raise MismatchError(
+            f"{paths.folder}: process: the store was written by {wrong[0]} processes, asked for "
+            f"{count}; open it with as many, or read it whole by their stores and write a new one"
+        )
+
+
+def _lost(paths: Paths) -> str:
+    try:
+        names = json.loads(paths.names.read_bytes())
+    except (OSError, ValueError):
+        names = []
+    whose = f"the tensors {listed(names)} cannot be found in it" if names else "it cannot be read"
+    return (
+        f"{paths.index}: the index is lost; {paths.data} is there, but {whose}; "
+        "restore the index from a copy, or remove the folder and start again"
+    )

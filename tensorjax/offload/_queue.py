@@ -1,0 +1,398 @@
+"""The order of transfers: earliest deadline first, conflicting ones in the order they were asked.
+
+A `Request` moves one run of tensors and is cut into `Op`s of at most one block. Requests on the
+same slot of a tensor wait for each other unless both read. A request that others wait for takes
+over the earliest of their deadlines. Writes bring their staging memory with them; reads get
+theirs here, earliest deadline first, so that a queue of any length fits a small pool.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tensorjax.offload._extents import Piece, Run
+from tensorjax.offload._staging import Pool
+from tensorjax.offload._statistics import Counter
+
+
+class Slot:
+    """One of the two places of a tensor, and who is using it."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self) -> None:
+        self.writer: Request | None = None
+        self.readers: list[Request] = []
+
+
+class Op:
+    """One transfer of adjacent bytes.
+
+    Attributes:
+        write: Whether to the file.
+        offset: In the file.
+        size: In bytes.
+        memory: What to move; of reads set when they get their staging memory.
+        pieces: The blocks of tensors in it.
+        position: First byte within the run.
+        place: First byte within the pool, or -1 if the memory is not of the pool.
+    """
+
+    __slots__ = ("begun", "memory", "offset", "pieces", "place", "position", "queued", "request",
+                 "size", "started", "write")  # fmt: skip
+
+    def __init__(
+        self, request: "Request", offset: int, size: int, position: int, pieces: Sequence[Piece]
+    ):
+        self.request, self.write = request, request.write
+        self.offset, self.size, self.pieces = offset, size, pieces
+        self.position, self.place = position, -1
+        self.memory: np.ndarray | None = None
+        self.started, self.queued, self.begun = False, 0.0, 0.0
+
+
+class Request:
+    """One run of tensors to move, and what waits for it; the queue's lock guards it.
+
+    Attributes:
+        write: Whether to the file.
+        run: The tensors.
+        deadline: The earliest of its own and its followers'.
+        ops: Its transfers; of writes they come one by one.
+        leaders: Those it had to wait for.
+        followers: Those that wait for it.
+        finish: Called with each transfer that went well, outside the lock, in the thread that
+            moved it: checks what was read.
+        resolve: Called once, outside the lock, when all is done or has failed.
+    """
+
+    __slots__ = ("batch", "complete", "deadline", "error", "finish", "followers", "held", "leaders",
+                 "left", "ops", "resolve", "run", "sealed", "slots", "waits", "write")  # fmt: skip
+
+    def __init__(
+        self,
+        run: Run,
+        slots: Sequence[Slot],
+        *,
+        write: bool,
+        deadline: float,
+        finish: Callable[[Op], None],
+        resolve: Callable[["Request"], None],
+    ):
+        self.run, self.slots, self.write, self.deadline = run, slots, write, deadline
+        self.finish, self.resolve = finish, resolve
+        self.ops: list[Op] = []
+        self.held: list[Op] = []
+        self.followers: list[Request] = []
+        self.leaders: list[Request] = []
+        self.batch: ReadBatch | None = None
+        self.waits = self.left = 0
+        self.sealed = self.complete = False
+        self.error: BaseException | None = None
+
+
+class Buffer:
+    """Staging memory of one run that was read, shared by the leases of its tensors."""
+
+    __slots__ = ("count", "memory", "pool", "size", "start")
+
+    def __init__(self, pool: Pool | None, start: int, size: int, memory: np.ndarray, count: int):
+        self.pool, self.start, self.size = pool, start, size
+        self.memory, self.count = memory, count
+
+
+class ReadBatch:
+    """Reads that get their staging memory together or not at all."""
+
+    __slots__ = ("admitted", "buffers", "requests")
+
+    def __init__(self, requests: Sequence[Request]):
+        self.requests, self.admitted = requests, False
+        self.buffers: list[Buffer] = []
+
+
+class Queue:
+    """Everything that is asked for and not yet done.
+
+    Attributes:
+        lock: Guards the queue, the requests, the slots and both pools.
+        wake: Called when transfers become ready, by backends that sleep elsewhere.
+    """
+
+    def __init__(self, reading: Pool, writing: Pool):
+        self.lock = threading.Lock()
+        self.reading, self.writing = reading, writing
+        self.reads, self.writes = Counter(), Counter()
+        self.wake: Callable[[], None] | None = None
+        self.depth = self.deepest = self.overflow = self.pending_writes = 0
+        self.blocked = 0.0
+        self.orphans: deque[Buffer] = deque()
+        self._ready = threading.Condition(self.lock)
+        self._space = threading.Condition(self.lock)
+        self._idle = threading.Condition(self.lock)
+        self._tickets: deque[object] = deque()
+        self._heap: list[tuple[float, int, Op]] = []
+        self._waiting: list[tuple[float, int, ReadBatch]] = []
+        self._numbers = itertools.count()
+        self._queued = 0
+        self._closed = False
+
+    # What the store calls.
+
+    def enter(self, requests: Iterable[Request]) -> None:
+        """Registers requests behind those they conflict with; the caller holds the lock."""
+        for request in requests:
+            before: dict[int, Request] = {}
+            for slot in request.slots:
+                if slot.writer is not None:
+                    before[id(slot.writer)] = slot.writer
+                if request.write:
+                    before.update((id(r), r) for r in slot.readers)
+                    slot.writer, slot.readers = request, []
+                else:
+                    slot.readers.append(request)
+            for other in before.values():
+                other.followers.append(request)
+                request.leaders.append(other)
+                request.waits += 1
+                self._hasten(other, request.deadline)
+                if request.write and not other.write and other.batch is not None:
+                    self._overflow(other.batch)
+            self.pending_writes += request.write
+
+    def add(self, op: Op) -> None:
+        """Hands over one transfer of a registered write; the caller holds the lock."""
+        op.request.left += 1
+        op.request.ops.append(op)
+        self._offer(op)
+
+    def seal(self, request: Request) -> bool:
+        """Says that a write has no more transfers; True if it is complete (lock held)."""
+        request.sealed = True
+        return self._completed(request)
+
+    def read(self, batch: ReadBatch) -> None:
+        """Queues registered reads, all their transfers known; the caller holds the lock."""
+        for request in batch.requests:
+            request.batch, request.sealed, request.left = batch, True, len(request.ops)
+            request.waits += 1  # for memory
+        deadline = min(request.deadline for request in batch.requests)
+        heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+        self._admit()
+
+    def stage(self, size: int) -> tuple[int, np.ndarray]:
+        """Waits for ``size`` bytes of staging for a write; first come, first served."""
+        with self.lock:
+            start = self.writing.take(size) if not self._tickets else None
+            if start is None:
+                ticket, began = object(), time.perf_counter()
+                self._tickets.append(ticket)
+                while self._tickets[0] is not ticket or (start := self.writing.take(size)) is None:
+                    self._space.wait()
+                self._tickets.popleft()
+                self._space.notify_all()
+                self.blocked += time.perf_counter() - began
+        return start, self.writing.memory[start : start + size]
+
+    def unstage(self, start: int, size: int) -> None:
+        """Gives back staging that no transfer was made of."""
+        with self.lock:
+            self.writing.give(start, size)
+            self._space.notify_all()
+
+    def release(self, buffer: Buffer) -> None:
+        """Takes back one tensor's share of a read buffer."""
+        with self.lock:
+            self._release(buffer)
+            self._admit()
+
+    def drain_writes(self) -> None:
+        """Waits until no write is pending."""
+        with self.lock:
+            while self.pending_writes:
+                self._idle.wait()
+
+    def drain(self) -> None:
+        """Waits until the backend has nothing to do and nothing is ready for it."""
+        with self.lock:
+            while self.pending_writes or self.depth or self._heap:
+                self._idle.wait()
+
+    def close(self) -> list[Request]:
+        """Lets the backend's threads go; returns the reads that never got memory."""
+        with self.lock:
+            self._closed = True
+            self._ready.notify_all()
+            left = [r for *_, batch in self._waiting if not batch.admitted for r in batch.requests]
+            self._waiting.clear()
+        if self.wake:
+            self.wake()
+        return left
+
+    @property
+    def queued(self) -> int:
+        """Transfers that are ready and wait for the backend."""
+        return self._queued
+
+    # What backends call.
+
+    def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
+        """The next transfers, at most so many; None when the queue is closed and empty."""
+        with self.lock:
+            while True:
+                ops: list[Op] = []
+                while self._heap and len(ops) < most:
+                    _, _, op = heapq.heappop(self._heap)
+                    if not op.started:  # else a copy whose deadline was brought forward
+                        op.started, op.begun = True, time.perf_counter()
+                        ops.append(op)
+                if ops:
+                    self._queued -= len(ops)
+                    self.depth += len(ops)
+                    self.deepest = max(self.deepest, self.depth)
+                    return ops
+                if self._closed:
+                    return None
+                if not wait:
+                    return []
+                if not self.depth:
+                    self._idle.notify_all()
+                # Leases that were dropped without a release are found here.
+                self._ready.wait(1.0 if self._waiting else None)
+                self._admit()
+
+    def done(self, op: Op, error: BaseException | None = None) -> None:
+        """Says that a transfer has ended, well or not."""
+        request, ended = op.request, time.perf_counter()
+        if error is None:
+            try:
+                request.finish(op)
+            except Exception as failure:
+                error = failure
+        with self.lock:
+            self.depth -= 1
+            counter = self.writes if op.write else self.reads
+            counter.add(op.size, ended - op.begun, op.begun - op.queued, failed=error is not None)
+            request.error = request.error or error
+            request.left -= 1
+            if op.write and op.place >= 0:
+                self.writing.give(op.place, op.size)
+                self._space.notify_all()
+            op.memory = None
+            complete = self._completed(request)
+            if not self._heap and not self.depth:
+                self._idle.notify_all()
+        if complete:
+            self.finish(request)
+
+    def finish(self, request: Request) -> None:
+        """Resolves a complete request and lets its followers go; the lock is free."""
+        todo = [request]
+        while todo:
+            request = todo.pop()
+            request.resolve(request)
+            with self.lock:
+                self._leave(request)
+                followers, request.followers, request.leaders = request.followers, [], []
+                for follower in followers:
+                    self._unblock(follower)
+                    if self._completed(follower):  # its transfers were never made
+                        todo.append(follower)
+                self.pending_writes -= request.write
+                self._idle.notify_all()
+
+    # The lock is held in all that follows.
+
+    def _offer(self, op: Op) -> None:
+        if op.request.waits:
+            op.request.held.append(op)
+            return
+        op.queued = time.perf_counter()
+        heapq.heappush(self._heap, (op.request.deadline, next(self._numbers), op))
+        self._queued += 1
+        self._ready.notify()
+        if self.wake:
+            self.wake()
+
+    def _leave(self, request: Request) -> None:
+        for slot in request.slots:
+            if slot.writer is request:
+                slot.writer = None
+            elif request in slot.readers:
+                slot.readers.remove(request)
+
+    def _unblock(self, request: Request) -> None:
+        request.waits -= 1
+        if not request.waits:
+            held, request.held = request.held, []
+            for op in held:
+                self._offer(op)
+
+    def _completed(self, request: Request) -> bool:
+        if request.sealed and not request.left and not request.waits and not request.complete:
+            request.complete = True
+            return True
+        return False
+
+    def _hasten(self, request: Request, deadline: float) -> None:
+        if request.complete or request.deadline <= deadline:
+            return
+        request.deadline = deadline
+        batch = request.batch
+        if batch is not None and not batch.admitted:
+            heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+        for op in request.ops:
+            if op.queued and not op.started:
+                heapq.heappush(self._heap, (deadline, next(self._numbers), op))
+        for leader in request.leaders:
+            self._hasten(leader, deadline)
+
+    def _admit(self) -> None:
+        while self.orphans:
+            self._release(self.orphans.popleft())
+        while self._waiting:
+            batch = self._waiting[0][-1]
+            if not batch.admitted:
+                sizes = [request.run.size for request in batch.requests]
+                starts = self.reading.take_all(sizes)
+                if starts is None:
+                    return
+                pool = self.reading
+                memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+                self._attach(batch, pool, starts, memory)
+            heapq.heappop(self._waiting)
+
+    def _overflow(self, batch: ReadBatch) -> None:
+        """Reads that a write waits for must not wait for staging: that could be a deadlock."""
+        if not batch.admitted:
+            sizes = [request.run.size for request in batch.requests]
+            self.overflow += sum(sizes)
+            pools = [Pool(size) for size in sizes]
+            self._attach(batch, None, [0] * len(sizes), [pool.memory for pool in pools])
+
+    def _attach(
+        self,
+        batch: ReadBatch,
+        pool: Pool | None,
+        starts: Sequence[int],
+        memory: Sequence[np.ndarray],
+    ) -> None:
+        batch.admitted = True
+        for request, start, part in zip(batch.requests, starts, memory, strict=True):
+            members = len(request.run.members)
+            batch.buffers.append(Buffer(pool, start, request.run.size, part, members))
+            for op in request.ops:
+                op.memory = part[op.position : op.position + op.size]
+                op.place = op.position + start if pool is not None else -1
+                self._offer(op)
+            self._unblock(request)
+
+    def _release(self, buffer: Buffer) -> None:
+        buffer.count -= 1
+        if not buffer.count and buffer.pool is not None:
+            buffer.pool.give(buffer.start, buffer.size)

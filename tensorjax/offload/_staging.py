@@ -1,0 +1,69 @@
+"""Aligned memory between the file and the caller, handed out in whole pages."""
+
+import bisect
+import contextlib
+import mmap
+
+import numpy as np
+
+from tensorjax.offload._extents import padded
+
+
+class Pool:
+    """One aligned region, given out first fit. The caller holds the lock.
+
+    Arrays that view the region keep it alive, also after the store is closed.
+    """
+
+    def __init__(self, size: int):
+        self.size = padded(size)
+        pages = mmap.mmap(-1, self.size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = np.frombuffer(pages, np.uint8)
+        self.used = self.peak = 0
+        self._starts, self._sizes = [0], [self.size]
+
+    def take(self, size: int) -> int | None:
+        """The start of a free range, or None if there is none of that size."""
+        for i, free in enumerate(self._sizes):
+            if free >= size:
+                start = self._starts[i]
+                if free == size:
+                    del self._starts[i], self._sizes[i]
+                else:
+                    self._starts[i] += size
+                    self._sizes[i] -= size
+                self.used += size
+                self.peak = max(self.peak, self.used)
+                return start
+        return None
+
+    def take_all(self, sizes: list[int]) -> list[int] | None:
+        """Starts for several ranges, or None and nothing taken."""
+        if sum(sizes) > self.size - self.used:
+            return None
+        starts: list[int] = []
+        for size in sizes:
+            start = self.take(size)
+            if start is None:
+                for taken, length in zip(starts, sizes, strict=False):
+                    self.give(taken, length)
+                return None
+            starts.append(start)
+        return starts
+
+    def give(self, start: int, size: int) -> None:
+        """Takes a range back and joins it to its free neighbours."""
+        i = bisect.bisect(self._starts, start)
+        self._starts.insert(i, start)
+        self._sizes.insert(i, size)
+        self.used -= size
+        for left in (i, i - 1):
+            right = left + 1
+            if left >= 0 and right < len(self._starts):
+                end = self._starts[left] + self._sizes[left]
+                if end == self._starts[right]:
+                    self._sizes[left] += self._sizes[right]
+                    del self._starts[right], self._sizes[right]

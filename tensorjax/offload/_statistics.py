@@ -1,0 +1,110 @@
+"""What a store has done: bytes, transfers, depth of the queue, latencies."""
+
+from dataclasses import dataclass
+
+BUCKETS = 32
+
+
+def bucket(seconds: float) -> int:
+    """The histogram's bucket: the power of two of microseconds above the latency."""
+    return min(BUCKETS - 1, int(seconds * 1e6).bit_length())
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Transfers in one direction.
+
+    Attributes:
+        bytes: Moved, padding included.
+        transfers: Given to the backend.
+        tensors: Whole tensors asked for.
+        failures: Transfers that ended in an error.
+        latency: Transfers that took less than 2^i µs, and at least half that, in the backend.
+        waiting: The same of the time that a transfer stood in the queue.
+    """
+
+    bytes: int = 0
+    transfers: int = 0
+    tensors: int = 0
+    failures: int = 0
+    latency: tuple[int, ...] = (0,) * BUCKETS
+    waiting: tuple[int, ...] = (0,) * BUCKETS
+
+    def quantile(self, q: float) -> float:
+        """Seconds that a fraction ``q`` of the transfers stayed under, to a factor of two."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"q: expected a fraction in [0, 1], got {q!r}")
+        seen, total = 0, sum(self.latency)
+        for i, count in enumerate(self.latency):
+            seen += count
+            if total and seen >= q * total:
+                return 2**i * 1e-6
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a store has done since it was opened.
+
+    Attributes:
+        backend: Name of the backend in use.
+        direct: Whether it goes past the page cache.
+        notices: What the store had to say: fallbacks, file systems.
+        reads: Traffic from the disk.
+        writes: Traffic to the disk.
+        depth: Transfers in the backend now.
+        deepest: The most there were at once.
+        queued: Transfers that wait for their turn now.
+        staging: Bytes of the staging pools.
+        staging_peak: The most of them that was in use at once.
+        blocked: Seconds that writers waited for staging.
+        overflow: Bytes of reads that went around the staging pool, to avoid a deadlock.
+        commits: Number of the last commit.
+        committing: Seconds spent in commits since the store was opened.
+        allocated: Bytes of the data file.
+        capacity: Bytes it may have.
+    """
+
+    backend: str
+    direct: bool
+    notices: tuple[str, ...]
+    reads: Traffic
+    writes: Traffic
+    depth: int
+    deepest: int
+    queued: int
+    staging: int
+    staging_peak: int
+    blocked: float
+    overflow: int
+    commits: int
+    committing: float
+    allocated: int
+    capacity: int
+
+
+class Counter:
+    """Traffic as it is counted; the caller holds the lock."""
+
+    def __init__(self) -> None:
+        self.bytes = self.transfers = self.tensors = self.failures = 0
+        self.latency, self.waiting = [0] * BUCKETS, [0] * BUCKETS
+
+    def add(self, nbytes: int, latency: float, waiting: float, *, failed: bool) -> None:
+        """Counts one transfer."""
+        self.transfers += 1
+        self.failures += failed
+        self.bytes += 0 if failed else nbytes
+        self.latency[bucket(latency)] += 1
+        self.waiting[bucket(waiting)] += 1
+
+    def frozen(self) -> Traffic:
+        """The counts so far."""
+        return Traffic(
+            bytes=self.bytes,
+            transfers=self.transfers,
+            tensors=self.tensors,
+            failures=self.failures,
+            latency=tuple(self.latency),
+            waiting=tuple(self.waiting),
+        )

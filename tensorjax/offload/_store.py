@@ -1,0 +1,450 @@
+"""The tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
+
+import math
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax.offload import _extents, _folder, _index
+from tensorjax.offload._backends import Backend, choose
+from tensorjax.offload._errors import CapacityError, StoreError, StoreWarning
+from tensorjax.offload._extents import Extent
+from tensorjax.offload._lease import Lease, Leases
+from tensorjax.offload._queue import Queue
+from tensorjax.offload._staging import Pool
+from tensorjax.offload._statistics import Statistics
+from tensorjax.offload._tensors import Tensor
+from tensorjax.offload._transfers import Reader, Writer
+
+MIB = 1 << 20
+_STAGING = 256 * MIB
+_WRITING = 64 * MIB
+
+
+class TensorStore:
+    """Tensors in one preallocated file, with two slots each and an atomic index.
+
+    Writes go to the slot that is not committed, reads give what was written last, `commit` makes
+    everything written since the last one durable in one step, and opening a store gives the last
+    committed state, however the process before ended. Reads and writes of one tensor keep their
+    order; otherwise the earliest deadline goes first. All methods may be called from any thread.
+
+    Args:
+        path: A folder; created if it is not there, opened if it holds a store.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
+        backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
+        staging: Bytes of aligned memory for transfers: a quarter (at most 64 MiB) for writes, the
+            rest for reads and the leases they give. By default 256 MiB, and more where the largest
+            tensors need it.
+        model: What the store belongs to, as JSON (for example the configuration of the model). A
+            store that was created with another one is refused, with the difference named.
+        process: Number of this process and count of processes, for sharded training: each has its
+            own files in the folder. By default those of `jax.distributed`.
+        block: Most bytes of one transfer and of one checksum, in multiples of 4096; of a new store.
+        options: For the backend, by name.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed; the tensors are named.
+        LockedError: if the store is open already.
+        MismatchError: if it is of another version, model or number of processes.
+        CapacityError: if the capacity is below what the store holds.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> folder = tempfile.mkdtemp()
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2, 3), np.float32)})
+        ...     done = store.write("w", np.ones((2, 3), np.float32))
+        ...     store.commit({"step": 1})
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     with store.read("w").result() as lease:
+        ...         print(store.meta, lease.array.sum())
+        {'step': 1} 6.0
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity: int,
+        *,
+        backend: str | Backend = "auto",
+        staging: int | None = None,
+        model: Any = None,
+        process: tuple[int, int] | None = None,
+        block: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ):
+        self._capacity = _check.integer("capacity", capacity, low=1)
+        self._staging = None
+        if staging is not None:
+            self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
+        if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
+            raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
+        self.notices: list[str] = []
+        self._paths = _folder.Paths(Path(path), _process(process))
+        self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
+        self._mutex = threading.Lock()  # one commit, reservation or closing at a time
+        self._open = False
+        self._lock: int | None = None
+        self._committing = 0.0
+        try:
+            self._begin(_index.plain("model", model), block)
+        except BaseException:
+            if self._lock is not None:
+                os.close(self._lock)
+            raise
+
+    def _begin(self, model: Any, block: int | None) -> None:
+        index = None
+        if not self._backend.volatile:
+            self._paths.folder.mkdir(parents=True, exist_ok=True)
+            if advice := _folder.advice(self._paths.folder):
+                self._say(advice)
+            self._lock = _folder.lock(self._paths.lock)
+            index = _folder.load(self._paths, model)
+        fresh = index is None
+        if index is None:
+            index = _index.Index(self._paths.process, model, block or self._backend.block)
+        elif index.end > self._capacity:
+            raise CapacityError(
+                f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
+                f"{self._capacity}; pass at least that"
+            )
+        self._index = index
+        if fresh:
+            self._save(index)
+        self._backend.open(self._paths.data, self._capacity, self._say)
+        self._tensors = {
+            name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
+        }
+        self._start()
+        self._open = True
+
+    def _start(self) -> None:
+        reading, writing = self._pools()
+        self._queue = Queue(Pool(reading), Pool(writing))
+        self._backend.start(self._queue)
+        self._writer = Writer(self._queue, self._index.block)
+        self._reader = Reader(self._queue, self._index.block)
+        self._finalizer = weakref.finalize(self, _abandon, self._queue, self._backend, self._lock)
+
+    def _pools(self) -> tuple[int, int]:
+        """Bytes for reads and for writes."""
+        largest = max((t.extent.size for t in self._tensors.values()), default=0)
+        block = self._index.block
+        if self._staging is None:
+            return max(_STAGING - _WRITING, 4 * largest), max(_WRITING, 4 * block)
+        writing = min(max(self._staging // 4, block), _WRITING)
+        reading = self._staging - writing
+        if writing < block or reading < max(largest, block):
+            raise CapacityError(
+                f"staging: expected at least {max(block, largest) + max(block, largest // 3)} "
+                f"bytes (the largest tensor takes {largest}, a block {block}), got {self._staging}"
+            )
+        return reading, writing
+
+    # What it holds.
+
+    @property
+    def meta(self) -> Any:
+        """What was given to the last commit; None before the first."""
+        return self._index.meta
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors that were reserved, in that order."""
+        return tuple(self._tensors)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Those of them that can be read."""
+        return tuple(name for name, t in self._tensors.items() if t.newest is not None)
+
+    @property
+    def commits(self) -> int:
+        """How many commits the store has seen."""
+        return self._index.commit
+
+    def spec(self, name: str) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a tensor."""
+        extent = self._tensor(name).extent
+        return jax.ShapeDtypeStruct(extent.shape, extent.dtype)
+
+    def reserve(self, tensors: Mapping[str, Any]) -> None:
+        """Gives tensors their place: two slots each, with blocks on the disk from now on.
+
+        Tensors that are reserved together lie side by side; those that will be written together
+        should be. A tensor that has its place already is left there.
+
+        Args:
+            tensors: Anything with ``shape`` and ``dtype``, by name.
+
+        Raises:
+            CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
+            ValueError: if a tensor is reserved already with another shape or dtype.
+        """
+        specs = {name: _extents.checked(name, like) for name, like in tensors.items()}
+        with self._mutex:
+            self._check_open()
+            for name in [name for name in specs if name in self._tensors]:
+                extent, spec = self._tensors[name].extent, specs.pop(name)
+                if (extent.shape, extent.dtype) != (spec.shape, spec.dtype):
+                    raise ValueError(
+                        f"{name}: reserved already as {extent.dtype}{list(extent.shape)}, got "
+                        f"{spec.dtype}{list(spec.shape)}; use another name"
+                    )
+            if specs:
+                self._reserve(_extents.place(specs, self._index.end))
+
+    def _reserve(self, extents: tuple[Extent, ...]) -> None:
+        index = replace(
+            self._index, extents={**self._index.extents, **{e.name: e for e in extents}}
+        )
+        if index.end > self._capacity:
+            free = self._capacity - self._index.end
+            raise CapacityError(
+                f"capacity: {index.end - self._index.end} more bytes are needed for two slots of "
+                f"{len(extents)} tensors ({_extents.listed([e.name for e in extents])}), {free} of "
+                f"{self._capacity} are free; pass a capacity of at least {index.end}"
+            )
+        before = self._tensors
+        self._tensors = {**before, **{e.name: Tensor(e) for e in extents}}
+        try:
+            reading, _ = self._pools()
+            self._backend.allocate(index.end)
+            self._save(index)
+        except BaseException:
+            self._tensors = before
+            raise
+        self._index = index
+        if reading > self._queue.reading.size:
+            self._restart()
+
+    def _restart(self) -> None:
+        """Goes on with a larger pool; leases of the old one stay valid."""
+        self._queue.drain()
+        left = self._queue.close()
+        self._backend.stop()
+        self._finalizer.detach()
+        reads, writes = self._queue.reads, self._queue.writes
+        self._start()
+        self._queue.reads, self._queue.writes = reads, writes
+        if left:  # reads that waited for memory
+            raise StoreError("reserve: expected no reads that wait for staging; reserve first")
+
+    # Moving tensors.
+
+    def write(self, name: str, array: Any, *, deadline: float = math.inf) -> Future[None]:
+        """Copies an array into staging and writes it to the slot that is not committed.
+
+        Blocks while the staging pool is full. The array may be changed when the call returns.
+
+        Args:
+            name: Of a reserved tensor.
+            array: NumPy or JAX, of the reserved shape and dtype.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future that is done when the tensor is in the file (durable after `commit`).
+        """
+        return self.write_many({name: array}, deadline=deadline)
+
+    def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
+        """Writes several tensors as `write` does; neighbours in the file move together.
+
+        One future for all: much cheaper than one each when the tensors are small.
+        """
+        todo = [(tensor := self._tensor(name), _bytes(tensor.extent, array))
+                for name, array in arrays.items()]  # fmt: skip
+        return self._writer.write(todo, float(deadline))
+
+    def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
+        """Reads what was written last, committed or not.
+
+        Does not block: a read waits in the queue for its staging memory. Leases that are not
+        released keep later reads waiting.
+
+        Args:
+            name: Of a tensor that was written.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future of a lease. It raises CorruptError, with the tensor named, if the checksum of
+            what was read is not that of what was written.
+        """
+        inner = self.read_many([name], deadline=deadline)
+        outer: Future[Lease] = Future()
+        outer.set_running_or_notify_cancel()
+
+        def pass_on(done: Future[Leases]) -> None:
+            error = done.exception()
+            if error is None:
+                outer.set_result(done.result()[name])
+            else:
+                outer.set_exception(error)
+
+        inner.add_done_callback(pass_on)
+        return outer
+
+    def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
+        """Reads several tensors together; neighbours in the file move together.
+
+        Raises:
+            CapacityError: if they do not fit the staging pool together.
+            StoreError: if one was never written.
+        """
+        self._check_open()
+        return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], float(deadline))
+
+    def commit(self, meta: Any = None) -> None:
+        """Makes everything written so far the committed state, in one step.
+
+        Waits for the writes, syncs the data, and replaces the index. Writes that other threads
+        begin meanwhile wait.
+
+        Args:
+            meta: What belongs to the state, as JSON: step, random keys, position in the data.
+
+        Raises:
+            StoreError: if a write failed; the tensor is named and the old state stays committed.
+        """
+        meta, began = _index.plain("meta", meta), time.perf_counter()
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            self._queue.drain_writes()
+            failed = {n: t.newest.error for n, t in self._tensors.items() if t.newest is not None}
+            failed = {name: error for name, error in failed.items() if error is not None}
+            if failed:
+                raise StoreError(
+                    f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
+                    f"commit {self._index.commit} stays in place; write them again"
+                ) from next(iter(failed.values()))
+            self._backend.sync()
+            index = replace(
+                self._index,
+                contents={n: t.newest for n, t in self._tensors.items() if t.newest is not None},
+                commit=self._index.commit + 1,
+                meta=meta,
+            )
+            self._save(index)
+            self._index = index
+            for tensor in self._tensors.values():
+                tensor.committed = tensor.newest
+            self._committing += time.perf_counter() - began
+
+    def _save(self, index: _index.Index) -> None:
+        if self._backend.volatile:
+            return
+        if index.extents.keys() != self._index.extents.keys():
+            _index.replace(self._paths.names, _index.names_of(index.extents.values()))
+        _index.replace(self._paths.index, _index.dump(index))
+
+    # The end, and the rest.
+
+    def statistics(self) -> Statistics:
+        """What the store has done since it was opened."""
+        queue = self._queue
+        with queue.lock:
+            return Statistics(
+                backend=self._backend.name,
+                direct=self._backend.direct,
+                notices=tuple(self.notices),
+                reads=queue.reads.frozen(),
+                writes=queue.writes.frozen(),
+                depth=queue.depth,
+                deepest=queue.deepest,
+                queued=queue.queued,
+                staging=queue.reading.size + queue.writing.size,
+                staging_peak=queue.reading.peak + queue.writing.peak,
+                blocked=queue.blocked,
+                overflow=queue.overflow,
+                commits=self._index.commit,
+                committing=self._committing,
+                allocated=self._index.end,
+                capacity=self._capacity,
+            )
+
+    def close(self) -> None:
+        """Finishes what is under way and lets the store go; what was not committed is lost."""
+        with self._mutex:
+            if not self._open:
+                return
+            self._open = False
+            with self._writer.paused():
+                self._queue.drain()
+            for request in self._queue.close():
+                request.error = StoreError(f"{self._paths.folder}: the store was closed")
+                request.resolve(request)
+            self._backend.stop()
+            self._finalizer.detach()
+            self._backend.close()
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def __enter__(self) -> "TensorStore":
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise KeyError(
+                f"name: expected one of {len(self._tensors)} reserved tensors "
+                f"({_extents.listed(self.names)}), got {name!r}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+
+    def _say(self, message: str) -> None:
+        """Keeps a notice, and warns of it where the caller can see it."""
+        self.notices.append(message)
+        if threading.current_thread() is threading.main_thread():
+            warnings.warn(message, StoreWarning, stacklevel=4)
+
+
+def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
+    """What is left to do for a store that was dropped or is open when the interpreter ends."""
+    queue.close()
+    backend.stop()
+    backend.close()
+    if lock is not None:
+        os.close(lock)
+
+
+def _process(process: tuple[int, int] | None) -> tuple[int, int]:
+    if process is None:
+        if not jax.distributed.is_initialized():
+            return (0, 1)
+        return (jax.process_index(), jax.process_count())
+    number, count = process
+    _check.integer("process", count, low=1)
+    return (_check.integer("process", number, low=0, high=count - 1), count)
+
+
+def _bytes(extent: Extent, array: Any) -> np.ndarray:
+    """The bytes of an array of the reserved shape and dtype."""
+    if getattr(array, "shape", None) != extent.shape or array.dtype != extent.dtype:
+        got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
+        raise ValueError(
+            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
+        )
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

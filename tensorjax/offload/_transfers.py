@@ -1,0 +1,277 @@
+"""From tensors to transfers and back: staging, checksums, futures."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tensorjax.offload import _extents
+from tensorjax.offload._checksums import digest
+from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
+from tensorjax.offload._extents import Extent, Run
+from tensorjax.offload._index import Content
+from tensorjax.offload._lease import Lease, Leases, view
+from tensorjax.offload._queue import Op, Queue, ReadBatch, Request
+from tensorjax.offload._tensors import Tensor
+
+
+class _Countdown:
+    """Sets a future when so many requests are resolved, to the first error if there was one."""
+
+    def __init__(self, count: int, result: Callable[[], Any], drop: Callable[[], Any]):
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()
+        self._count, self._result, self._drop = count, result, drop
+        self._lock, self._error = threading.Lock(), None
+        if not count:
+            self.future.set_result(result())
+
+    def down(self, error: BaseException | None) -> None:
+        """One request is resolved."""
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or error
+            if self._count:
+                return
+        if self._error is not None:
+            self._drop()
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result())
+
+
+class Writer:
+    """Copies arrays into staging and hands the transfers to the queue."""
+
+    def __init__(self, queue: Queue, block: int):
+        self._queue, self._block = queue, block
+        self._turn = threading.Condition()
+        self._copying: set[str] = set()
+        self._paused = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets no write begin, once those that are copying have ended."""
+        with self._turn:
+            self._paused += 1
+            while self._copying:
+                self._turn.wait()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._paused -= 1
+                self._turn.notify_all()
+
+    def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
+        """Writes arrays of bytes to the slots that are not committed."""
+        names = {tensor.extent.name for tensor, _ in todo}
+        with self._turn:
+            # One write of a tensor at a time fills staging: the transfers of a later one, waiting
+            # for those of an earlier one, could otherwise take all of it.
+            while self._paused or self._copying & names:
+                self._turn.wait()
+            self._copying |= names
+        try:
+            return self._write(todo, deadline)
+        finally:
+            with self._turn:
+                self._copying -= names
+                self._turn.notify_all()
+
+    def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
+        queue, block = self._queue, self._block
+        arrays = {tensor.extent.name: array for tensor, array in todo}
+        tensors = {tensor.extent.name: tensor for tensor, _ in todo}
+        contents = {
+            name: Content(tensor.free, [0] * -(-tensor.extent.nbytes // block))
+            for name, tensor in tensors.items()
+        }
+        found = _extents.runs(((t.extent, t.free) for t in tensors.values()), block)
+        countdown = _Countdown(len(found), lambda: None, lambda: None)
+
+        def finish(op: Op) -> None:
+            assert op.memory is not None
+            for piece in op.pieces:
+                at = piece.position - op.position
+                part = op.memory[at : at + piece.stop - piece.start]
+                contents[piece.extent.name].sums[piece.number] = digest(part)
+
+        def resolve(request: Request) -> None:
+            error = _named(request)
+            if error is not None:
+                for extent in request.run.members:
+                    contents[extent.name].error = error
+            countdown.down(error)
+
+        requests = [
+            Request(
+                run,
+                [tensors[e.name].slots[contents[e.name].slot] for e in run.members],
+                write=True,
+                deadline=deadline,
+                finish=finish,
+                resolve=resolve,
+            )
+            for run in found
+        ]
+        with queue.lock:
+            queue.enter(requests)
+            queue.writes.tensors += len(tensors)
+            for name, tensor in tensors.items():
+                tensor.newest = contents[name]
+        for i, request in enumerate(requests):
+            try:
+                self._fill(request, arrays)
+            except BaseException as error:
+                for rest in requests[i:]:
+                    rest.error = rest.error or error
+                    self._seal(rest)
+                raise
+            self._seal(request)
+        return countdown.future
+
+    def _seal(self, request: Request) -> None:
+        with self._queue.lock:
+            complete = self._queue.seal(request)
+        if complete:
+            self._queue.finish(request)
+
+    def _fill(self, request: Request, arrays: dict[str, np.ndarray]) -> None:
+        for position, size, pieces in _extents.transfers(request.run, self._block):
+            start, memory = self._queue.stage(size)
+            try:
+                for piece in pieces:
+                    at = piece.position - position
+                    end = at + piece.stop - piece.start
+                    memory[at:end] = arrays[piece.extent.name][piece.start : piece.stop]
+                    if end % _extents.ALIGN:
+                        memory[end : _extents.padded(end)] = 0
+            except BaseException:
+                self._queue.unstage(start, size)
+                raise
+            op = Op(request, request.run.offset + position, size, position, pieces)
+            op.memory, op.place = memory, start
+            with self._queue.lock:
+                self._queue.add(op)
+
+
+class Reader:
+    """Queues reads, checks what came, and makes leases of it."""
+
+    def __init__(self, queue: Queue, block: int):
+        self._queue, self._block = queue, block
+
+    def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
+        """Reads what was written last."""
+        queue = self._queue
+        with queue.lock:
+            contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
+            absent = [t.extent.name for t in tensors if t.newest is None]
+            if absent:
+                raise StoreError(
+                    f"read: these tensors were reserved but never written, or not committed "
+                    f"before the store was closed: {_extents.listed(absent)}"
+                )
+            places = [(t.extent, contents[t.extent.name].slot) for t in tensors]
+            found = _extents.runs(places, self._block)
+            total = sum(run.size for run in found)
+            if total > queue.reading.size:
+                raise CapacityError(
+                    f"read: {total} bytes at once, the staging pool for reads has "
+                    f"{queue.reading.size}; read fewer at a time, or open the store with a larger "
+                    "staging"
+                )
+            batch, countdown = self._requests(tensors, contents, found, deadline)
+            queue.reads.tensors += len(contents)
+            if batch.requests:
+                queue.enter(batch.requests)
+                queue.read(batch)
+        return countdown.future
+
+    def _requests(
+        self,
+        tensors: Sequence[Tensor],
+        contents: dict[str, Content],
+        found: Sequence[Run],
+        deadline: float,
+    ) -> tuple[ReadBatch, _Countdown]:
+        queue = self._queue
+        slots = {t.extent.name: t.slots[contents[t.extent.name].slot] for t in tensors}
+        batch = ReadBatch([])
+
+        def finish(op: Op) -> None:
+            for piece in op.pieces:
+                _verify(op, piece, contents[piece.extent.name])
+
+        def result() -> Leases:
+            leases = {t.extent.name: _empty(t.extent, queue) for t in tensors if not t.extent.size}
+            for run, buffer in zip(found, batch.buffers, strict=True):
+                for extent in run.members:
+                    array = view(buffer, extent.offsets[contents[extent.name].slot] - run.offset,
+                                 extent)  # fmt: skip
+                    leases[extent.name] = Lease(extent, array, buffer, queue)
+            return Leases(leases)
+
+        def drop() -> None:
+            for buffer in batch.buffers:
+                for _ in range(buffer.count):
+                    queue.release(buffer)
+
+        countdown = _Countdown(len(found), result, drop)
+        requests = []
+        for run in found:
+            request = Request(
+                run,
+                [slots[extent.name] for extent in run.members],
+                write=False,
+                deadline=deadline,
+                finish=finish,
+                resolve=lambda request: countdown.down(_named(request)),
+            )
+            request.ops = [
+                Op(request, run.offset + position, size, position, pieces)
+                for position, size, pieces in _extents.transfers(run, self._block)
+            ]
+            request.batch = batch
+            requests.append(request)
+        batch.requests = requests
+        return batch, countdown
+
+
+def _empty(extent: Extent, queue: Queue) -> Lease:
+    array = np.empty(extent.shape, extent.dtype)
+    array.flags.writeable = False
+    return Lease(extent, array, None, queue)
+
+
+def _verify(op: Op, piece: _extents.Piece, content: Content) -> None:
+    name = piece.extent.name
+    if content.error is not None:
+        raise StoreError(f"{name}: its last write failed; write it again") from content.error
+    assert op.memory is not None
+    at = piece.position - op.position
+    found = digest(op.memory[at : at + piece.stop - piece.start])
+    if found != content.sums[piece.number]:
+        raise CorruptError(
+            f"{name}: bytes {piece.start} to {piece.stop} are not what was written (checksum "
+            f"{found:016x}, expected {content.sums[piece.number]:016x}, at byte {op.offset + at} "
+            "of the data file); the disk or another program changed them; restore the tensor "
+            "from a copy"
+        )
+
+
+def _named(request: Request) -> BaseException | None:
+    """The error of a request, with the tensors named."""
+    error = request.error
+    names = _extents.listed([extent.name for extent in request.run.members])
+    if error is None or names in str(error) or request.run.members[0].name in str(error):
+        return error
+    what = "writing" if request.write else "reading"
+    kind = CorruptError if isinstance(error, CorruptError) else StoreError
+    named = kind(f"{what} {names} failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

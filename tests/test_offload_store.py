@@ -1,0 +1,410 @@
+"""The tensor store: what is read is what was written, in order, and committed at once."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tensorjax import offload
+from tensorjax.offload import TensorStore
+
+MIB = 1 << 20
+DTYPES = (
+    np.float32, np.float64, np.float16, np.complex64, np.int8, np.uint64, np.bool_,
+    ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4,
+)  # fmt: skip
+BACKENDS = ("threads", "memory")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def made(path: Path, backend: str = "threads", **options: Any) -> TensorStore:
+    """A store of 64 MiB with a small staging pool."""
+    options = {"capacity": 64 * MIB, "staging": 4 * MIB, "block": MIB // 4, **options}
+    return TensorStore(path, backend=backend, **options)
+
+
+def value(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(-4, 4, shape).astype(np.float32).astype(dtype)
+
+
+def same(got: np.ndarray, expected: np.ndarray) -> bool:
+    return got.dtype == expected.dtype and got.shape == expected.shape and (
+        got.tobytes() == expected.tobytes()
+    )  # fmt: skip
+
+
+def read(store: TensorStore, name: str) -> np.ndarray:
+    with store.read(name).result(30) as lease:
+        return lease.array.copy()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 0, 2), (7, 11), (300, 1000)], ids=str)
+def test_what_is_read_is_what_was_written(
+    folder: Path, backend: str, dtype: Any, shape: tuple[int, ...]
+) -> None:
+    array = value(shape, dtype)
+    with made(folder, backend) as store:
+        store.reserve({"layer/0/w": jax.ShapeDtypeStruct(shape, dtype)})
+        store.write("layer/0/w", array).result(30)
+        with store.read("layer/0/w").result(30) as lease:
+            assert same(lease.array, array)
+            assert not lease.array.flags.writeable
+            assert not array.size or lease.array.ctypes.data % 4096 == 0
+        store.commit({"step": 1})
+        assert store.spec("layer/0/w") == jax.ShapeDtypeStruct(shape, dtype)
+        assert same(read(store, "layer/0/w"), array)
+
+
+def test_a_jax_array_and_a_strided_one_can_be_written(folder: Path) -> None:
+    arrays = {
+        "jax": jnp.arange(12, dtype=jnp.bfloat16).reshape(3, 4),
+        "strided": np.arange(24.0).reshape(4, 6)[::2, ::3],
+    }
+    with made(folder) as store:
+        store.reserve(arrays)
+        store.write_many(arrays).result(30)
+        with store.read_many(arrays).result(30) as leases:
+            assert list(leases) == list(arrays)
+            for name, array in arrays.items():
+                assert same(leases[name].array, np.asarray(array))
+
+
+def test_opening_gives_the_committed_state(folder: Path) -> None:
+    with made(folder) as store:
+        store.reserve({name: jnp.zeros(1000) for name in "abc"})
+        for name in "ab":
+            store.write(name, np.full(1000, 1.0))
+        store.commit({"step": 1, "key": [1, 2]})
+        store.write("a", np.full(1000, 2.0)).result(30)
+        store.write("c", np.full(1000, 2.0)).result(30)
+        assert read(store, "a")[0] == read(store, "c")[0] == 2
+    with made(folder) as store:
+        assert store.meta == {"step": 1, "key": [1, 2]}
+        assert store.names == ("a", "b", "c")
+        assert store.written == ("a", "b")
+        assert read(store, "a")[0] == read(store, "b")[0] == 1
+        with pytest.raises(offload.StoreError, match=r"never written.*'c'"):
+            store.read("c")
+        store.reserve({name: jnp.zeros(1000) for name in "abcd"})  # what is there stays there
+        assert read(store, "a")[0] == 1
+        assert store.commits == 1
+
+
+def test_reads_and_writes_of_one_tensor_keep_their_order(folder: Path) -> None:
+    """Whatever their deadlines say."""
+    with made(folder) as store:
+        store.reserve({"a": jnp.zeros(MIB // 16), "b": jnp.zeros(MIB // 16)})
+        reads: list[tuple[int, Future]] = []
+        for i in range(20):
+            for name in "ab":
+                store.write(name, np.full(MIB // 16, float(i)), deadline=100 - i)
+            reads.append((i, store.read("a", deadline=50 + i)))
+            if i % 7 == 6:
+                store.commit(i)
+        for i, future in reads:
+            with future.result(30) as lease:
+                assert np.all(lease.array == i)
+
+
+def test_earlier_deadlines_go_first(folder: Path) -> None:
+    backend, order = gated()
+    with made(folder, backend, staging=16 * MIB) as store:
+        store.reserve({str(i): jnp.zeros(MIB // 32) for i in range(9)})
+        deadlines = [4, 1, 8, 3, 7, 2, 6, 5]
+        first = store.write("8", np.zeros(MIB // 32))  # holds the only worker
+        while not backend.file.held:
+            time.sleep(0.001)
+        futures = [
+            store.write(str(i), np.zeros(MIB // 32), deadline=d) for i, d in enumerate(deadlines)
+        ]
+        backend.file.gate.set()
+        for future in [first, *futures]:
+            future.result(30)
+        size = MIB // 32 * 8
+        numbers = [offset // size for offset in order[1:]]
+        assert [deadlines[n] for n in numbers] == sorted(deadlines)
+
+
+def gated() -> tuple[Any, list[int]]:
+    """A backend of one worker that waits for a gate before each transfer, and the offsets."""
+    from tensorjax.offload._backends import ThreadBackend
+    from tensorjax.offload._files import MemoryFile
+
+    order: list[int] = []
+
+    class Gated(MemoryFile):
+        gate, held = threading.Event(), False
+
+        def write(self, offset: int, memory: memoryview) -> None:
+            self.held = True
+            self.gate.wait(30)
+            order.append(offset)
+            super().write(offset, memory)
+
+    return ThreadBackend(lambda _, n, __: Gated(n), workers=1, volatile=True), order
+
+
+def test_small_tensors_move_together(folder: Path) -> None:
+    arrays = {f"bias/{i}": value((100,), np.float32, i) for i in range(200)}
+    with made(folder) as store:
+        store.reserve(arrays)
+        store.write_many(arrays).result(30)
+        with store.read_many(arrays).result(30) as leases:
+            assert all(same(leases[name].array, array) for name, array in arrays.items())
+            assert all(lease.array.ctypes.data % 4096 == 0 for lease in leases.values())
+        statistics = store.statistics()
+    blocks = 200 * 4096 // (MIB // 4) + 1
+    assert statistics.writes.transfers <= blocks
+    assert statistics.reads.transfers <= blocks
+    assert statistics.writes.tensors == statistics.reads.tensors == 200
+
+
+def test_statistics_count(folder: Path) -> None:
+    with made(folder) as store:
+        store.reserve({"a": jnp.zeros((MIB,), jnp.uint8)})
+        for _ in range(3):
+            store.write("a", np.zeros(MIB, np.uint8)).result(30)
+        read(store, "a")
+        store.commit()
+        found = store.statistics()
+    assert (found.writes.bytes, found.reads.bytes) == (3 * MIB, MIB)
+    assert (found.writes.transfers, found.reads.transfers) == (12, 4)
+    assert sum(found.writes.latency) == sum(found.writes.waiting) == 12
+    assert 1 <= found.deepest <= 4
+    assert found.depth == found.queued == 0
+    assert 0 < found.reads.quantile(0.5) <= found.reads.quantile(1.0) < 30
+    assert found.allocated == 2 * MIB
+    assert found.commits == 1
+    assert found.committing > 0
+    assert found.backend == "threads"
+    assert found.direct
+
+
+def test_writers_wait_for_staging_and_readers_for_leases(folder: Path) -> None:
+    """Twenty times what the pool holds, by four threads, with leases held for a while."""
+    names = [str(i) for i in range(32)]
+    with made(folder, staging=2 * MIB) as store:
+        store.reserve({name: jnp.zeros(MIB // 16) for name in names})
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                for turn in range(3):
+                    mine = names[number::4]
+                    for name in mine:
+                        store.write(name, np.full(MIB // 16, float(turn + int(name))))
+                    for name, future in [(name, store.read(name)) for name in mine]:
+                        with future.result(60) as lease:
+                            assert np.all(lease.array == turn + int(name))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not failures
+        assert not any(thread.is_alive() for thread in threads)
+        assert store.statistics().staging_peak <= store.statistics().staging <= 2 * MIB
+
+
+def test_a_write_behind_a_read_without_memory_is_no_deadlock(folder: Path) -> None:
+    """One thread holds all leases, queues a read of `a`, and then fills staging with writes."""
+    size = MIB // 16
+    with made(folder, staging=2 * MIB) as store:
+        store.reserve({str(i): jnp.zeros(size) for i in range(8)})
+        for i in range(8):
+            store.write(str(i), np.full(size, float(i)))
+        held = [store.read(str(i)) for i in range(3)]
+        leases = [future.result(30) for future in held]
+        late = store.read("7")
+        for turn in range(8):  # to the slot that the read is of
+            store.write("7", np.full(size, 10.0 + turn))
+        with late.result(30) as lease:
+            assert np.all(lease.array == 7)
+        assert store.statistics().overflow == size * 8
+        for lease in leases:
+            lease.release()
+        assert read(store, "7")[0] == 17
+
+
+def test_a_lease_ends_once(folder: Path) -> None:
+    with made(folder) as store:
+        store.reserve({"a": jnp.zeros(10)})
+        store.write("a", np.arange(10.0))
+        lease = store.read("a").result(30)
+        lease.release()
+        lease.release()
+        with pytest.raises(ValueError, match="a: the lease was released"):
+            _ = lease.array
+
+
+def test_a_dropped_lease_is_found_and_told(folder: Path) -> None:
+    with made(folder, staging=2 * MIB) as store:
+        store.reserve({"a": jnp.zeros(MIB // 8)})
+        store.write("a", np.ones(MIB // 8))
+        leases = [store.read("a").result(30)]
+        with pytest.warns(ResourceWarning, match="a: a lease was dropped"):
+            leases.clear()
+        assert read(store, "a")[0] == 1
+
+
+def test_an_array_outlives_the_store(folder: Path) -> None:
+    store = made(folder)
+    store.reserve({"a": jnp.zeros(10)})
+    store.write("a", np.arange(10.0))
+    lease = store.read("a").result(30)
+    array = lease.array
+    store.close()
+    store.close()
+    assert np.all(array == np.arange(10.0))
+    lease.release()
+    for call in (lambda: store.write("a", np.zeros(10)), lambda: store.read("a"), store.commit):
+        with pytest.raises(offload.StoreError, match="closed"):
+            call()
+
+
+def test_nothing_is_left_behind(folder: Path) -> None:
+    def count() -> tuple[int, int]:
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(3):
+        with made(folder) as store:
+            store.reserve({"a": jnp.zeros(10)})
+            store.write("a", np.zeros(10))
+    dropped = made(folder)
+    del dropped
+    assert count() == before
+
+
+def test_a_random_program_agrees_with_a_dict(folder: Path) -> None:
+    """Writes, reads, commits and reopenings in random order against a model in memory."""
+    rng = np.random.default_rng(5)
+    shapes = {f"t{i}": (int(n),) for i, n in enumerate(rng.integers(0, 200_000, 12))}
+    shapes |= {f"s{i}": (int(n),) for i, n in enumerate(rng.integers(1, 50, 12))}
+    committed: dict[str, int] = {}
+    newest: dict[str, int] = {}
+    store = made(folder, capacity=256 * MIB)
+    store.reserve({name: jax.ShapeDtypeStruct(s, np.float32) for name, s in shapes.items()})
+    for step in range(400):
+        names = [str(n) for n in rng.choice(list(shapes), rng.integers(1, 5), replace=False)]
+        match rng.choice(
+            ["write", "write", "read", "commit", "reopen"], p=[0.4, 0.2, 0.3, 0.07, 0.03]
+        ):
+            case "write":
+                store.write_many(
+                    {n: np.full(shapes[n], step, np.float32) for n in names},
+                    deadline=float(rng.random()),
+                )
+                newest |= dict.fromkeys(names, step)
+            case "read":
+                names = [n for n in names if n in newest]
+                with store.read_many(names, deadline=float(rng.random())).result(30) as leases:
+                    assert all(np.all(leases[n].array == newest[n]) for n in names)
+            case "commit":
+                store.commit({"newest": newest})
+                committed = dict(newest)
+            case "reopen":
+                store.close()
+                store = made(folder, capacity=256 * MIB)
+                assert (store.meta or {"newest": {}})["newest"] == committed
+                newest = dict(committed)
+    store.close()
+
+
+KILLED = """
+import sys, numpy as np, itertools
+from tensorjax.offload import TensorStore
+store = TensorStore(sys.argv[1], 64 << 20, backend=sys.argv[2], staging=4 << 20, block=1 << 18)
+names = [f"w{i}" for i in range(8)] + [f"b{i}" for i in range(20)]
+store.reserve({n: np.zeros(200_000 if n[0] == "w" else 50, np.float32) for n in names})
+print("ready", flush=True)
+for step in itertools.count((store.meta or {"step": 0})["step"] + 1):
+    for n in names:
+        size = store.spec(n).shape[0]
+        store.write(n, np.arange(size, dtype=np.float32) + step)
+    store.commit({"step": step})
+    print(step, flush=True)
+"""
+
+
+def kill_and_look(folder: Path, backend: str, moments: int, seed: int) -> list[int]:
+    """Kills a writing process at random moments; every state found is the committed one."""
+    rng, steps = np.random.default_rng(seed), [0]
+    for _ in range(moments):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(folder), backend],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0.0, 0.3))
+            process.kill()
+            printed = [int(line) for line in process.stdout.read().split("\n")[:-1] if line]
+        with TensorStore(folder, 64 * MIB, backend=backend, staging=4 * MIB) as store:
+            step = (store.meta or {"step": 0})["step"]
+            # The commit may have succeeded just before the number could be printed.
+            assert (printed[-1] if printed else steps[-1]) <= step
+            for name in store.written:
+                expected = np.arange(store.spec(name).shape[0], dtype=np.float32) + step
+                assert same(read(store, name), expected), (name, step)
+            assert step == 0 or len(store.written) == 28
+        steps.append(step)
+    return steps
+
+
+def test_a_killed_process_leaves_the_committed_state(folder: Path) -> None:
+    assert kill_and_look(folder, "threads", 3, seed=1)[-1] > 0
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_the_committed_state_25_times(folder: Path) -> None:
+    assert kill_and_look(folder, "threads", 25, seed=2)[-1] > 25
+
+
+def test_stores_of_several_processes_share_a_folder(folder: Path) -> None:
+    stores = [made(folder, process=(i, 2)) for i in range(2)]
+    for i, store in enumerate(stores):
+        store.reserve({"shard": jnp.zeros(10)})
+        store.write("shard", np.full(10, float(i)))
+        store.commit()
+    for i, store in enumerate(stores):
+        assert read(store, "shard")[0] == i
+        store.close()
+    assert len(list(folder.glob("data-*"))) == 2
+    with pytest.raises(offload.MismatchError, match=r"process: .* 2 processes, asked for 1"):
+        made(folder)
+
+
+def test_meta_is_what_json_gives_back(folder: Path) -> None:
+    with made(folder) as store:
+        store.commit({"step": 3, "loss": 0.1, "key": (1, 2)})
+        assert store.meta == {"step": 3, "loss": 0.1, "key": [1, 2]}
+        for bad in (np.zeros(3), float("nan")):
+            with pytest.raises(TypeError, match="meta: expected what JSON can hold"):
+                store.commit(bad)
+        assert json.dumps(store.meta)
