@@ -1,62 +1,90 @@
-"""What the tests of the trainer share: a tiny GPT-2, its batches, and one jitted step."""
+"""What the tests of the trainer share: a small model with a tied table, its batches, its stores."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
-from tensorjax.models import gpt2
+from tensorjax import offload
 
-CONFIG = gpt2.GPT2Config.tiny(layers=3)
-
-
-def batches(count: int, *, rows: int = 4, config: Any = CONFIG) -> list[Any]:
-    """Batches of random tokens, the weights of some targets zero."""
-    rng = np.random.default_rng(7)
-    found = []
-    for _ in range(count):
-        tokens = rng.integers(0, config.vocabulary, (rows, config.length + 1)).astype(np.int32)
-        weights = rng.uniform(0, 2, (rows, config.length)) * (rng.random((rows, 1)) < 0.8)
-        weights[0] += 0.1
-        found.append(gpt2.batch(tokens[:, :-1], tokens[:, 1:], weights))
-    return found
+WIDTH = 160  # its matrices are above what is packed, its biases below
+DEPTH = 4
+NAMES = ("table", *(f"block{n}" for n in range(DEPTH)))
 
 
-def model(seed: int = 0) -> gpt2.GPT2:
-    return gpt2.GPT2(CONFIG, rngs=nnx.Rngs(seed))
+def first(params: Any, x: None, batch: Any, key: Any) -> jax.Array:
+    (table,) = params
+    return batch["x"].astype(table["w"].dtype) @ table["w"]
 
 
-class Monolith:
-    """The same training as one program: gradient of the whole model, one update."""
+def block(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+    (mine,) = params
+    y = jnp.tanh(x @ mine["w"] + mine["b"][None])
+    if key is not None:
+        y = jnp.where(jax.random.bernoulli(key, 0.9, y.shape), y, jnp.zeros_like(y))
+    return x + y
 
-    def __init__(self, optimizer: Any, clip: float | None = None) -> None:
-        made = model()
-        self.graph, self.params = nnx.split(made, nnx.Param)
-        if clip is not None:
-            optimizer = optax.chain(optax.clip_by_global_norm(clip), optimizer)
-        self.state = jax.jit(optimizer.init)(self.params)
 
-        def loss(params: Any, batch: Any) -> jax.Array:
-            total, _ = nnx.merge(self.graph, params).loss(
-                batch["tokens"], batch["targets"], batch["weights"]
-            )
-            return total / jnp.asarray(batch["weights"].size, total.dtype)
+def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+    (table,) = params
+    error = (x @ table["w"].T).astype(jnp.float32) - batch["y"]
+    return jnp.mean(error**2)
 
-        @jax.jit
-        def step(params: Any, state: Any, batch: Any) -> Any:
-            value, gradient = jax.value_and_grad(loss)(params, batch)
-            with jax.numpy_dtype_promotion("standard"):
-                updates, state = optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state, value
 
-        self._step = step
+def layers() -> list[offload.Layer]:
+    return [
+        offload.Layer(name="first", apply=first, uses=("table",)),
+        *(offload.Layer(name=f"block{n}", apply=block) for n in range(DEPTH)),
+        offload.Layer(name="last", apply=last, uses=("table",)),
+    ]
 
-    def step(self, batch: Any) -> float:
-        self.params, self.state, loss = self._step(self.params, self.state, batch)
-        return float(loss)
 
-    def groups(self) -> dict[str, Any]:
-        return gpt2.groups(nnx.merge(self.graph, self.params))
+def params() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) / 12).astype(np.float32)
+
+    made: dict[str, Any] = {"table": {"w": normal(24, WIDTH)}}
+    for n in range(DEPTH):
+        made[f"block{n}"] = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH)}
+    return made
+
+
+def batch(number: int, rows: int = 8) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng([11, number])
+    return {"x": rng.standard_normal((rows, 24)).astype(np.float32),
+            "y": rng.standard_normal((rows, 24)).astype(np.float32)}  # fmt: skip
+
+
+def optimizer() -> Any:
+    return optax.adamw(3e-3)
+
+
+def store(path: Path, **options: Any) -> offload.TensorStore:
+    settings = {"backend": "threads", "staging": 4 << 20, **options}
+    return offload.TensorStore(path, 64 << 20, **settings)
+
+
+def train(steps: int, make: Any = None, **options: Any) -> tuple[list[float], Any]:
+    """Losses and all parameters after some steps; ``make`` opens a store."""
+    if make is None:
+        with offload.Trainer(layers(), params(), optimizer(), **options) as trainer:
+            losses = [trainer.step(batch(n)).loss for n in range(steps)]
+            return losses, trainer.params()
+    with make() as held, offload.Trainer(
+        layers(), params(), optimizer(), store=held, **options
+    ) as trainer:  # fmt: skip
+        losses = [trainer.step(batch(n)).loss for n in range(steps)]
+        return losses, trainer.params()
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two pytrees are the same, bit for bit."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs
+    )

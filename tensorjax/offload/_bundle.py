@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Leaves below this are packed: a store moves blocks, and a bias would be one of its own.
@@ -108,7 +109,7 @@ class Bundle:
 
 def _leaf(name: str, path: Any, x: Any) -> Leaf:
     where = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
-    if not hasattr(x, "shape") or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+    if not hasattr(x, "shape") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(
             f"{name}/{where}: expected an array of numbers, got {getattr(x, 'dtype', type(x))}; "
             "turn keys into numbers with jax.random.key_data"

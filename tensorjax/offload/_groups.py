@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._homes import Home, HostHome
 from tensorjax.offload._optimizer import HostOptimizer
@@ -127,4 +128,4 @@ def different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[st
 
 def _wide(x: Any) -> jax.ShapeDtypeStruct:
     """Gradients are summed in single precision at least."""
-    return jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+    return jax.ShapeDtypeStruct(x.shape, linalg.factor_dtype(x.dtype))

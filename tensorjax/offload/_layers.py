@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from tensorjax import linalg
+
 Activations = Literal["recompute", "keep", "offload"]
 
 
@@ -202,7 +204,7 @@ def _signature(*arguments: Any) -> Any:
 
 def _added(sums: Any, gradient: Any) -> Any:
     """Sums of gradients, in single precision at least."""
-    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), gradient)
+    wide = jax.tree.map(lambda g: g.astype(linalg.factor_dtype(g.dtype)), gradient)
     return wide if sums is None else jax.tree.map(jnp.add, sums, wide)
 
 
