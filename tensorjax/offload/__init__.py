@@ -7,6 +7,7 @@ layer (`Layer`), with parameters and optimiser states in the store or in host me
 
 from tensorjax.offload._backends import Backend
 from tensorjax.offload._backends import available as backends
+from tensorjax.offload._bound import Times
 from tensorjax.offload._errors import (
     CapacityError,
     CorruptError,
@@ -18,30 +19,41 @@ from tensorjax.offload._errors import (
 from tensorjax.offload._groups import tensors
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
+from tensorjax.offload._machine import Machine, layer_seconds, measure
+from tensorjax.offload._plan import Choice, Plan, plan
 from tensorjax.offload._statistics import Statistics, Traffic
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Span, Trace
 from tensorjax.offload._trainer import Step, Trainer
+from tensorjax.offload._updates import Schedule
 
 __all__ = [
     "Backend",
     "CapacityError",
+    "Choice",
     "CorruptError",
     "Engine",
     "Layer",
     "Lease",
     "Leases",
     "LockedError",
+    "Machine",
     "MismatchError",
+    "Plan",
+    "Schedule",
     "Span",
     "Statistics",
     "Step",
     "StoreError",
     "StoreWarning",
     "TensorStore",
+    "Times",
     "Trace",
     "Traffic",
     "Trainer",
     "backends",
+    "layer_seconds",
+    "measure",
+    "plan",
     "tensors",
 ]

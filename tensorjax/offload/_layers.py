@@ -138,6 +138,10 @@ class Engine:
         """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
         return self._of(layer).last(params, x, batch, key, share, sums)
 
+    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any) -> tuple[Any, Any]:
+        """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
+        return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, None)
+
     def wait(self, value: Any) -> Any:
         """Returns a value once it has been computed."""
         return jax.block_until_ready(value)

@@ -218,6 +218,8 @@ class WeightStream:
         """Without the lock: pins a group, once that is possible; whether it must be read."""
         with self._cond:
             while True:
+                if position < self._now:  # what was handed over has been used already
+                    return False
                 entry = self._cache.get(group)
                 if entry is not None and entry.version == version:
                     entry.pins.add(position)
