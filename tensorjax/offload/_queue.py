@@ -96,6 +96,10 @@ class Request:
         self.error: BaseException | None = None
 
 
+def _nothing(_: object) -> None:
+    pass
+
+
 class Buffer:
     """Staging memory of one run that was read, shared by the leases of its tensors."""
 
@@ -298,6 +302,8 @@ class Queue:
             request.resolve(request)
             with self.lock:
                 self._leave(request)
+                # The circles of references end here, and arrays with them.
+                request.ops, request.resolve, request.finish = [], _nothing, _nothing
                 followers, request.followers, request.leaders = request.followers, [], []
                 for follower in followers:
                     self._unblock(follower)

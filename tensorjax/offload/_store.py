@@ -92,7 +92,7 @@ class TensorStore:
             self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
         if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
             raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
-        self.notices: list[str] = []
+        self._say = _Notices()
         self._paths = _folder.Paths(Path(path), _process(process))
         self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
@@ -266,6 +266,7 @@ class TensorStore:
 
         One future for all: much cheaper than one each when the tensors are small.
         """
+        self._check_open()
         todo = [(tensor := self._tensor(name), _bytes(tensor.extent, array))
                 for name, array in arrays.items()]  # fmt: skip
         return self._writer.write(todo, float(deadline))
@@ -360,7 +361,7 @@ class TensorStore:
             return Statistics(
                 backend=self._backend.name,
                 direct=self._backend.direct,
-                notices=tuple(self.notices),
+                notices=tuple(self._say),
                 reads=queue.reads.frozen(),
                 writes=queue.writes.frozen(),
                 depth=queue.depth,
@@ -414,9 +415,12 @@ class TensorStore:
         if not self._open:
             raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
 
-    def _say(self, message: str) -> None:
-        """Keeps a notice, and warns of it where the caller can see it."""
-        self.notices.append(message)
+
+class _Notices(list[str]):
+    """What the store had to say; a warning too where the caller can see it."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
         if threading.current_thread() is threading.main_thread():
             warnings.warn(message, StoreWarning, stacklevel=4)
 

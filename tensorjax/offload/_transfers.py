@@ -267,9 +267,10 @@ def _verify(op: Op, piece: _extents.Piece, content: Content) -> None:
 def _named(request: Request) -> BaseException | None:
     """The error of a request, with the tensors named."""
     error = request.error
-    names = _extents.listed([extent.name for extent in request.run.members])
-    if error is None or names in str(error) or request.run.members[0].name in str(error):
+    members = [extent.name for extent in request.run.members]
+    if error is None or any(str(error).startswith(f"{name}: ") for name in members):
         return error
+    names = _extents.listed(members)
     what = "writing" if request.write else "reading"
     kind = CorruptError if isinstance(error, CorruptError) else StoreError
     named = kind(f"{what} {names} failed: {type(error).__name__}: {error}")

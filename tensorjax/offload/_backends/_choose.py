@@ -4,20 +4,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorjax.offload._backends import _threads
+from tensorjax.offload._backends import _plugins, _threads, _uring
 from tensorjax.offload._backends._base import Backend
 from tensorjax.offload._files import Say
 
 _BUILT_IN: dict[str, Callable[..., Backend]] = {
     "threads": _threads.threads,
+    "io_uring": _uring.UringBackend,
     "buffered": _threads.buffered,
     "memory": _threads.memory,
 }
 
 
 def available() -> tuple[str, ...]:
-    """Names that ``backend=`` takes here."""
-    return ("auto", *_BUILT_IN)
+    """Names that ``backend=`` takes here.
+
+    Without "io_uring" where the extension was not built; with the plug-ins that are installed.
+    """
+    try:
+        from tensorjax.offload._backends import _uring_c  # type: ignore[attr-defined]  # noqa: F401
+    except ImportError:
+        names = [name for name in _BUILT_IN if name != "io_uring"]
+    else:
+        names = [*_BUILT_IN]
+    return ("auto", *names, *_plugins.plugins())
 
 
 def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Backend:
@@ -32,9 +42,24 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
     if not isinstance(backend, str):
         return backend
     if backend == "auto":
-        return _threads.threads(**options)
-    if backend not in _BUILT_IN:
+        return _auto(folder, options)
+    if backend == "io_uring":
+        try:
+            return _uring.UringBackend(**options)
+        except (ImportError, OSError) as error:
+            say(f"io_uring cannot be used here ({error}); going on with a pool of threads")
+            return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
+    ways = {**_BUILT_IN, **_plugins.plugins()}
+    if backend not in ways:
         raise ValueError(f"backend: expected one of {available()}, got {backend!r}")
     if backend == "buffered":
         say("the page cache is used: speeds are not those of the disk")
-    return _BUILT_IN[backend](**options)
+    return ways[backend](**options)
+
+
+def _auto(folder: Path, options: dict[str, Any]) -> Backend:
+    """io_uring where a block can be written and read by it, else threads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if options or _uring.probe(folder)["io_uring"]:
+        return _threads.threads(**options)
+    return _uring.UringBackend()

@@ -69,7 +69,8 @@ class ThreadBackend:
     def stop(self) -> None:
         """Waits for the threads."""
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # a store that was dropped there
+                thread.join()
         self._threads = []
 
     def sync(self) -> None:
@@ -91,6 +92,7 @@ def _serve(file: Any, queue: Queue) -> None:
             queue.done(op, error)
         else:
             queue.done(op)
+        del op, ops  # what waits for the next one must not keep the last one alive
 
 
 def threads(**options: Any) -> ThreadBackend:
