@@ -16,6 +16,7 @@ from tensorjax.offload._errors import (
     StoreError,
     StoreWarning,
 )
+from tensorjax.offload._export import to_orbax, to_safetensors
 from tensorjax.offload._groups import tensors
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
@@ -56,4 +57,6 @@ __all__ = [
     "measure",
     "plan",
     "tensors",
+    "to_orbax",
+    "to_safetensors",
 ]
