@@ -117,7 +117,7 @@ def one_size(
     setting: Setting, config: Config, run: Run
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows of all ways, and the row of the parts."""
-    moved, updated = bound.moving(setting, 3), bound.updating(setting, 3)
+    moved, updated = bound.moving(setting, 5), bound.updating(setting, 5)
     parts = {"size": setting.name, "numbers": setting.model.numbers, "read": moved["read"],
              "write": moved["write"], "update": updated["update"],
              "first": moved["first"] + updated["first"]}  # fmt: skip
@@ -129,7 +129,7 @@ def one_size(
     ]
     if config.real:
         engine = offload.Engine()
-        devices.append(("these cores", engine, bound.computing(setting, engine, 3)))
+        devices.append(("these cores", engine, bound.computing(setting, engine, 5)))
         parts["compute"] = devices[-1][2]
     for label, engine, compute in devices:
         times = offload.Times(

@@ -127,8 +127,9 @@ class Updater:
         self._spares: dict[Any, Any] = {}
         self._error: BaseException | None = None
         self._closed = False
-        # One update may be written while the next one is computed.
-        self._outputs: queue.Queue[Any] = queue.Queue(maxsize=1)
+        # One update may be written while the next one is computed, and no more than that exist.
+        self._outputs: queue.Queue[Any] = queue.Queue()
+        self._room = threading.Semaphore(2)
         self._threads = [
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
@@ -247,6 +248,7 @@ class Updater:
         del held
         in_memory = ready.gradient is not None
         gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
+        self._room.acquire()
         spare = self._spares.pop(_kind(group), None)
         with self._trace.span("update", name, ready.version - 1):
             params, state = optimizer.update(params, state, gradient, self._scale, spare)
@@ -344,11 +346,12 @@ class Updater:
                 if self._error is None:
                     self._write(*item)
             except BaseException as error:
-                # Goes on taking what is put, so that nobody waits for room in the queue.
+                # Goes on taking what is put, so that nobody waits for room.
                 self.fail(error)
                 self._failed(error)
             finally:
                 del item
+                self._room.release()
                 self._outputs.task_done()
 
     def _write(self, group: Group, ready: _Ready, params: Any, state: Any, weights: Any) -> None:
