@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
@@ -197,6 +199,21 @@ def test_a_trace_opens_in_perfetto_and_as_a_picture(tmp_path: Path) -> None:
         assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(spans))
     axes = trainer.trace.picture().axes[0]
     assert axes.get_yticklabels()[0].get_text() == "compute"
+
+
+def test_layers_on_a_mesh(tmp_path: Path) -> None:
+    """Matrices split by columns over two devices, the batch over two: four devices in all."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    columns, whole = (NamedSharding(mesh, spec) for spec in (P(None, "model"), P()))
+    shardings = {name: {"w": columns, "b": whole} for name in cases.NAMES[1:]}
+    engine = offload.Engine(
+        shardings={"table": {"w": whole}, **shardings}, data=NamedSharding(mesh, P("data"))
+    )
+    wanted, params = cases.train(3)
+    losses, got = cases.train(3, lambda: cases.store(tmp_path), engine=engine)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert largest(params, got) < 1e-3  # Adam, and sums in another order
+    assert engine.place("block0", got["block0"])["w"].sharding == columns
 
 
 def test_a_failing_disk_ends_the_training(tmp_path: Path, monkeypatch: Any) -> None:

@@ -148,8 +148,13 @@ class _Leased:
                 for bundle in self._bundles]  # fmt: skip
 
     def release(self) -> None:
-        if self._future.exception() is None:
-            self._future.result().release()
+        # Does not wait: what is not there yet may wait for memory that others still have.
+        self._future.add_done_callback(_let_go)
+
+
+def _let_go(read: Any) -> None:
+    if read.exception() is None:
+        read.result().release()
 
 
 def _done(write: Any) -> bool:

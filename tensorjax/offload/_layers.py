@@ -106,12 +106,10 @@ class Engine:
 
     def place(self, group: str, params: Any) -> Any:
         """Parameters on the device: copies, never views of the host's memory."""
-        sharding = self._shardings.get(group)
-        if sharding is None:
-            # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
-            return jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
         copied = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-        return jax.device_put(copied, sharding)
+        sharding = self._shardings.get(group)
+        return copied if sharding is None else jax.device_put(copied, sharding)
 
     def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """A layer's result, and what its backward pass needs besides the input."""

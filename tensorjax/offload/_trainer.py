@@ -158,7 +158,12 @@ class Trainer:
         self._closed = False
         self.peak_activations = 0
         if store is not None and not resumed:
-            self.commit()
+            try:
+                self.commit()
+            except BaseException as error:
+                self._failure = error
+                self.close()
+                raise
 
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
         forward = [layer.uses for layer in self._layers]

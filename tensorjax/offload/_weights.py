@@ -138,9 +138,13 @@ class WeightStream:
         with self._cond:
             self._closed = True
             self._cond.notify_all()
+        fetch, place = self._threads
+        fetch.join()
         self._placing.put(None)
-        for thread in self._threads:
-            thread.join()
+        place.join()
+        while not self._placing.empty():  # where the thread ended early
+            if (item := self._placing.get()) is not None:
+                item[-1].release()
         self._cache.clear()
 
     # Below: with the lock held, unless said otherwise.
@@ -237,11 +241,13 @@ class WeightStream:
         """Thread, without the lock: moves what was read to the device."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
-            (arrays,) = reading.arrays()
-            with self._trace.span("place", group, step):
-                params = self._place(group, arrays)
-            del arrays
-            reading.release()
+            try:
+                (arrays,) = reading.arrays()
+                with self._trace.span("place", group, step):
+                    params = self._place(group, arrays)
+                del arrays
+            finally:
+                reading.release()
             with self._cond:
                 entry.params = params
                 self._cond.notify_all()
