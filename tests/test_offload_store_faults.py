@@ -567,14 +567,16 @@ def kill_and_look(folder: Path, backend: str, moments: int, seed: int) -> list[i
     ) as helper:  # fmt: skip
         assert helper.stdin is not None
         assert helper.stdout is not None
-        for _ in range(moments):
+        for moment in range(moments):
             helper.stdin.write(f"{folder} {backend}\n")
             lines = [helper.stdout.readline() for _ in range(2)]
             assert "ready\n" in lines
             pid = int(next(line for line in lines if line.startswith("pid")).split()[1])
+            printed = []
+            if moment % 2:  # the other half may be killed before the first commit
+                printed.append(int(helper.stdout.readline()))
             time.sleep(rng.uniform(0.0, 0.4))
             os.kill(pid, signal.SIGKILL)
-            printed = []
             while (line := helper.stdout.readline()) != "dead\n":
                 printed.append(int(line))
             steps.append(state(folder, backend))
@@ -598,10 +600,10 @@ def state(folder: Path, backend: str) -> int:
 
 @pytest.mark.parametrize("backend", HERE)
 def test_a_killed_process_leaves_the_committed_state(folder: Path, backend: str) -> None:
-    assert kill_and_look(folder, backend, 4, seed=1)[-1] > 0
+    assert kill_and_look(folder, backend, 4, seed=1)[-1] >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", HERE)
 def test_a_killed_process_leaves_the_committed_state_25_times(folder: Path, backend: str) -> None:
-    assert kill_and_look(folder, backend, 25, seed=2)[-1] > 25
+    assert kill_and_look(folder, backend, 25, seed=2)[-1] >= 12

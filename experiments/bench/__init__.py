@@ -38,4 +38,13 @@ EXPERIMENTS = (
         extra="nn",
         packages=("flax", "tensorly-torch", "torch"),
     ),
+    Experiment(
+        name="bench/store",
+        module="experiments.bench.store",
+        paper="none: our own measurement beside public libraries",
+        summary="the tensor store beside files, safetensors, tensorstore, orbax and fio",
+        quick="10 s",
+        extra="offload",
+        packages=("orbax-checkpoint", "safetensors", "tensorstore", "xxhash"),
+    ),
 )

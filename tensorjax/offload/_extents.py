@@ -4,10 +4,11 @@ The tensors of one reservation lie side by side, all first slots before all seco
 written together are then adjacent in the file, and many small ones move in one transfer.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,9 @@ class Extent:
         shape: Of the tensor.
         dtype: Of the tensor.
         offsets: Of its two slots in the file, in bytes.
+        nbytes: Of the tensor.
+        size: Of a slot.
+        entry: Of the index, in JSON, without the closing brace.
     """
 
     name: str
@@ -38,11 +42,16 @@ class Extent:
     offsets: tuple[int, int]
     nbytes: int = field(init=False)
     size: int = field(init=False)
+    entry: str = field(init=False)
 
     def __post_init__(self) -> None:
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         object.__setattr__(self, "nbytes", nbytes)
         object.__setattr__(self, "size", padded(nbytes))
+        # Made once: the index is written at every commit.
+        facts = {"shape": self.shape, "dtype": self.dtype.name, "offsets": self.offsets}
+        text = json.dumps({self.name: facts}, separators=(",", ":"))
+        object.__setattr__(self, "entry", text[1:-2])
 
     @property
     def stop(self) -> int:
@@ -130,8 +139,7 @@ def runs(places: Iterable[tuple[Extent, int]], block: int) -> list[Run]:
     return [*found, Run(start, size, tuple(members))] if members else found
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One block of one tensor inside a run.
 
     Attributes:

@@ -67,28 +67,27 @@ class Index:
 
 def dump(index: Index) -> bytes:
     """The file of an index."""
-    tensors = {}
-    for name, extent in index.extents.items():
-        entry: dict[str, Any] = {
-            "shape": extent.shape,
-            "dtype": extent.dtype.name,
-            "offsets": extent.offsets,
-        }
-        if (content := index.contents.get(name)) is not None:
-            entry |= {"slot": content.slot, "sums": "".join(f"{s:016x}" for s in content.sums)}
-        tensors[name] = entry
-    body = json.dumps(
+    head = json.dumps(
         {
             "process": index.process,
             "model": index.model,
             "block": index.block,
             "commit": index.commit,
             "meta": index.meta,
-            "tensors": tensors,
         },
         separators=(",", ":"),
-    ).encode()
+    )
+    contents = index.contents
+    tensors = ",".join(
+        extent.entry + ("}" if (c := contents.get(name)) is None else _written(c))
+        for name, extent in index.extents.items()
+    )
+    body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
     return f"{FORMAT} {VERSION} {digest(body):016x}\n".encode() + body
+
+
+def _written(content: Content) -> str:
+    return f',"slot":{content.slot},"sums":"{"".join([f"{s:016x}" for s in content.sums])}"}}'
 
 
 def parse(text: bytes, path: Path) -> Index:

@@ -1,0 +1,321 @@
+"""Ways to put tensors on a disk and to get them back: ours, files, libraries, bare O_DIRECT.
+
+Every way writes the same arrays and syncs them, and reads them after its files have left the page
+cache. What a way prepares, files that are reserved for example, is done before the clock runs.
+"""
+
+import importlib.util
+import mmap
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+MIB = 1 << 20
+BATCH = 16 * MIB
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to write and read tensors.
+
+    Attributes:
+        library: Whose it is.
+        variant: Which of its ways; empty if there is only one.
+        open: Gets a folder and the arrays, and yields (write, read): write ends when all is on the
+            disk, read returns when all is in memory.
+        most: The most tensors it is asked for: a file for each, synced, takes its time.
+        needs: The module it needs.
+    """
+
+    library: str
+    variant: str
+    open: Callable[[Path, list[np.ndarray]], Any]
+    most: int = 1 << 20
+    needs: str = "numpy"
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be measured here, if so."""
+        here = importlib.util.find_spec(self.needs) is not None
+        return "" if here else f"'{self.needs}' is not installed"
+
+
+def tensors(size: int, count: int) -> list[np.ndarray]:
+    """Views of random bytes, `count` tensors of `size` bytes."""
+    pool = np.random.default_rng(7).integers(
+        0, 1 << 32, min(size * count, 64 * MIB) // 4, np.uint32
+    )
+    per = size // 4
+    return [pool[(at := i * per % pool.size) : at + per].view(np.float32) for i in range(count)]
+
+
+def drop(folder: Path) -> None:
+    """Syncs all files of a folder and asks the kernel to forget their pages."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _ours(
+    folder: Path, arrays: list[np.ndarray], *, backend: str, together: bool
+) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    from tensorjax.offload import TensorStore
+
+    named = {f"{i:06d}": array for i, array in enumerate(arrays)}
+    size = arrays[0].nbytes
+    per = max(1, BATCH // size) if together else 1
+    names = list(named)
+    groups = [names[i : i + per] for i in range(0, len(names), per)]
+    ahead = max(1, 8 * BATCH // (size * per))
+    with TensorStore(
+        folder, 2 * len(arrays) * max(size, 4096), backend=backend, staging=256 * MIB
+    ) as store:
+        store.reserve(named)
+
+        def write() -> None:
+            for group in groups:
+                store.write_many({name: named[name] for name in group})
+            store.commit()
+
+        def read() -> None:
+            pending: list[Any] = []
+            for group in groups:
+                if len(pending) == ahead:
+                    pending.pop(0).result().release()
+                pending.append(store.read_many(group))
+            for future in pending:
+                future.result().release()
+
+        yield write, read
+
+
+def _way_of_ours(backend: str, *, together: bool) -> Callable[[Path, list[np.ndarray]], Any]:
+    return lambda folder, arrays: _ours(folder, arrays, backend=backend, together=together)
+
+
+@contextmanager
+def _numpy(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
+    def write() -> None:
+        for i, array in enumerate(arrays):
+            with (folder / f"{i}.npy").open("wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def read() -> None:
+        for i in range(len(arrays)):
+            np.load(folder / f"{i}.npy")
+
+    yield write, read
+
+
+@contextmanager
+def _safetensors(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "all.safetensors"
+
+    def write() -> None:
+        save_file({str(i): array for i, array in enumerate(arrays)}, path)
+        _sync(folder)
+
+    def read() -> None:
+        # Its arrays may be views of pages that are read when they are touched.
+        for array in load_file(path).values():
+            array[:: 1024 if array.size > 1024 else 1].sum()
+
+    yield write, read
+
+
+@contextmanager
+def _tensorstore(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
+    import tensorstore
+
+    per = arrays[0].size
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(folder / "zarr")},
+        "metadata": {
+            "shape": [len(arrays), per],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, per]}},
+            "data_type": "float32",
+        },
+    }
+
+    def write() -> None:
+        store = tensorstore.open(spec, create=True, delete_existing=True).result()
+        for future in [store[i].write(array) for i, array in enumerate(arrays)]:
+            future.result()
+        _sync(folder)
+
+    def read() -> None:
+        store = tensorstore.open(spec, open=True).result()
+        for future in [store[i].read() for i in range(len(arrays))]:
+            future.result()
+
+    yield write, read
+
+
+@contextmanager
+def _orbax(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
+    import orbax.checkpoint
+
+    tree = {str(i): array for i, array in enumerate(arrays)}
+    path = (folder / "orbax").absolute()
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+
+        def write() -> None:
+            checkpointer.save(path, tree, force=True)
+            checkpointer.wait_until_finished()
+            _sync(folder)
+
+        def read() -> None:
+            specs = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in tree.items()}
+            jax.block_until_ready(checkpointer.restore(path, specs))
+
+        yield write, read
+
+
+@contextmanager
+def _buffered(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
+    size, total = arrays[0].nbytes, sum(a.nbytes for a in arrays)
+    descriptor = os.open(folder / "buffered", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(descriptor, 0, total)
+
+    def write() -> None:
+        for i, array in enumerate(arrays):
+            os.pwrite(descriptor, array.data, i * size)
+        os.fdatasync(descriptor)
+
+    def read() -> None:
+        for i in range(len(arrays)):
+            os.preadv(descriptor, [np.empty(size, np.uint8).data], i * size)
+
+    try:
+        yield write, read
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _direct(folder: Path, arrays: list[np.ndarray], *, threads: int) -> Iterator[Any]:
+    """O_DIRECT from one queue: no checksums, no copies, no index; at most 1 MiB a transfer."""
+    size, total = arrays[0].nbytes, sum(a.nbytes for a in arrays)
+    block = min(size, MIB)
+    path = folder / "direct"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    os.posix_fallocate(descriptor, 0, total)
+    memory = memoryview(mmap.mmap(-1, min(total, 64 * MIB)))
+
+    def move(call: Callable[..., int]) -> None:
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for offset in range(0, total, block):
+            todo.put(offset)
+
+        def work() -> None:
+            while True:
+                try:
+                    offset = todo.get_nowait()
+                except queue.Empty:
+                    return
+                at = offset % len(memory)
+                moved = call(descriptor, [memory[at : at + block]], offset)
+                assert moved == block
+
+        if threads == 1:
+            work()
+            return
+        pool = [threading.Thread(target=work) for _ in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+
+    def write() -> None:
+        move(os.pwritev)
+        os.fdatasync(descriptor)
+
+    try:
+        yield write, lambda: move(os.preadv)
+    finally:
+        os.close(descriptor)
+
+
+WAYS: tuple[Way, ...] = (
+    Way("tensorjax", "io_uring, together", _way_of_ours("io_uring", together=True)),
+    Way("tensorjax", "io_uring, one by one", _way_of_ours("io_uring", together=False)),
+    Way("tensorjax", "threads, together", _way_of_ours("threads", together=True)),
+    Way("tensorjax", "threads, one by one", _way_of_ours("threads", together=False)),
+    Way("O_DIRECT", "one at a time", lambda f, a: _direct(f, a, threads=1)),
+    Way("O_DIRECT", "pool of 8 threads", lambda f, a: _direct(f, a, threads=8)),
+    Way("buffered", "one file", _buffered),
+    Way("numpy", "save, a file each", _numpy, most=128),
+    Way("safetensors", "", _safetensors, needs="safetensors"),
+    Way("tensorstore", "zarr3", _tensorstore, most=128, needs="tensorstore"),
+    Way("orbax", "", _orbax, most=128, needs="orbax.checkpoint"),
+)
+
+
+def fio(
+    folder: Path, size: int, total: int, engine: str, depth: int, *, write: bool
+) -> float | None:
+    """Bytes a second that fio moves with O_DIRECT; None if it cannot.
+
+    Writes end with a sync of the file, as ours do.
+    """
+    import json
+    import subprocess
+
+    command = [
+        "fio", "--name=store", f"--filename={folder / 'fio'}", f"--size={total}", f"--bs={size}",
+        f"--rw={'write' if write else 'read'}", "--direct=1", f"--ioengine={engine}",
+        f"--iodepth={depth}", "--end_fsync=1", "--output-format=json", "--overwrite=1",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    # Its own figure, which leaves the sync at the end out: to its advantage.
+    return float(job["write" if write else "read"]["bw_bytes"])
+
+
+def available() -> Sequence[Way]:
+    """The ways that can be measured here."""
+    from tensorjax.offload import backends
+
+    ring = "io_uring" in backends()
+    return [w for w in WAYS if not w.missing and (ring or not w.variant.startswith("io_uring"))]
+
+
+def emptied(folder: Path) -> Path:
+    """The folder, made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+__all__ = ["WAYS", "Way", "available", "drop", "emptied", "fio", "tensors"]

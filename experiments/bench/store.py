@@ -1,0 +1,335 @@
+"""Times the tensor store beside files, libraries and fio, synced and past the page cache.
+
+Source: none; our own measurement. Run it on a quiet machine with a disk of its own::
+
+    python -m experiments run bench/store --folder /a/folder/on/the/disk
+
+See README.md in this folder for what is measured and how, and for results. All take turns, so that
+a slow minute of a shared disk hits all; medians are reported.
+"""
+
+import gc
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import Run
+from experiments.bench import _disks
+from experiments.bench._disks import MIB
+from tensorjax.offload import TensorStore, backends
+
+Group = Literal["blocks", "compute"]
+FIO = (("libaio", 8), ("libaio", 32), ("io_uring", 8), ("io_uring", 32))
+# Goals: over the single queue at 1 MiB and below, over fio's best at every size, compute kept.
+BESIDE_QUEUE, BESIDE_FIO, KEPT = 1.3, 0.9, 0.85
+POLICY = (
+    "writes end with fsync or fdatasync; before every read all files are synced and dropped from "
+    "the page cache by posix_fadvise(DONTNEED); O_DIRECT and fio --direct=1 never use it"
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the benchmark."""
+
+    only: tuple[Group, ...] = ("blocks", "compute")
+    """Groups to run: `blocks` (bytes a second by size of tensor), `compute` (kept during I/O)."""
+
+    folder: Path | None = None
+    """Where to write, on the disk to be measured; a folder of this name is made and removed."""
+
+    sizes: tuple[int, ...] = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
+    """Bytes of a tensor, and of a transfer of fio."""
+
+    total: int = 1 << 30
+    """Most bytes of a case."""
+
+    most: int = 4096
+    """Most tensors of a case."""
+
+    repeats: int = 5
+    """Turns of every competitor."""
+
+    seconds: float = 4.0
+    """Seconds of compute in a turn of the group `compute`."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        if any(size < 4096 or size % 4096 for size in self.sizes):
+            raise ValueError(f"sizes: expected multiples of 4096, got {self.sizes}")
+        if self.total < max(self.sizes):
+            raise ValueError(f"total: expected at least {max(self.sizes)}, got {self.total}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(sizes=(4 << 10, 256 << 10), total=4 << 20, most=64, repeats=1, seconds=0.2)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    folder = (config.folder or run.folder) / "bench-store"
+    run.console.print(f"cache policy: {POLICY}")
+    run.metric("cache policy", POLICY)
+    run.table("peers", peers(), caption="Who is compared, and who cannot be")
+    ratios: list[dict[str, Any]] = []
+    try:
+        if "blocks" in config.only:
+            rows: list[dict[str, Any]] = []
+            for size in run.progress(config.sizes, "blocks"):
+                found = measure(_disks.emptied(folder), size, config)
+                rows += found
+                ratios += verdicts(size, found)
+            run.table("blocks", rows, caption=BLOCKS, key=["size KiB", "library", "variant"])
+        if "compute" in config.only:
+            rows = compute(_disks.emptied(folder), config)
+            run.table("compute", rows, caption=COMPUTE, key=["compute", "backend"])
+            ratios += kept(rows)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    run.table("ratios", ratios, caption=RATIOS, key=["size KiB", "what", "beside"])
+
+
+def peers() -> list[dict[str, str]]:
+    """A row for each competitor that needs a package, and for fio."""
+    rows = [{"peer": way.library, "missing because": way.missing} for way in _disks.WAYS
+            if way.needs != "numpy"]  # fmt: skip
+    fio = "" if shutil.which("fio") else "'fio' is not installed"
+    ring = "" if "io_uring" in backends() else "our extension was not built"
+    return [*rows, {"peer": "fio", "missing because": fio},
+            {"peer": "tensorjax, io_uring", "missing because": ring}]  # fmt: skip
+
+
+def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
+    """Bytes a second of every way at one size of tensor, by turns; a row each."""
+    count = max(1, min(config.most, config.total // size))
+    arrays = _disks.tensors(size, count)
+    ways = _disks.available()
+    rates: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    with ExitStack() as stack:
+        lanes = []
+        for i, way in enumerate(ways):
+            place = _disks.emptied(folder / str(i))
+            mine = arrays[: way.most]
+            write, read = stack.enter_context(way.open(place, mine))
+            write()  # untimed: blocks of the disk that were never written are slower
+            lanes.append((way, place, len(mine) * size, write, read))
+        tools = _disks.emptied(folder / "fio")
+        for turn in range(config.repeats):
+            for way, place, total, write, read in lanes if turn % 2 == 0 else lanes[::-1]:
+                writes, reads = rates.setdefault((way.library, way.variant), ([], []))
+                writes.append(total / _seconds(write))
+                _disks.drop(place)
+                reads.append(total / _seconds(read))
+            if shutil.which("fio"):
+                _with_fio(tools, size, size * count, rates)
+    return [
+        {
+            "size KiB": size // 1024,
+            "tensors": count,
+            "library": library,
+            "variant": variant,
+            "write MiB/s": statistics.median(writes) / MIB if writes else None,
+            "read MiB/s": statistics.median(reads) / MIB if reads else None,
+        }
+        for (library, variant), (writes, reads) in rates.items()
+    ]
+
+
+def _with_fio(folder: Path, size: int, total: int, rates: dict[Any, Any]) -> None:
+    if not (folder / "fio").exists():
+        _disks.fio(folder, size, total, "psync", 1, write=True)
+    for engine, depth in FIO:
+        writes, reads = rates.setdefault(("fio", f"{engine}, depth {depth}"), ([], []))
+        for write, found in ((True, writes), (False, reads)):
+            if (rate := _disks.fio(folder, size, total, engine, depth, write=write)) is not None:
+                found.append(rate)
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    finally:
+        gc.enable()
+
+
+def verdicts(size: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our fastest way over the bare queues and over fio's best."""
+    kinds = {
+        "O_DIRECT, one at a time": lambda r: (
+            (r["library"], r["variant"]) == ("O_DIRECT", "one at a time")
+        ),
+        "O_DIRECT, pool of 8 threads": lambda r: (
+            (r["library"], r["variant"]) == ("O_DIRECT", "pool of 8 threads")
+        ),
+        "fio's best": lambda r: r["library"] == "fio",
+    }
+    out = []
+    for column in ("write MiB/s", "read MiB/s"):
+        ours = _best(rows, column, lambda r: r["library"] == "tensorjax")
+        for beside, belongs in kinds.items():
+            other = _best(rows, column, belongs)
+            if other is None or ours is None:
+                continue
+            ratio = ours[column] / other[column]
+            goal = BESIDE_FIO if beside.startswith("fio") else BESIDE_QUEUE
+            asked = beside.startswith("fio") or size <= MIB
+            out.append(
+                {
+                    "size KiB": size // 1024,
+                    "what": column.split()[0],
+                    "beside": beside,
+                    "ratio": ratio,
+                    "goal": f"at least {goal:g}" if asked else "",
+                    "reached": ("yes" if ratio >= goal else "no") if asked else "",
+                    "ours": ours["variant"],
+                    "its": other["variant"],
+                }
+            )
+    return out
+
+
+def _best(
+    rows: list[dict[str, Any]], column: str, belongs: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any] | None:
+    able = [row for row in rows if belongs(row) and row[column] is not None]
+    return max(able, key=lambda row: row[column], default=None)
+
+
+def compute(folder: Path, config: Config) -> list[dict[str, Any]]:
+    """How much of a computation's speed is left while the store reads and writes."""
+    rows = []
+    names = [name for name in ("io_uring", "threads", "buffered") if name in backends()]
+    for label, step in (("one core", _one_core()), ("all cores", _all_cores())):
+        alone: list[float] = []
+        beside: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for _ in range(config.repeats):
+            for name in names:
+                alone.append(_speed(step, config.seconds))
+                place = _disks.emptied(folder / name)
+                with _traffic(place, name, config) as moved:
+                    before = moved()
+                    speed = _speed(step, config.seconds)
+                    beside[name].append((speed, (moved() - before) / config.seconds))
+        for name, found in beside.items():
+            rows.append(
+                {
+                    "compute": label,
+                    "backend": name,
+                    "kept": statistics.median(s for s, _ in found) / statistics.median(alone),
+                    "I/O MiB/s": statistics.median(rate for _, rate in found) / MIB,
+                }
+            )
+    return rows
+
+
+def _one_core() -> Callable[[], object]:
+    x = np.random.default_rng(0).random(1 << 16).astype(np.float32)
+    out = np.empty_like(x)
+
+    def step() -> None:
+        for _ in range(20):  # without BLAS: one thread, and the interpreter's lock is free
+            np.exp(x, out=out)
+
+    return step
+
+
+def _all_cores() -> Callable[[], object]:
+    product = jax.jit(lambda a: jnp.tanh(a @ a))
+    a = jnp.ones((768, 768), jnp.float32)
+    product(a).block_until_ready()
+    return lambda: product(a).block_until_ready()
+
+
+def _speed(step: Callable[[], object], seconds: float) -> float:
+    count, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds or not count:
+        step()
+        count += 1
+    return count / passed
+
+
+@contextmanager
+def _traffic(folder: Path, backend: str, config: Config) -> Iterator[Callable[[], int]]:
+    """Writes and reads tensors, in equal parts and as fast as it goes, in a thread of its own."""
+    size = min(4 * MIB, config.total // 8)
+    arrays = {str(i): np.full(size // 4, i, np.float32) for i in range(8)}
+    stop = threading.Event()
+    with ExitStack() as stack:
+        if backend == "buffered":
+            import warnings
+
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        store = stack.enter_context(
+            TensorStore(folder, 64 * size, backend=backend, staging=max(32 * MIB, 8 * size))
+        )
+        store.reserve(arrays)
+        store.write_many(arrays).result()
+        store.commit()
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not stop.is_set():
+                    done = [store.write(name, array) for name, array in arrays.items()]
+                    for future in [store.read(name) for name in arrays]:
+                        future.result().release()
+                    for future in done:
+                        future.result()
+            except BaseException as error:
+                failures.append(error)
+
+        def moved() -> int:
+            found = store.statistics()
+            return found.reads.bytes + found.writes.bytes
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield moved
+        finally:
+            stop.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+
+def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The compute kept by the store that `auto` takes, beside the goal."""
+    name = rows[0]["backend"]
+    return [
+        {
+            "size KiB": "",
+            "what": "compute kept",
+            "beside": row["compute"],
+            "ratio": row["kept"],
+            "goal": f"at least {KEPT:g}",
+            "reached": "yes" if row["kept"] >= KEPT else "no",
+            "ours": row["backend"],
+        }
+        for row in rows
+        if row["backend"] == name
+    ]
+
+
+BLOCKS = (
+    "Median of all turns; synced writes, reads past or without the page cache. numpy, tensorstore "
+    "and orbax move at most 128 tensors"
+)
+COMPUTE = "Speed of a computation beside the store's reads and writes (half each), over alone"
+RATIOS = "Our fastest way over the others, and the compute kept, beside the goals"
