@@ -228,8 +228,10 @@ def test_a_failing_disk_ends_the_training(tmp_path: Path, monkeypatch: Any) -> N
         with pytest.raises(RuntimeError, match="cannot go on") as found:
             _ = [trainer.step(cases.batch(number)) for number in range(1, 4)]
         assert "the disk is gone" in str(found.value.__cause__)
-        with pytest.raises(RuntimeError, match="cannot go on"):
-            trainer.close()
+        for use in (trainer.commit, lambda: trainer.step(cases.batch(8))):
+            with pytest.raises(RuntimeError, match="half-way"):
+                use()
+        trainer.close()
         with pytest.raises(RuntimeError, match="closed"):
             trainer.step(cases.batch(9))
 

@@ -217,11 +217,22 @@ class Trainer:
           Number, loss and norm.
 
         Raises:
-          RuntimeError: a thread failed, of this step or one before; its cause is the error.
+          RuntimeError: a thread failed, of this step or one before; its cause is the error. A new
+            trainer on the same store, opened again, goes on from what was committed.
           ValueError: a batch that cannot be cut.
         """
         self._check_open()
         batches = [self._engine.batch(b) for b in _cut(batch, self._microbatches)]
+        try:
+            loss, norm = self._step(batches)
+        except BaseException as error:
+            # Some groups may have been updated, others not: nothing of that is to be committed.
+            self._failure = error
+            raise
+        self.steps, self.data = self.steps + 1, data
+        return Step(self.steps, loss, norm)
+
+    def _step(self, batches: list[Any]) -> tuple[float, float | None]:
         base, version = self.steps * len(self._uses), self._version(self.steps) + 1
         inputs = self._forward(base, batches)
         if self._commit_due():
@@ -229,8 +240,7 @@ class Trainer:
         loss, squares = self._backward(base, version, batches, inputs)
         norm = None if self._clip is None else float(np.sqrt(np.float32(squares)))
         self._finish(norm)
-        self.steps, self.data = self.steps + 1, data
-        return Step(self.steps, loss, norm)
+        return loss, norm
 
     def _forward(self, base: int, batches: list[Any]) -> list[list[tuple[Any, Any]]]:
         """Inputs of all layers but the first, for each microbatch, and what the layers kept."""
@@ -379,7 +389,7 @@ class Trainer:
     def close(self) -> None:
         """Waits for updates under way and ends the threads; the store stays open.
 
-        What has not been committed is lost, as the store then holds its committed state.
+        What has not been committed is lost once the store is closed.
         """
         if self._closed:
             return
@@ -388,6 +398,7 @@ class Trainer:
                 self.flush()
         finally:
             self._closed = True
+            self._join_commit()
             self._updater.close()
             self._stream.close()
 
@@ -549,6 +560,11 @@ class Trainer:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the trainer is closed; make a new one")
+        if self._failure is not None:
+            raise RuntimeError(
+                "a step failed half-way; open the store again and make a new trainer, which goes "
+                "on from what was committed"
+            ) from self._failure
 
 
 def _staging(store: Any) -> int:
