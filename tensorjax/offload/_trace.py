@@ -116,7 +116,7 @@ class Trace:
         """A Matplotlib figure of some steps: one row for each track.
 
         Args:
-          steps: which; the last two if None.
+          steps: which; the last two that were computed if None.
 
         Raises:
           ValueError: there are no spans of these steps.
@@ -124,7 +124,7 @@ class Trace:
         import matplotlib.pyplot as plt
 
         if steps is None:
-            steps = sorted({s.step for s in self.spans()})[-2:]
+            steps = sorted({s.step for s in self.spans("compute")})[-2:]
         spans = [s for s in self.spans() if s.step in set(steps)]
         if not spans:
             raise ValueError(f"steps: expected some that were traced, got {list(steps)}")

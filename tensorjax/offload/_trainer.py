@@ -120,7 +120,7 @@ class Trainer:
         commit_every: int | None = None,
         key: jax.Array | None = None,
         engine: Engine | None = None,
-        lookahead: int = 2,
+        lookahead: int = 3,
         trace: Trace | None = None,
     ) -> None:
         self._layers = check_layers(layers, params)

@@ -73,7 +73,8 @@ class Updater:
     """Threads that read the state of the optimiser, update, and write.
 
     Of the groups whose gradient is there, that one is next whose parameters are needed first.
-    States are read ahead: of that group, and of the one whose gradient will come next.
+    States are read ahead: of that group, of the one whose gradient will come next, and of the one
+    that the next step begins with.
 
     Args:
       groups: by name.
@@ -312,8 +313,10 @@ class Updater:
         known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
         ready = self._order()
         if self._open and not self._gated:
-            # The most urgent one, then the one that comes next, then the others.
-            names = [*ready[:1], *list(coming)[:1], *ready[1:], *list(coming)[1:]]
+            # The most urgent one that can be updated; the one whose gradient comes next; and that
+            # of the first layer, which comes last, and which the next step waits for.
+            first = sorted(coming, key=lambda n: coming[n][1])[:1]
+            names = [*ready[:1], *list(coming)[:1], *first, *ready[1:], *list(coming)[1:]]
         else:
             both = {**coming, **known}
             names = sorted(both, key=lambda n: both[n][1])

@@ -48,8 +48,8 @@ def layers(
       ...     gpt2.layers(config), gpt2.initial(config, jax.random.key(0)), optax.adam(1e-3)
       ... )
       >>> tokens = jnp.arange(8, dtype=jnp.int32).reshape(1, 8)
-      >>> round(float(trainer.step(gpt2.batch(tokens, tokens)).loss))    # log 120 = 4.8
-      5
+      >>> 4 < trainer.step(gpt2.batch(tokens, tokens + 1)).loss < 6      # log 120 = 4.8
+      True
       >>> trainer.close()
     """
     linear = check_spec("linear", linear)
