@@ -61,7 +61,7 @@ def layers(
         keep = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - config.dropout, x.shape)
         return jnp.where(keep, x / jnp.asarray(1 - config.dropout, x.dtype), jnp.zeros_like(x))
 
-    def embedding(params: Any, x: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
+    def embedding(params: Any, _: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, positions = params
         length = check_length(batch["tokens"], config)
         x = _LAYOUT.embed(table["tokens"], batch["tokens"])
