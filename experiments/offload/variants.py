@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import statistics
@@ -52,6 +53,15 @@ VARIANTS = (
 )
 
 
+# One of each for all ways: programs are compiled once.
+_OPTIMIZER = optax.adamw(1e-4)
+
+
+@functools.lru_cache(maxsize=4)
+def _layers(model: gpt2.GPT2Config) -> tuple[offload.Layer, ...]:
+    return tuple(gpt2.layers(model))
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """What is trained.
@@ -74,7 +84,7 @@ class Setting:
 
     def layers(self) -> list[offload.Layer]:
         """Of the model."""
-        return gpt2.layers(self.model)
+        return list(_layers(self.model))
 
     def params(self) -> dict[str, Any]:
         """What draws them."""
@@ -82,7 +92,7 @@ class Setting:
 
     def optimizer(self) -> Any:
         """Adam with decoupled decay, as is usual."""
-        return optax.adamw(1e-4)
+        return _OPTIMIZER
 
     def data(self) -> Any:
         """Random tokens."""

@@ -1,5 +1,6 @@
 """An Optax transformation on the host: compiled for the CPU, its results in recycled memory."""
 
+import functools
 from typing import Any
 
 import jax
@@ -27,14 +28,10 @@ class HostOptimizer:
                     "optimizer: expected a transformation as Optax makes them, with init and "
                     f"update, got {type(transformation).__name__}"
                 )
-        self._transformation, self._dtype = transformation, compute_dtype
+        self._transformation = transformation
+        self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = _cpu()
-        self._init = jax.jit(
-            lambda params: jax.lax.optimization_barrier(transformation.init(params))
-        )
-        self._update = jax.jit(self._updated, donate_argnums=(4,), keep_unused=True)
-        # By itself: a cast in the program of the update would more than halve its speed.
-        self._cast = jax.jit(lambda params: jax.tree.map(self._casted, params))
+        self._init, self._update, self._cast = _programs(transformation, self._dtype)
         self._squares = jax.jit(_squares)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
@@ -53,8 +50,7 @@ class HostOptimizer:
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
         """Shapes and dtypes of a group's state, and of its parameters on the device."""
-        cast = jax.eval_shape(lambda p: jax.tree.map(self._casted, p), params)
-        return jax.eval_shape(self._transformation.init, params), cast
+        return jax.eval_shape(self._transformation.init, params), jax.eval_shape(self._cast, params)
 
     def update(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
         """New parameters and state; ``spare`` is a pair like them that may be overwritten."""
@@ -75,23 +71,37 @@ class HostOptimizer:
         """Sum of the squares of all numbers in a gradient."""
         return self._squares(gradient)
 
-    def _updated(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+
+@functools.lru_cache(maxsize=16)
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Compiled init, update and cast; the same ones for the same transformation."""
+
+    def init(params: Any) -> Any:
+        return jax.lax.optimization_barrier(transformation.init(params))
+
+    def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
         del spare
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
         if scale is not None:
             gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
         # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = self._transformation.update(gradient, state, params)
+            updates, state = transformation.update(gradient, state, params)
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         # Without the barrier, state that is passed on unchanged would be returned as what came in:
         # a view of a staging buffer, which is about to be used for something else.
         return jax.lax.optimization_barrier((params, state))
 
-    def _casted(self, x: Any) -> Any:
-        if self._dtype is None or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return x.astype(self._dtype)
+    def cast(x: Any) -> Any:
+        wanted = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if wanted else x
+
+    return (
+        jax.jit(init),
+        jax.jit(update, donate_argnums=(4,), keep_unused=True),
+        # By itself: a cast in the program of the update would more than halve its speed.
+        jax.jit(lambda params: jax.tree.map(cast, params)),
+    )
 
 
 def _squares(gradient: Any) -> jax.Array:
