@@ -14,7 +14,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e ".[nn,experiments,network,dev]"
+		-c constraints.txt -e ".[nn,experiments,network,offload,dev]"
 	touch $@
 
 reproduce: install

@@ -263,8 +263,9 @@ def drop(leases: list) -> None:
     time.sleep(0.3)
 
 
-def test_a_dropped_lease_is_found_and_told(folder: Path) -> None:
-    with made(folder, staging=2 * MIB) as store:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dropped_lease_is_found_and_told(folder: Path, backend: str) -> None:
+    with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({"a": jnp.zeros(MIB // 8)})
         store.write("a", np.ones(MIB // 8))
         leases = [store.read("a").result(30)]
@@ -300,6 +301,9 @@ def test_nothing_is_left_behind(folder: Path) -> None:
             store.write("a", np.zeros(10))
     dropped = made(folder)
     del dropped
+    end = time.monotonic() + 30
+    while count() != before and time.monotonic() < end:
+        time.sleep(0.01)
     assert count() == before
 
 
@@ -360,3 +364,72 @@ def test_meta_is_what_json_gives_back(folder: Path) -> None:
             with pytest.raises(TypeError, match="meta: expected what JSON can hold"):
                 store.commit(bad)
         assert json.dumps(store.meta)
+
+
+class Cut(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("reached", [0, 1, 2], ids=["none", "one", "all"])
+def test_processes_commit_together_or_not_at_all(folder: Path, reached: int) -> None:
+    """Cut off when so many of two processes have gone on to the new state."""
+    stores = [made(folder, process=(i, 2)) for i in range(2)]
+    for i, store in enumerate(stores):
+        store.reserve({"shard": jnp.zeros(10)})
+        store.write("shard", np.full(10, float(i)))
+        store.commit(1, barrier=lambda: None)
+        store.write("shard", np.full(10, 10.0 + i))
+
+    def cut() -> None:
+        raise Cut
+
+    for number in (1, 0):  # all prepare before the first goes on, as a barrier has it
+        if number < reached:
+            stores[number].commit(2, barrier=lambda: None)
+            continue
+        with pytest.raises(Cut):
+            stores[number].commit(2, barrier=cut)
+        with pytest.raises(offload.StoreError, match="was cut off"):
+            stores[number].write("shard", np.zeros(10))
+    for store in stores:
+        store.close()
+    for i in range(2):
+        with made(folder, process=(i, 2)) as store:
+            assert store.meta == (2 if reached else 1)
+            assert read(store, "shard")[0] == (10.0 + i if reached else i)
+    assert not list(folder.glob("prepared-*"))
+
+
+def test_the_pool_grows_with_the_tensors(folder: Path) -> None:
+    """Reads and leases of before stay good."""
+    large = 12 * MIB  # of float64, so that four of them do not fit 256 MiB
+    with TensorStore(folder, 512 * MIB, backend="memory", block=MIB) as store:
+        store.reserve({"a": jnp.zeros(1000)})
+        store.write("a", np.arange(1000.0))
+        lease = store.read("a").result(30)
+        before = store.statistics()
+        store.reserve({"b": jax.ShapeDtypeStruct((large,), np.float64)})
+        assert store.statistics().staging > before.staging
+        assert store.statistics().writes == before.writes
+        store.write("b", np.ones(large)).result(30)
+        assert read(store, "b").sum() == large
+        assert np.all(lease.array == np.arange(1000.0))
+        lease.release()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leases_that_nobody_releases_are_told_of(
+    folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tensorjax.offload._queue._PATIENCE", 0.5)
+    with made(folder, backend, staging=2 * MIB) as store:
+        store.reserve({"a": jnp.zeros(MIB // 8), "b": jnp.zeros(MIB // 8)})
+        for name in "ab":
+            store.write(name, np.ones(MIB // 8)).result(30)
+        lease, late = store.read("a").result(30), store.read("b")
+        end = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < end:
+            time.sleep(0.05)
+        assert "1048576 of 1572864 bytes are held by leases" in caplog.text
+        lease.release()
+        late.result(30).release()

@@ -48,6 +48,9 @@ class Config:
     folder: Path | None = None
     """Where to write, on the disk to be measured; a folder of this name is made and removed."""
 
+    libraries: tuple[str, ...] = ()
+    """Whose ways to measure, besides ours; by default all."""
+
     sizes: tuple[int, ...] = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
     """Bytes of a tensor, and of a transfer of fio."""
 
@@ -66,6 +69,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        known = {"fio", *(way.library for way in _disks.WAYS)}
+        if not set(self.libraries) <= known:
+            raise ValueError(f"libraries: expected some of {sorted(known)}, got {self.libraries}")
         if any(size < 4096 or size % 4096 for size in self.sizes):
             raise ValueError(f"sizes: expected multiples of 4096, got {self.sizes}")
         if self.total < max(self.sizes):
@@ -114,8 +120,10 @@ def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
     """Bytes a second of every way at one size of tensor, by turns; a row each."""
     count = max(1, min(config.most, config.total // size))
     arrays = _disks.tensors(size, count)
-    ways = _disks.available()
+    wanted = {"tensorjax", *(config.libraries or [way.library for way in _disks.WAYS])}
+    ways = [way for way in _disks.available() if way.library in wanted]
     rates: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    costs: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     with ExitStack() as stack:
         lanes = []
         for i, way in enumerate(ways):
@@ -128,10 +136,13 @@ def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
         for turn in range(config.repeats):
             for way, place, total, write, read in lanes if turn % 2 == 0 else lanes[::-1]:
                 writes, reads = rates.setdefault((way.library, way.variant), ([], []))
-                writes.append(total / _seconds(write))
-                _disks.drop(place)
-                reads.append(total / _seconds(read))
-            if shutil.which("fio"):
+                cost = costs.setdefault((way.library, way.variant), ([], []))
+                for call, rate, spent in ((write, writes, cost[0]), (read, reads, cost[1])):
+                    wall, processor = _seconds(call)
+                    rate.append(total / wall)
+                    spent.append(processor * 1024 * MIB / total)
+                    _disks.drop(place)
+            if shutil.which("fio") and (not config.libraries or "fio" in config.libraries):
                 _with_fio(tools, size, size * count, rates)
     return [
         {
@@ -141,9 +152,15 @@ def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
             "variant": variant,
             "write MiB/s": statistics.median(writes) / MIB if writes else None,
             "read MiB/s": statistics.median(reads) / MIB if reads else None,
+            "write cpu s/GiB": _median(costs.get((library, variant), ([], []))[0]),
+            "read cpu s/GiB": _median(costs.get((library, variant), ([], []))[1]),
         }
         for (library, variant), (writes, reads) in rates.items()
     ]
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _with_fio(folder: Path, size: int, total: int, rates: dict[Any, Any]) -> None:
@@ -156,13 +173,14 @@ def _with_fio(folder: Path, size: int, total: int, rates: dict[Any, Any]) -> Non
                 found.append(rate)
 
 
-def _seconds(call: Callable[[], None]) -> float:
+def _seconds(call: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the clock and of the processor, all threads together."""
     gc.collect()
     gc.disable()
     try:
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), time.process_time()
         call()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - spent
     finally:
         gc.enable()
 
@@ -215,22 +233,24 @@ def compute(folder: Path, config: Config) -> list[dict[str, Any]]:
     rows = []
     names = [name for name in ("io_uring", "threads", "buffered") if name in backends()]
     for label, step in (("one core", _one_core()), ("all cores", _all_cores())):
-        alone: list[float] = []
         beside: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for _ in range(config.repeats):
             for name in names:
-                alone.append(_speed(step, config.seconds))
+                alone = _speed(step, config.seconds)
                 place = _disks.emptied(folder / name)
                 with _traffic(place, name, config) as moved:
                     before = moved()
-                    speed = _speed(step, config.seconds)
-                    beside[name].append((speed, (moved() - before) / config.seconds))
+                    # Over the seconds just before: the machine may be another one later.
+                    ratio = _speed(step, config.seconds) / alone
+                    beside[name].append((ratio, (moved() - before) / config.seconds))
         for name, found in beside.items():
             rows.append(
                 {
                     "compute": label,
                     "backend": name,
-                    "kept": statistics.median(s for s, _ in found) / statistics.median(alone),
+                    "kept": statistics.median(ratio for ratio, _ in found),
+                    "least": min(ratio for ratio, _ in found),
+                    "most": max(ratio for ratio, _ in found),
                     "I/O MiB/s": statistics.median(rate for _, rate in found) / MIB,
                 }
             )
@@ -328,8 +348,11 @@ def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 BLOCKS = (
-    "Median of all turns; synced writes, reads past or without the page cache. numpy, tensorstore "
-    "and orbax move at most 128 tensors"
+    "Median of all turns; synced writes, reads past or without the page cache. Processor seconds "
+    "are of all threads. numpy, tensorstore and orbax move at most 64 tensors"
 )
-COMPUTE = "Speed of a computation beside the store's reads and writes (half each), over alone"
+COMPUTE = (
+    "Speed of a computation beside the store's reads and writes (half each), over the turn before "
+    "that was alone: median, least and most"
+)
 RATIOS = "Our fastest way over the others, and the compute kept, beside the goals"

@@ -7,6 +7,7 @@ a transfer it refuses, or that stopped inside a block, is finished through the p
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class DiskFile:
 
     def __init__(self, path: Path, *, direct: bool, say: Say):
         self.path, self._say = path, say
+        self._refusal, self._kept = threading.Lock(), None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._cached = os.open(path, flags, 0o600)
         self.descriptor = self._cached
@@ -77,11 +79,11 @@ class DiskFile:
                 descriptor = self._cached
 
     def _refused(self, why: str) -> None:
-        if self.descriptor == self._cached and hasattr(self, "_told"):
-            return
-        # The direct descriptor stays open until the end: another thread may be using it.
-        self._told = self.descriptor
-        self.descriptor = self._cached
+        with self._refusal:
+            if self._kept is not None:
+                return
+            # The direct descriptor stays open until the end: another thread may be using it.
+            self._kept, self.descriptor = self.descriptor, self._cached
         self._say(f"{self.path}: O_DIRECT is refused ({why}); going on through the page cache")
 
     def size(self) -> int:
@@ -118,7 +120,7 @@ class DiskFile:
 
     def close(self) -> None:
         """Closes the descriptors."""
-        for descriptor in {self._cached, self.descriptor, getattr(self, "_told", self._cached)}:
+        for descriptor in {self._cached, self.descriptor, self._kept} - {None}:
             os.close(descriptor)
 
 

@@ -38,6 +38,11 @@ class Paths:
         return self._file("index")
 
     @property
+    def prepared(self) -> Path:
+        """The next state, until all processes have theirs."""
+        return self._file("prepared")
+
+    @property
     def names(self) -> Path:
         """The names of the tensors, for messages when the index is lost."""
         return self._file("names")
@@ -114,6 +119,7 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
         if paths.data.exists():
             raise CorruptError(_lost(paths))
         return None
+    _settle(paths)
     index = _index.parse(paths.index.read_bytes(), paths.index)
     wrong = _index.differences("process", list(index.process), list(paths.process))
     if model is not None:
@@ -133,6 +139,32 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
             f"tensors are lost: {listed(cut)}; restore the folder from a copy"
         )
     return index
+
+
+def _settle(paths: Paths) -> None:
+    """Ends a commit of several processes that was cut off: forward if one has gone forward.
+
+    One could do so only after all were prepared, so that all others can follow; and if none has,
+    all go back.
+    """
+    if not paths.prepared.exists():
+        return
+    prepared = _index.parse(paths.prepared.read_bytes(), paths.prepared).commit
+    own = _index.parse(paths.index.read_bytes(), paths.index).commit
+    count = paths.process[1]
+    others = [Paths(paths.folder, (number, count)).index for number in range(count)]
+    reached = [_index.parse(p.read_bytes(), p).commit for p in others if p.exists()]
+    if len(reached) < count:
+        raise CorruptError(
+            f"{paths.prepared}: a commit of {count} processes was cut off, and the indices of "
+            f"{count - len(reached)} of them are not in the folder, so it cannot be known which "
+            "state holds; bring them there"
+        )
+    if max(reached) >= prepared > own:
+        _index.rename(paths.prepared, paths.index)
+    else:
+        paths.prepared.unlink()
+        _index.sync_folder(paths.folder)
 
 
 def _same_count(paths: Paths) -> None:

@@ -143,8 +143,13 @@ def replace(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.rename(temporary, path)
-    sync_folder(path.parent)
+    rename(temporary, path)
+
+
+def rename(before: Path, after: Path) -> None:
+    """Gives a file another name, durably."""
+    os.rename(before, after)
+    sync_folder(after.parent)
 
 
 def sync_folder(folder: Path) -> None:

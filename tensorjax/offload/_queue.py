@@ -8,6 +8,7 @@ theirs here, earliest deadline first, so that a queue of any length fits a small
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -15,9 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from tensorjax.offload._errors import StoreError
 from tensorjax.offload._extents import Piece, Run
 from tensorjax.offload._staging import Pool
 from tensorjax.offload._statistics import Counter
+
+_LOG = logging.getLogger("tensorjax.offload")
+_PATIENCE, _TICK = 60.0, 0.5
 
 
 class Slot:
@@ -144,12 +149,15 @@ class Queue:
         self._waiting: list[tuple[float, int, ReadBatch]] = []
         self._numbers = itertools.count()
         self._queued = 0
-        self._closed = False
+        self._closed = self._watched = False
+        self._end = threading.Event()
 
     # What the store calls.
 
     def enter(self, requests: Iterable[Request]) -> None:
         """Registers requests behind those they conflict with; the caller holds the lock."""
+        if self._closed:
+            raise StoreError("the store was closed, or is being enlarged; try again")
         for request in requests:
             before: dict[int, Request] = {}
             for slot in request.slots:
@@ -188,6 +196,9 @@ class Queue:
         deadline = min(request.deadline for request in batch.requests)
         heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
         self._admit()
+        if self._waiting and not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch, name="tensorjax-store-watch", daemon=True).start()
 
     def stage(self, size: int) -> tuple[int, np.ndarray]:
         """Waits for ``size`` bytes of staging for a write; first come, first served."""
@@ -221,16 +232,29 @@ class Queue:
             while self.pending_writes:
                 self._idle.wait()
 
-    def drain(self) -> None:
-        """Waits until the backend has nothing to do and nothing is ready for it."""
+    def drain(self, *, everything: bool = False) -> None:
+        """Waits until the backend has nothing to do and nothing is ready for it.
+
+        Args:
+            everything: Also give memory to the reads that wait for some, and wait for them.
+        """
         with self.lock:
+            for *_, batch in self._waiting if everything else ():
+                self._overflow(batch)
             while self.pending_writes or self.depth or self._heap:
                 self._idle.wait()
+
+    def inherit(self, other: "Queue") -> None:
+        """Goes on with the counts of a queue that was closed."""
+        with self.lock:
+            self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
+            self.blocked, self.overflow = other.blocked, other.overflow
 
     def close(self) -> list[Request]:
         """Lets the backend's threads go; returns the reads that never got memory."""
         with self.lock:
             self._closed = True
+            self._end.set()
             self._ready.notify_all()
             left = [r for *_, batch in self._waiting if not batch.admitted for r in batch.requests]
             self._waiting.clear()
@@ -266,9 +290,7 @@ class Queue:
                     return []
                 if not self.depth:
                     self._idle.notify_all()
-                # Leases that were dropped without a release are found here.
-                self._ready.wait(1.0 if self._waiting else None)
-                self._admit()
+                self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
         """Says that a transfer has ended, well or not."""
@@ -372,6 +394,26 @@ class Queue:
                 memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
                 self._attach(batch, pool, starts, memory)
             heapq.heappop(self._waiting)
+
+    def _watch(self) -> None:
+        """A thread's work while reads wait for memory: finds dropped leases, tells of held ones."""
+        since, told = time.monotonic(), False
+        while not self._end.wait(_TICK):
+            with self.lock:
+                if not self._waiting or self._closed:
+                    self._watched = False
+                    return
+                self._admit()
+                if self.depth or self._heap:
+                    since = time.monotonic()
+                held, size = self.reading.used, self.reading.size
+            if not told and time.monotonic() - since > _PATIENCE:
+                told = True
+                _LOG.warning(
+                    "reads have waited %g s for staging memory: %d of %d bytes are held by leases; "
+                    "release leases, or open the store with a larger staging",
+                    _PATIENCE, held, size,
+                )  # fmt: skip
 
     def _overflow(self, batch: ReadBatch) -> None:
         """Reads that a write waits for must not wait for staging: that could be a deadlock."""

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -96,12 +96,14 @@ class TensorStore:
         self._paths = _folder.Paths(Path(path), _process(process))
         self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
-        self._open = False
+        self._open = self._opened = self._undecided = False
         self._lock: int | None = None
         self._committing = 0.0
         try:
             self._begin(_index.plain("model", model), block)
         except BaseException:
+            if self._opened:
+                self._backend.close()
             if self._lock is not None:
                 os.close(self._lock)
             raise
@@ -126,9 +128,11 @@ class TensorStore:
         if fresh:
             self._save(index)
         self._backend.open(self._paths.data, self._capacity, self._say)
+        self._opened = True
         self._tensors = {
             name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
         }
+        self._writer, self._reader = Writer(self._index.block), Reader(self._index.block)
         self._start()
         self._open = True
 
@@ -136,8 +140,7 @@ class TensorStore:
         reading, writing = self._pools()
         self._queue = Queue(Pool(reading), Pool(writing))
         self._backend.start(self._queue)
-        self._writer = Writer(self._queue, self._index.block)
-        self._reader = Reader(self._queue, self._index.block)
+        self._writer.queue = self._reader.queue = self._queue
         self._finalizer = weakref.finalize(self, _abandon, self._queue, self._backend, self._lock)
 
     def _pools(self) -> tuple[int, int]:
@@ -234,15 +237,14 @@ class TensorStore:
 
     def _restart(self) -> None:
         """Goes on with a larger pool; leases of the old one stay valid."""
-        self._queue.drain()
-        left = self._queue.close()
-        self._backend.stop()
-        self._finalizer.detach()
-        reads, writes = self._queue.reads, self._queue.writes
-        self._start()
-        self._queue.reads, self._queue.writes = reads, writes
-        if left:  # reads that waited for memory
-            raise StoreError("reserve: expected no reads that wait for staging; reserve first")
+        with self._writer.paused():
+            before = self._queue
+            before.drain(everything=True)
+            before.close()
+            self._backend.stop()
+            self._finalizer.detach()
+            self._start()
+            self._queue.inherit(before)
 
     # Moving tensors.
 
@@ -309,7 +311,7 @@ class TensorStore:
         self._check_open()
         return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], float(deadline))
 
-    def commit(self, meta: Any = None) -> None:
+    def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
         """Makes everything written so far the committed state, in one step.
 
         Waits for the writes, syncs the data, and replaces the index. Writes that other threads
@@ -317,6 +319,9 @@ class TensorStore:
 
         Args:
             meta: What belongs to the state, as JSON: step, random keys, position in the data.
+            barrier: Waits for the other processes of a sharded training, each of which commits
+                the same step. With it their stores, in one folder, commit together: killed at any
+                moment, all of them open with the old state or all with the new one.
 
         Raises:
             StoreError: if a write failed; the tensor is named and the old state stays committed.
@@ -339,7 +344,14 @@ class TensorStore:
                 commit=self._index.commit + 1,
                 meta=meta,
             )
-            self._save(index)
+            if barrier is None or self._backend.volatile:
+                self._save(index)
+            else:
+                _index.replace(self._paths.prepared, _index.dump(index))
+                self._undecided = True
+                barrier()  # from here on every process can go on to the new state
+                self._undecided = False
+                _index.rename(self._paths.prepared, self._paths.index)
             self._index = index
             for tensor in self._tensors.values():
                 tensor.committed = tensor.newest
@@ -414,6 +426,11 @@ class TensorStore:
     def _check_open(self) -> None:
         if not self._open:
             raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+        if self._undecided:
+            raise StoreError(
+                f"{self._paths.folder}: a commit with other processes was cut off, and which state "
+                "holds is decided when the store is opened; close it and open it again"
+            )
 
 
 class _Notices(list[str]):
@@ -427,11 +444,18 @@ class _Notices(list[str]):
 
 def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
     """What is left to do for a store that was dropped or is open when the interpreter ends."""
-    queue.close()
-    backend.stop()
-    backend.close()
-    if lock is not None:
-        os.close(lock)
+
+    def end() -> None:
+        queue.close()
+        backend.stop()
+        backend.close()
+        if lock is not None:
+            os.close(lock)
+
+    try:  # not here: the collector may have come from a thread that holds the queue's lock
+        threading.Thread(target=end, name="tensorjax-store-end").start()
+    except RuntimeError:  # too late for threads
+        end()
 
 
 def _process(process: tuple[int, int] | None) -> tuple[int, int]:

@@ -46,8 +46,10 @@ class _Countdown:
 class Writer:
     """Copies arrays into staging and hands the transfers to the queue."""
 
-    def __init__(self, queue: Queue, block: int):
-        self._queue, self._block = queue, block
+    queue: Queue
+
+    def __init__(self, block: int):
+        self._block = block
         self._turn = threading.Condition()
         self._copying: set[str] = set()
         self._paused = 0
@@ -83,7 +85,7 @@ class Writer:
                 self._turn.notify_all()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        queue, block = self._queue, self._block
+        queue, block = self.queue, self._block
         arrays = {tensor.extent.name: array for tensor, array in todo}
         tensors = {tensor.extent.name: tensor for tensor, _ in todo}
         contents = {
@@ -135,14 +137,14 @@ class Writer:
         return countdown.future
 
     def _seal(self, request: Request) -> None:
-        with self._queue.lock:
-            complete = self._queue.seal(request)
+        with self.queue.lock:
+            complete = self.queue.seal(request)
         if complete:
-            self._queue.finish(request)
+            self.queue.finish(request)
 
     def _fill(self, request: Request, arrays: dict[str, np.ndarray]) -> None:
         for position, size, pieces in _extents.transfers(request.run, self._block):
-            start, memory = self._queue.stage(size)
+            start, memory = self.queue.stage(size)
             try:
                 for piece in pieces:
                     at = piece.position - position
@@ -151,23 +153,25 @@ class Writer:
                     if end % _extents.ALIGN:
                         memory[end : _extents.padded(end)] = 0
             except BaseException:
-                self._queue.unstage(start, size)
+                self.queue.unstage(start, size)
                 raise
             op = Op(request, request.run.offset + position, size, position, pieces)
             op.memory, op.place = memory, start
-            with self._queue.lock:
-                self._queue.add(op)
+            with self.queue.lock:
+                self.queue.add(op)
 
 
 class Reader:
     """Queues reads, checks what came, and makes leases of it."""
 
-    def __init__(self, queue: Queue, block: int):
-        self._queue, self._block = queue, block
+    queue: Queue
+
+    def __init__(self, block: int):
+        self._block = block
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         """Reads what was written last."""
-        queue = self._queue
+        queue = self.queue
         with queue.lock:
             contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
             absent = [t.extent.name for t in tensors if t.newest is None]
@@ -199,7 +203,7 @@ class Reader:
         found: Sequence[Run],
         deadline: float,
     ) -> tuple[ReadBatch, _Countdown]:
-        queue = self._queue
+        queue = self.queue
         slots = {t.extent.name: t.slots[contents[t.extent.name].slot] for t in tensors}
         batch = ReadBatch([])
 

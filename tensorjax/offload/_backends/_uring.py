@@ -160,8 +160,7 @@ class _Driver:
                 self._queue.done(op, error)
             self._refuse(error)
         finally:
-            self._queue.wake = None
-            self._ring.close()
+            self._ring.close()  # a wake after that does nothing
 
     def _take(self, flying: int) -> list[Op] | None:
         room = self._depth - flying
