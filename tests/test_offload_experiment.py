@@ -63,7 +63,7 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(["run", "offload", "--quick", *options, "--results", str(tmp_path)]) == 0
     folder = tmp_path / "offload"
     done = json.loads((folder / "runs.jsonl").read_text())
-    rows = list(csv.DictReader((folder / done["run"] / "steps.csv").open()))
+    rows = list(csv.DictReader((folder / done["run"] / "steps.csv").read_text().splitlines()))
     assert [row["way"] for row in rows] == 2 * [variant.name for variant in VARIANTS]
     for row in rows:
         on_disk = row["way"].startswith("disk")
