@@ -1,11 +1,13 @@
-"""Training with more than the memory holds: a tensor store on disk.
+"""Training with more than the memory holds: a tensor store on disk, and a trainer by layers.
 
 Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
-asynchronously past the page cache, and commits them atomically.
+asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
+layer (`Layer`), with parameters and optimiser states in the store or in host memory.
 """
 
 from tensorjax.offload._backends import Backend
 from tensorjax.offload._backends import available as backends
+from tensorjax.offload._bound import Times
 from tensorjax.offload._errors import (
     CapacityError,
     CorruptError,
@@ -14,22 +16,47 @@ from tensorjax.offload._errors import (
     StoreError,
     StoreWarning,
 )
+from tensorjax.offload._export import to_orbax, to_safetensors
+from tensorjax.offload._groups import tensors
+from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
+from tensorjax.offload._machine import Machine, layer_seconds, measure
+from tensorjax.offload._plan import Choice, Plan, plan
 from tensorjax.offload._statistics import Statistics, Traffic
 from tensorjax.offload._store import TensorStore
+from tensorjax.offload._trace import Span, Trace
+from tensorjax.offload._trainer import Step, Trainer
+from tensorjax.offload._updates import Schedule
 
 __all__ = [
     "Backend",
     "CapacityError",
+    "Choice",
     "CorruptError",
+    "Engine",
+    "Layer",
     "Lease",
     "Leases",
     "LockedError",
+    "Machine",
     "MismatchError",
+    "Plan",
+    "Schedule",
+    "Span",
     "Statistics",
+    "Step",
     "StoreError",
     "StoreWarning",
     "TensorStore",
+    "Times",
+    "Trace",
     "Traffic",
+    "Trainer",
     "backends",
+    "layer_seconds",
+    "measure",
+    "plan",
+    "tensors",
+    "to_orbax",
+    "to_safetensors",
 ]

@@ -1,0 +1,15 @@
+"""GPT-2 trained from disk: schedules against memory budgets; see README.md in this folder."""
+
+from experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment(
+        name="offload",
+        module="experiments.offload.main",
+        paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
+        summary="GPT-2 in memory, offloaded to the host, and from disk by three schedules",
+        quick="50 s",
+        extra="nn",
+        packages=("flax", "optax", "xxhash"),
+    ),
+)

@@ -1,0 +1,199 @@
+"""GPT-2 in memory, offloaded to the host, and trained from disk by three schedules.
+
+``python -m experiments run offload`` trains GPT-2 sizes in five ways and takes the time of a step,
+twice each: with the layers computed here, where they share the cores with the optimiser, and on an
+emulated device, which waits as long as a step's slowest other part takes. Disk, optimiser and
+threads are real in both. README.md in this folder says what came out.
+
+Sources: HiTrain, Journal of Computer Research and Development, DOI 10.7544/issn1000-1239.202550478,
+of which only the abstract was at hand (training 1.49 × as fast as an existing scheme, which it does
+not name); S. Rajbhandari et al., "ZeRO-Infinity", arXiv 2104.07857 (updates after the backward
+pass, O_DIRECT with a deep queue).
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import Run
+from experiments.offload import bound, figure
+from experiments.offload.variants import BASELINE, OURS, VARIANTS, Setting, Variant, measure
+from tensorjax import offload
+from tensorjax.models import gpt2
+
+MIB = 2**20
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"layers": 12, "heads": 8, "features": 256, "vocabulary": 4096, "length": 64},
+    "mini": {"layers": 10, "heads": 8, "features": 512, "vocabulary": 8192},
+    "small": {},
+    "medium": {"layers": 24, "heads": 16, "features": 1024},
+    "large": {"layers": 36, "heads": 20, "features": 1280},
+    "xl": {"layers": 48, "heads": 25, "features": 1600},
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options; the defaults take some ten minutes on two CPU cores and 6 GiB of disk."""
+
+    sizes: tuple[str, ...] = ("mini", "small")
+    """Models: "tiny" and "mini" are not published ones, the others are."""
+    batch: int = 1
+    """Sequences in a batch."""
+    length: int = 64
+    """Tokens in a sequence."""
+    steps: int = 6
+    """Steps that are timed."""
+    rounds: int = 1
+    """Times that all ways are gone through; the best time of each counts."""
+    compute: tuple[float, ...] = (1.0,)
+    """Seconds of the emulated device, as multiples of the slowest other part of a step."""
+    real: bool = True
+    """Also compute the layers here."""
+    staging: int = 0
+    """MiB of staging memory; 0 takes what two largest states need."""
+    folder: str = ""
+    """Where stores are made: a disk, not memory; the system's folder for such if empty."""
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        unknown = [name for name in self.sizes if name not in SIZES]
+        if unknown or not self.sizes:
+            raise ValueError(f"sizes: expected names among {', '.join(SIZES)}, got {self.sizes}")
+        for name in ("batch", "length", "steps", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not self.compute or min(self.compute) <= 0:
+            raise ValueError(f"compute: expected positive multiples, got {self.compute}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        """A model of 11 million numbers, and two steps."""
+        return cls(sizes=("tiny",), steps=3, length=32, real=False)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures parts, then whole steps by turns."""
+    folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
+    rows: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    try:
+        for name in config.sizes:
+            found, times = one_size(setting(config, name, folder), config, run)
+            rows += found
+            parts.append(times)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    run.table("parts", parts, key=["size"], caption="Seconds of the parts of a step, each alone; "
+              "reads and writes go on at once")  # fmt: skip
+    run.table(
+        "steps",
+        rows,
+        key=["size", "device", "way"],
+        caption="Seconds per step; share of the bound P*; speed over updating after the backward "
+        "pass from the same store; MiB",
+    )
+    for row in rows:
+        if row["way"] == OURS:
+            label = f"{row['size']}, {row['device']}"
+            run.metric(f"speed over after backward: {label}", row["speed"])
+            run.metric(f"share of P*: {label}", row["of P*"])
+    run.figure("speed", figure.bars(rows), caption="Seconds per step, and the bound P*")
+
+
+def setting(config: Config, name: str, folder: Path) -> Setting:
+    """What is trained, with staging memory enough for two largest states."""
+    model = gpt2.GPT2Config(**{**SIZES[name], "dropout": 0.0})
+    made = Setting(name, model, config.batch, min(config.length, model.length), folder, 0)
+    largest = max(made.sizes().values())
+    staging = config.staging * MIB or 10 * largest + 64 * MIB
+    return Setting(name, model, config.batch, made.length, folder, staging)
+
+
+def one_size(
+    setting: Setting, config: Config, run: Run
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows of all ways, and the row of the parts."""
+    moved, updated = bound.moving(setting, 5), bound.updating(setting, 5)
+    parts = {"size": setting.name, "numbers": setting.model.numbers, "read": moved["read"],
+             "write": moved["write"], "update": updated["update"],
+             "first": moved["first"] + updated["first"]}  # fmt: skip
+    slowest = max(moved["read"], moved["write"], updated["update"])
+    rows: list[dict[str, Any]] = []
+    devices: list[tuple[str, offload.Engine, float]] = [
+        (f"emulated × {share:g}", setting.emulated(share * slowest), share * slowest)
+        for share in config.compute
+    ]
+    if config.real:
+        engine = offload.Engine()
+        devices.append(("these cores", engine, bound.computing(setting, engine, 5)))
+        parts["compute"] = devices[-1][2]
+    for label, engine, compute in devices:
+        times = offload.Times(
+            compute=compute,
+            read=moved["read"],
+            write=moved["write"],
+            update=updated["update"],
+            first=parts["first"],
+            layer=compute / len(setting.layers()),
+        )
+        rows += compare(setting, config, run, label, engine, times)
+    return rows, parts
+
+
+def compare(
+    setting: Setting,
+    config: Config,
+    run: Run,
+    label: str,
+    engine: offload.Engine,
+    times: offload.Times,
+) -> list[dict[str, Any]]:
+    """Rows of all ways on one device."""
+    best: dict[str, dict[str, Any]] = {}
+    turns = [variant for _ in range(config.rounds) for variant in VARIANTS]
+    for variant in run.progress(turns, f"{setting.name}, {label}"):
+        found, trace = measure(setting, variant, engine, config.steps)
+        if variant.name in best and best[variant.name]["seconds"] <= found["seconds"]:
+            continue
+        best[variant.name] = found
+        if variant.name in (OURS, BASELINE):
+            keep(run, trace, setting.name, label, variant)
+    return list(described(setting, label, times, best))
+
+
+def described(
+    setting: Setting, label: str, times: offload.Times, best: dict[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of a table."""
+    for name, found in best.items():
+        seconds = found["seconds"]
+        yield {
+            "size": setting.name,
+            "device": label,
+            "way": name,
+            "seconds": seconds,
+            "tokens/s": setting.batch * setting.length / seconds,
+            "P*": times.bound,
+            "of P*": times.bound / seconds,
+            "speed": best[BASELINE]["seconds"] / seconds,
+            "read": found["read"] / MIB,
+            "written": found["written"] / MIB,
+            "resident": found["resident"] / MIB,
+            "device MiB": found["device"] / MIB,
+            "staging": found["staging"] / MIB,
+            "gradients": found["gradients"] / MIB,
+        }
+
+
+def keep(run: Run, trace: offload.Trace, size: str, label: str, variant: Variant) -> None:
+    """Keeps the trace of a way: for Perfetto, and as a picture."""
+    device = "emulated" if label.startswith("emulated") else "real"
+    name = f"{size}-{device}-{variant.schedule}-{label.split()[-1].replace('.', '_')}"
+    trace.save(run.folder / f"trace-{name}.json")
+    if not (run.folder / f"trace-{name}.png").exists():
+        caption = f"{size}, {label}, {variant.name}: the last two steps"
+        run.figure(f"trace-{name}", trace.picture(), caption=caption)

@@ -1,0 +1,91 @@
+"""A trainer's state for others to read: safetensors, and Orbax."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax.offload._trainer import Trainer
+
+
+def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False) -> list[Path]:
+    """Writes the parameters of a trainer as safetensors, one file for each group.
+
+    One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
+    ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
+
+    Args:
+      trainer: its updates are finished first.
+      folder: where files are written; made if absent.
+      state: whether the optimiser's state is written too, as ``group.state.path``.
+
+    Returns:
+      The files, the index last.
+
+    Raises:
+      ModuleNotFoundError: the package safetensors is missing.
+    """
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files, where, total = [], {}, 0
+    for name, params, held in trainer.groups():
+        tensors = dict(_named(name, params))
+        if state:
+            tensors.update(_named(f"{name}.state", held))
+        path = folder / f"{name}.safetensors"
+        save_file(tensors, path, metadata={"format": "np", "steps": str(trainer.steps)})
+        where.update(dict.fromkeys(tensors, path.name))
+        total += sum(x.nbytes for x in tensors.values())
+        files.append(path)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(
+        json.dumps({"metadata": {"total_size": total, "steps": trainer.steps}, "weight_map": where})
+    )
+    return [*files, index]
+
+
+def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
+    """Writes parameters, states, number of steps and position in the data as Orbax checkpoints.
+
+    A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
+    ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state". Steps and
+    position are in ``trainer.json``, which is written last.
+
+    Args:
+      trainer: its updates are finished first.
+      folder: where they are written; must be absent or empty.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ModuleNotFoundError: the package orbax-checkpoint is missing.
+      ValueError: the folder holds something.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = Path(folder).absolute()
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"folder: expected an empty one, got {folder}; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    with ocp.StandardCheckpointer() as writer:
+        for name, params, state in trainer.groups():
+            # Optax's named tuples become lists of leaves by name: others need no Optax to read.
+            tree = {"params": dict(_named("", params)), "state": dict(_named("", state))}
+            writer.save(folder / name, tree)
+            writer.wait_until_finished()
+    note = {"steps": trainer.steps, "data": trainer.data}
+    (folder / "trainer.json").write_text(json.dumps(note))
+    return folder
+
+
+def _named(prefix: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays of a pytree by the names of their paths."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = jax.tree_util.keystr(path, simple=True, separator=".")
+        yield ".".join(filter(None, [prefix, where])) or "value", np.ascontiguousarray(leaf)

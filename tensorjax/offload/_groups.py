@@ -1,0 +1,131 @@
+"""What a trainer keeps: the tensors of all groups, where they live, and how they begin."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import linalg
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._homes import Home, HostHome
+from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._updates import Group
+
+Params = Mapping[str, Any]
+
+
+def make_groups(
+    params: Params,
+    optimizer: HostOptimizer,
+    *,
+    store: Home | None,
+    in_memory: Collection[str],
+) -> dict[str, Group]:
+    """Groups of parameters, by name; no array is made."""
+    unknown = sorted(set(in_memory) - set(params))
+    if unknown:
+        raise ValueError(f"in_memory: expected groups among {sorted(params)}, got {unknown}")
+    memory = HostHome()
+    found = {}
+    for name, group in params.items():
+        shapes = jax.eval_shape(group if callable(group) else lambda g=group: g)
+        state, weights = optimizer.shapes(shapes)
+        wide = jax.tree.map(_wide, shapes)
+        found[name] = Group(
+            name=name,
+            params=Bundle(f"{name}/params", shapes),
+            state=Bundle(f"{name}/state", state),
+            weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
+            gradient=Bundle(f"{name}/gradient", wide),
+            home=memory if store is None or name in in_memory else store,
+        )
+    return found
+
+
+def tensors(
+    params: Params, optimizer: Any, *, compute_dtype: Any = None, gradients: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of all tensors that a `Trainer` keeps in its store.
+
+    Args:
+      params: as for `Trainer`.
+      optimizer: as for `Trainer`.
+      compute_dtype: as for `Trainer`.
+      gradients: whether gradients may have to wait in the store.
+
+    Returns:
+      A mapping that `TensorStore.reserve` takes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
+      ['a/params/kernel']
+    """
+    groups = make_groups(
+        params, HostOptimizer(optimizer, compute_dtype), store=None, in_memory=()
+    ).values()
+    return specs(groups, gradients=gradients)
+
+
+def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the tensors of groups."""
+    found: dict[str, jax.ShapeDtypeStruct] = {}
+    for group in groups:
+        for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
+            found.update(bundle.specs)
+    return found
+
+
+def begin(groups: dict[str, Group], params: Params, optimizer: HostOptimizer) -> None:
+    """Writes first parameters and states, one group at a time."""
+    for name, group in groups.items():
+        given = params[name]
+        made = given() if callable(given) else given
+        arrays = [jnp.array(x, copy=True) for x in group.params.flatten(made)]
+        held = optimizer.host(group.params.unflatten(arrays))
+        state = optimizer.init(held)
+        if group.weights is not None:
+            put(group, group.weights, optimizer.cast(held))
+        put(group, group.params, held)
+        put(group, group.state, state)
+        group.home.settle()
+
+
+def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
+    """Writes a pytree."""
+    where = group.home if home is None else home
+    where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
+
+
+def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
+    """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
+    reading = home.read(bundle, deadline=0.0, step=-1)
+    try:
+        return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
+    finally:
+        reading.release()
+
+
+def different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Says how the tensors of a store differ from those wanted."""
+    for name in sorted({*held, *wanted}):
+        if name not in held:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is not part of this model and optimiser"
+        elif (tuple(held[name].shape), jnp.dtype(held[name].dtype)) != (
+            tuple(wanted[name].shape),
+            jnp.dtype(wanted[name].dtype),
+        ):
+            yield (
+                f"{name} is {jnp.dtype(held[name].dtype)}{tuple(held[name].shape)}, expected "
+                f"{jnp.dtype(wanted[name].dtype)}{tuple(wanted[name].shape)}"
+            )
+
+
+def _wide(x: Any) -> jax.ShapeDtypeStruct:
+    """Gradients are summed in single precision at least."""
+    return jax.ShapeDtypeStruct(x.shape, linalg.factor_dtype(x.dtype))

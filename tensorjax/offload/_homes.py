@@ -1,0 +1,175 @@
+"""Where bundles of arrays live between their uses: in host memory, or in a tensor store."""
+
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._trace import Trace
+
+
+class Reading(Protocol):
+    """Arrays on their way from a home."""
+
+    def ready(self) -> bool:
+        """Whether `arrays` would return at once."""
+        ...
+
+    def arrays(self) -> list[list[Any]]:
+        """The arrays of each bundle, valid until `release`."""
+        ...
+
+    def release(self) -> None:
+        """Gives their memory back; they must not be read any more."""
+        ...
+
+
+class Home(Protocol):
+    """Keeps the newest arrays of every bundle it was given."""
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        """Begins to read what was written last."""
+        ...
+
+    def write(
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
+        """Takes over the arrays of bundles; returns as many that nobody needs any more, or None.
+
+        On return a `read` sees the new arrays. What comes back may be overwritten.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Waits until all that was written is where it should be; raises what went wrong."""
+        ...
+
+
+class HostHome:
+    """Arrays in the memory of the host."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[Any]] = {}
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        """Returns the arrays themselves: nothing moves."""
+        return _Held([self.held[bundle.name] for bundle in bundles])
+
+    def write(
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
+        """Keeps the arrays, and returns the ones before."""
+        before = [self.held.get(bundle.name) for bundle, _ in parts]
+        self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
+        known = [arrays for arrays in before if arrays is not None]
+        return known if len(known) == len(before) else None
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
+
+class StoreHome:
+    """Arrays in a `TensorStore`.
+
+    Args:
+      store: the store; names of tensors are reserved already.
+      trace: gains a span for every tensor that is read or written.
+    """
+
+    def __init__(self, store: Any, trace: Trace) -> None:
+        self._store, self._trace = store, trace
+        self._writes: list[Any] = []
+        self._lock = threading.Lock()
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        """Asks the store for all tensors of the bundles, together."""
+        names = [name for bundle in bundles for name in bundle.specs]
+        start = time.perf_counter()
+        future = self._store.read_many(names, deadline=deadline)
+        self._follow(future, "read", bundles[0].name, start, step)
+        return _Leased(bundles, future)
+
+    def write(
+        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+    ) -> Sequence[Sequence[Any]] | None:
+        """Copies the arrays to the store's staging memory; they are free again on return."""
+        tensors: dict[str, np.ndarray] = {}
+        for bundle, arrays in parts:
+            tensors.update(bundle.tensors([_view(x) for x in arrays]))
+        start = time.perf_counter()
+        future = self._store.write_many(tensors, deadline=deadline)
+        self._follow(future, "write", parts[0][0].name, start, step)
+        with self._lock:
+            self._writes = [w for w in self._writes if not _done(w)] + [future]
+        return [arrays for _, arrays in parts]
+
+    def settle(self) -> None:
+        """Waits for all writes, and raises the first error of one."""
+        with self._lock:
+            writes, self._writes = self._writes, []
+        for future in writes:
+            future.result()
+
+    def _follow(self, future: Any, track: str, name: str, start: float, step: int) -> None:
+        future.add_done_callback(
+            lambda _: self._trace.add(track, name, start, time.perf_counter(), step)
+        )
+
+
+class _Held:
+    def __init__(self, arrays: list[list[Any]]) -> None:
+        self._arrays = arrays
+
+    def ready(self) -> bool:
+        return True
+
+    def arrays(self) -> list[list[Any]]:
+        return [list(arrays) for arrays in self._arrays]
+
+    def release(self) -> None:
+        return
+
+
+class _Leased:
+    def __init__(self, bundles: Sequence[Bundle], future: Any) -> None:
+        self._bundles, self._future = bundles, future
+
+    def ready(self) -> bool:
+        return self._future.done()
+
+    def arrays(self) -> list[list[Any]]:
+        leases = self._future.result()
+        return [bundle.arrays({n: leases[n].array for n in bundle.specs})
+                for bundle in self._bundles]  # fmt: skip
+
+    def release(self) -> None:
+        # Does not wait: what is not there yet may wait for memory that others still have.
+        self._future.add_done_callback(_let_go)
+
+
+def _let_go(read: Any) -> None:
+    if read.exception() is None:
+        read.result().release()
+
+
+def _done(write: Any) -> bool:
+    """Whether a write is done; raises what went wrong with it."""
+    return write.done() and write.result() is None
+
+
+def _view(x: Any) -> np.ndarray:
+    """An array of the host as NumPy sees it, without a reference that would outlive the caller's.
+
+    NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
+    XLA then copies where it could write in place.
+    """
+    if not isinstance(x, jax.Array) or not x.nbytes:
+        return np.asarray(x)
+    jax.block_until_ready(x)
+    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(x.unsafe_buffer_pointer())
+    return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)

@@ -1,0 +1,214 @@
+"""A model as a list of layers, and the programs that take one layer forwards or backwards."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import linalg
+
+Activations = Literal["recompute", "keep", "offload"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One step of a model, and which parameters it needs.
+
+    Attributes:
+      name: for traces and messages.
+      apply: pure function ``apply(params, x, batch, key) -> y``. ``params`` is a tuple with the
+        parameters of each group in ``uses``; ``x`` what the layer before returned (None for the
+        first), a pytree of floating arrays; ``batch`` a microbatch; ``key`` of `jax.random`, or
+        None. The last layer returns a scalar, the mean loss of the microbatch. Layers that share
+        one function share its compiled programs.
+      uses: names of groups of parameters; ``(name,)`` if empty. Two layers may use one group, as
+        the embedding and the logits of GPT-2 do.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import offload
+      >>> double = offload.Layer(name="double", apply=lambda params, x, batch, key: 2 * x)
+      >>> double.uses
+      ('double',)
+    """
+
+    name: str
+    apply: Callable[..., Any]
+    uses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fills in the group of the same name."""
+        object.__setattr__(self, "uses", tuple(self.uses) or (self.name,))
+        if len(set(self.uses)) < len(self.uses):
+            raise ValueError(f"uses: expected each group once, got {self.uses}")
+
+
+def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Returns the layers, or says which name does not fit."""
+    layers = tuple(layers)
+    if not layers:
+        raise ValueError("layers: expected at least one, whose result is the loss; got none")
+    for layer in layers:
+        if not isinstance(layer, Layer):
+            raise TypeError(f"layers: expected offload.Layer, got {type(layer).__name__}")
+    names = [layer.name for layer in layers]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"layers: expected each name once, got {twice!r} more than once")
+    used = {group for layer in layers for group in layer.uses}
+    if used != set(groups):
+        missing, spare = sorted(used - set(groups)), sorted(set(groups) - used)
+        raise ValueError(
+            f"params: expected the groups that layers use, missing {missing}, not used {spare}"
+        )
+    for name in groups:
+        if not name or name != name.strip() or "/" in name:
+            raise ValueError(f"params: expected names without slash or outer blanks, got {name!r}")
+    return layers
+
+
+class Engine:
+    """What computes a layer: jitted forward and backward programs, one pair per function.
+
+    A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
+    from what the forward pass kept of it: the results of its matrix products, by a policy of
+    `jax.checkpoint` ("keep"), which "offload" moves to pinned host memory in the meantime.
+
+    Args:
+      activations: "recompute", "keep" or "offload".
+      shardings: of the parameters of each group, a mapping from its name to a pytree of
+        `jax.sharding.Sharding` like them; groups without lie on the first device.
+      data: sharding of every array of a microbatch, or None.
+
+    Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+    """
+
+    def __init__(
+        self,
+        *,
+        activations: Activations = "recompute",
+        shardings: Mapping[str, Any] | None = None,
+        data: Any = None,
+    ) -> None:
+        if activations not in get_args(Activations):
+            raise ValueError(
+                f"activations: expected one of {get_args(Activations)}, got {activations!r}"
+            )
+        self.activations = activations
+        self._shardings, self._data = dict(shardings or {}), data
+        self._programs: dict[Any, _Programs] = {}
+
+    def batch(self, batch: Any) -> Any:
+        """A microbatch on the device."""
+        return jax.device_put(batch, self._data) if self._data is not None else batch
+
+    def place(self, group: str, params: Any) -> Any:
+        """Parameters on the device: copies, never views of the host's memory."""
+        # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
+        copied = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        sharding = self._shardings.get(group)
+        return copied if sharding is None else jax.device_put(copied, sharding)
+
+    def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        """A layer's result, and what its backward pass needs besides the input."""
+        programs = self._of(layer)
+        if self.activations == "recompute":
+            return programs.forward(params, x, batch, key), None
+        y, kept = programs.forward_keeping(params, x, batch, key)
+        return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
+
+    def backward(
+        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+    ) -> tuple[Any, Any]:
+        """Cotangent of the input, and the sums of gradients with this one added to them."""
+        programs = self._of(layer)
+        if kept is None:
+            return programs.backward(params, x, batch, key, dy, sums)
+        if self.activations == "offload":
+            kept = _moved(kept, "device")
+        return programs.backward_kept(params, x, batch, key, kept, dy, sums)
+
+    def last(
+        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: float, sums: Any
+    ) -> tuple[Any, Any, Any]:
+        """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
+        return self._of(layer).last(params, x, batch, key, share, sums)
+
+    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any) -> tuple[Any, Any]:
+        """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
+        return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, None)
+
+    def wait(self, value: Any) -> Any:
+        """Returns a value once it has been computed."""
+        return jax.block_until_ready(value)
+
+    def _of(self, layer: Layer) -> "_Programs":
+        if layer.apply not in self._programs:
+            self._programs[layer.apply] = _Programs(layer.apply)
+        return self._programs[layer.apply]
+
+
+class _Programs:
+    """Compiled programs of one function."""
+
+    def __init__(self, apply: Callable[..., Any]) -> None:
+        self._apply = apply
+        # What a backward pass is, by the signature it was traced with.
+        self._pulls: dict[Any, Any] = {}
+        self.forward = jax.jit(apply)
+        self.forward_keeping = jax.jit(self._forward_keeping)
+        self.backward = jax.jit(self._backward, donate_argnums=(5,))
+        self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
+        self.last = jax.jit(self._last, donate_argnums=(5,))
+
+    def _backward(self, params: Any, x: Any, batch: Any, key: Any, dy: Any, sums: Any) -> Any:
+        _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
+        gradient, dx = pull(dy)
+        return dx, _added(sums, gradient)
+
+    def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
+        loss, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
+        if jnp.shape(loss) != ():
+            raise ValueError(
+                f"layers: expected the last one to return a scalar, got shape {jnp.shape(loss)}"
+            )
+        share = jnp.asarray(share, loss.dtype)
+        gradient, dx = pull(share)
+        return share * loss, dx, _added(sums, gradient)
+
+    def _forward_keeping(self, params: Any, x: Any, batch: Any, key: Any) -> Any:
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
+        y, pull = jax.vjp(function, params, x)
+        leaves, tree = jax.tree.flatten(pull)
+        # The arguments will be there again: only what is new is kept, never the parameters.
+        arguments = {id(a): n for n, a in enumerate(jax.tree.leaves((params, x, batch, key)))}
+        places = [arguments.get(id(leaf)) for leaf in leaves]
+        self._pulls[_signature(params, x, batch, key)] = (tree, places)
+        return y, [leaf for leaf, n in zip(leaves, places, strict=True) if n is None]
+
+    def _backward_kept(
+        self, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+    ) -> Any:
+        tree, places = self._pulls[_signature(params, x, batch, key)]
+        arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
+        leaves = [next(new) if n is None else arguments[n] for n in places]
+        gradient, dx = jax.tree.unflatten(tree, leaves)(dy)
+        return dx, _added(sums, gradient)
+
+
+def _signature(*arguments: Any) -> Any:
+    leaves, tree = jax.tree.flatten(arguments)
+    return tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _added(sums: Any, gradient: Any) -> Any:
+    """Sums of gradients, in single precision at least."""
+    wide = jax.tree.map(lambda g: g.astype(linalg.factor_dtype(g.dtype)), gradient)
+    return wide if sums is None else jax.tree.map(jnp.add, sums, wide)
+
+
+def _moved(arrays: Any, kind: str) -> Any:
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), arrays)

@@ -1,0 +1,118 @@
+"""An Optax transformation on the host: compiled for the CPU, its results in recycled memory."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class HostOptimizer:
+    """Updates the parameters of one group at a time.
+
+    One program serves parameters wherever they come from, so that results do not depend on it. Its
+    results are written to buffers that are donated for that: on a CPU fresh memory would cost more
+    than the arithmetic. What is read may be a view of a staging buffer, which stays as it is.
+
+    Args:
+      transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
+        is applied to each group by itself: what looks at all parameters at once, such as clipping
+        by a global norm, belongs to the trainer.
+      compute_dtype: that floating parameters are cast to for the device; None leaves them.
+    """
+
+    def __init__(self, transformation: Any, compute_dtype: Any = None) -> None:
+        for name in ("init", "update"):
+            if not callable(getattr(transformation, name, None)):
+                raise TypeError(
+                    "optimizer: expected a transformation as Optax makes them, with init and "
+                    f"update, got {type(transformation).__name__}"
+                )
+        self._transformation = transformation
+        self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+        self.device = _cpu()
+        self._init, self._update, self._cast = _programs(transformation, self._dtype)
+        self._squares = jax.jit(_squares)
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+
+    @property
+    def casts(self) -> bool:
+        """Whether the device has parameters of another dtype than the optimiser."""
+        return self._dtype is not None
+
+    def init(self, params: Any) -> Any:
+        """State of the transformation for the parameters of a group."""
+        return self._init(self.host(params))
+
+    def cast(self, params: Any) -> Any:
+        """Parameters as the device computes with them."""
+        return self._cast(params)
+
+    def shapes(self, params: Any) -> tuple[Any, Any]:
+        """Shapes and dtypes of a group's state, and of its parameters on the device."""
+        return jax.eval_shape(self._transformation.init, params), jax.eval_shape(self._cast, params)
+
+    def update(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+        """New parameters and state; ``spare`` is a pair like them that may be overwritten."""
+        if spare is None:
+            spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), (params, state))
+            spare = jax.device_put(spare, self.device)
+        return jax.block_until_ready(self._update(params, state, gradient, scale, spare))
+
+    def host(self, tree: Any) -> Any:
+        """Arrays of the device, or of NumPy, on the CPU that the optimiser computes on."""
+        return jax.device_put(tree, self.device)
+
+    def add(self, sums: Any, gradient: Any) -> Any:
+        """Sum of two gradients."""
+        return self._add(sums, gradient)
+
+    def squares(self, gradient: Any) -> Any:
+        """Sum of the squares of all numbers in a gradient."""
+        return self._squares(gradient)
+
+
+@functools.lru_cache(maxsize=16)
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Compiled init, update and cast; the same ones for the same transformation."""
+
+    def init(params: Any) -> Any:
+        return jax.lax.optimization_barrier(transformation.init(params))
+
+    def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+        del spare
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
+        if scale is not None:
+            gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
+        # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transformation.update(gradient, state, params)
+        params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+        # Without the barrier, state that is passed on unchanged would be returned as what came in:
+        # a view of a staging buffer, which is about to be used for something else.
+        return jax.lax.optimization_barrier((params, state))
+
+    def cast(x: Any) -> Any:
+        wanted = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if wanted else x
+
+    return (
+        jax.jit(init),
+        jax.jit(update, donate_argnums=(4,), keep_unused=True),
+        # By itself: a cast in the program of the update would more than halve its speed.
+        jax.jit(lambda params: jax.tree.map(cast, params)),
+    )
+
+
+def _squares(gradient: Any) -> jax.Array:
+    return sum((jnp.sum(g * g) for g in jax.tree.leaves(gradient)), jnp.zeros((), jnp.float32))
+
+
+def _cpu() -> Any:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the optimiser runs on the host, and JAX has no CPU backend here; add it: "
+            "JAX_PLATFORMS=cuda,cpu"
+        ) from error

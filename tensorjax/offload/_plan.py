@@ -1,0 +1,307 @@
+"""What should live where, and how long a step will then take."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tensorjax import _check
+from tensorjax.offload._bound import Times
+from tensorjax.offload._groups import make_groups
+from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
+from tensorjax.offload._machine import Machine, layer_seconds
+from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._updates import Group
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way of treating activations.
+
+    Attributes:
+      activations: of `Engine`.
+      times: of the parts of a step.
+      device_bytes: what the device needs besides parameters.
+      host_bytes: what the host needs for activations.
+      refusal: why it is not possible; empty if it is.
+    """
+
+    activations: Activations
+    times: Times
+    device_bytes: int
+    host_bytes: int
+    refusal: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where everything lives, and the step time that follows.
+
+    Attributes:
+      weights: bytes of the device for parameters.
+      in_memory: groups whose parameters and states live in host memory.
+      gradient_bytes: bytes of the host for gradients that wait; None for all.
+      chosen: how activations are treated, with the times of a step.
+      choices: all that were considered.
+      seconds: predicted time of a step: the bound where updates overlap; with clipping, updates
+        wait for the end of the backward pass, and overlap with the next forward pass only.
+      rows: one for each group: name, bytes of parameters, of states, where each is.
+    """
+
+    weights: int
+    in_memory: tuple[str, ...]
+    gradient_bytes: int | None
+    chosen: Choice
+    choices: tuple[Choice, ...]
+    seconds: float
+    rows: tuple[tuple[str, int, int, str, str], ...]
+
+    @property
+    def bound(self) -> float:
+        """P*, seconds that no exact schedule goes below."""
+        return self.chosen.times.bound
+
+    def options(self, store: Any) -> dict[str, Any]:
+        """Arguments for a `Trainer`, its engine included."""
+        return {
+            "device_bytes": self.weights,
+            "in_memory": self.in_memory,
+            "gradient_bytes": None if store is None else self.gradient_bytes,
+            "engine": Engine(activations=self.chosen.activations),
+            "store": store,
+        }
+
+    def __str__(self) -> str:
+        """The plan as a table."""
+        lines = [f"{'group':<14}{'parameters':>12}{'state':>12}  device    home"]
+        for name, params, state, device, home in self.rows:
+            lines.append(
+                f"{name:<14}{params / MIB:>8.1f} MiB{state / MIB:>8.1f} MiB  {device:<9} {home}"
+            )
+        times = self.chosen.times
+        lines.append(f"device: {self.weights / MIB:.1f} MiB of parameters at a time, "
+                     f"{self.chosen.device_bytes / MIB:.1f} MiB besides")  # fmt: skip
+        gradients = "all" if self.gradient_bytes is None else f"{self.gradient_bytes / MIB:.1f} MiB"
+        lines.append(f"gradients that wait in memory: {gradients}")
+        for choice in self.choices:
+            mark = "->" if choice is self.chosen else "  "
+            why = choice.refusal or f"P* {choice.times.bound:.4f} s"
+            lines.append(f"{mark} activations {choice.activations}: {why}")
+        lines.append(
+            f"compute {times.compute:.4f} s, read {times.read:.4f} s, write {times.write:.4f} s, "
+            f"update {times.update:.4f} s, first layer {times.first:.4f} s"
+        )
+        lines.append(f"predicted step {self.seconds:.4f} s, bound P* {self.bound:.4f} s, "
+                     f"updates after the backward pass {times.after_backward:.4f} s")  # fmt: skip
+        return "\n".join(lines)
+
+
+def plan(
+    layers: Sequence[Layer],
+    params: Mapping[str, Any],
+    optimizer: Any,
+    batch: Any,
+    *,
+    machine: Machine,
+    device_bytes: int,
+    host_bytes: int,
+    microbatches: int = 1,
+    clip: bool = False,
+    seconds: Mapping[str, tuple[float, float]] | None = None,
+) -> Plan:
+    """Decides what lives where, from sizes, measured speeds and measured layers.
+
+    The device holds the activations, the gradient of one layer, and as many parameters as then
+    fit. The host holds, in this order: gradients that wait, then parameters and states, those of
+    the first layers first, because their update is what a step waits for. The rest is on disk.
+
+    Args:
+      layers: as for `Trainer`.
+      params: as for `Trainer`.
+      optimizer: as for `Trainer`.
+      batch: one microbatch: arrays, not shapes, where ``seconds`` is None.
+      machine: speeds, as `measure` finds them.
+      device_bytes: memory of the device, for everything.
+      host_bytes: memory of the host, without staging and what programs take.
+      microbatches: in a step.
+      clip: whether gradients are clipped by their norm.
+      seconds: of the forward and the backward pass of each layer with recomputation, for one
+        microbatch; measured here if None.
+
+    Raises:
+      ValueError: budgets that are too small for any way, with what is needed.
+    """
+    layers = check_layers(layers, params)
+    for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
+        _check.integer(name, value, low=0)
+    groups = make_groups(params, HostOptimizer(optimizer), store=None, in_memory=())
+    if seconds is None:
+        seconds = layer_seconds(layers, params, batch, Engine(), repeats=3)
+    passes = (sum(f for f, _ in seconds.values()), sum(b for _, b in seconds.values()))
+    inputs, kept = _activation_bytes(layers, groups, batch)
+    inputs, kept = inputs * microbatches, kept * microbatches
+    found = []
+    kinds: tuple[Activations, ...] = ("recompute", "keep", "offload")
+    for kind in kinds:
+        moved = 2 * kept / machine.place if kind == "offload" else 0.0
+        # A backward pass with recomputation has a forward pass in it.
+        backward = passes[1] if kind == "recompute" else max(passes[1] - passes[0], passes[0])
+        compute = microbatches * (passes[0] + backward) + moved
+        on_device = inputs + (kept if kind == "keep" else 0) + _largest(layers, groups, "gradient")
+        on_host = kept if kind == "offload" else 0
+        found.append(
+            _choice(layers, groups, machine, kind, compute, on_device, on_host,
+                    (device_bytes, host_bytes), clip=clip)
+        )  # fmt: skip
+    able = [f for f in found if not f[0].refusal]
+    if not able:
+        raise ValueError(
+            "device_bytes, host_bytes: no way fits; "
+            + "; ".join(f"{c.activations}: {c.refusal}" for c, *_ in found)
+        )
+    chosen, weights, memory, gradients = min(able, key=lambda f: f[0].times.bound)
+    resident = _resident(groups, weights)
+    rows = tuple(
+        (
+            name,
+            g.params.nbytes,
+            g.state.nbytes,
+            "resident" if name in resident else "streamed",
+            "host" if name in memory else "disk",
+        )
+        for name, g in groups.items()
+    )
+    return Plan(
+        weights=weights,
+        in_memory=memory,
+        gradient_bytes=gradients,
+        chosen=chosen,
+        choices=tuple(f[0] for f in found),
+        seconds=_predicted(chosen.times, passes, microbatches, clip=clip),
+        rows=rows,
+    )
+
+
+def _choice(
+    layers: Sequence[Layer],
+    groups: dict[str, Group],
+    machine: Machine,
+    kind: Activations,
+    compute: float,
+    on_device: int,
+    on_host: int,
+    budgets: tuple[int, int],
+    *,
+    clip: bool,
+) -> tuple[Choice, int, tuple[str, ...], int | None]:
+    """A way of treating activations, with parameters on the device, groups and gradients."""
+    needed = _largest(layers, groups, "device") * 2
+    total = sum(g.device.nbytes for g in groups.values())
+    weights = min(budgets[0] - on_device, total)
+    refusal = ""
+    if weights < min(needed, total):
+        refusal = f"needs {on_device + needed} bytes of the device"
+    largest = max(g.gradient.nbytes for g in groups.values())
+    wanted = sum(g.gradient.nbytes for g in groups.values()) if clip else 2 * largest
+    left = budgets[1] - on_host
+    if left < largest:
+        refusal = refusal or f"needs {on_host + largest} bytes of the host"
+    gradients = max(0, min(left, wanted))
+    left -= gradients
+    memory = []
+    for name in _in_order(layers):
+        size = groups[name].params.nbytes + groups[name].state.nbytes
+        if size > left:
+            break
+        memory.append(name)
+        left -= size
+    everything = len(memory) == len(groups)
+    spilled = sum(g.gradient.nbytes for g in groups.values()) - gradients if clip else 0
+    times = _times(layers, groups, machine, compute, max(weights, 0), set(memory), max(0, spilled))
+    kept = None if everything else gradients
+    choice = Choice(activations=kind, times=times, device_bytes=on_device, host_bytes=on_host,
+                    refusal=refusal)  # fmt: skip
+    return choice, weights, tuple(memory), kept
+
+
+def _times(
+    layers: Sequence[Layer],
+    groups: dict[str, Group],
+    machine: Machine,
+    compute: float,
+    weights: int,
+    memory: set[str],
+    spilled: int,
+) -> Times:
+    """Seconds of the parts of a step: bytes by speeds."""
+    disk = [g for name, g in groups.items() if name not in memory]
+    state = sum(g.params.nbytes + g.state.nbytes for g in disk)
+    uses = sum(g.device.nbytes for g in disk)
+    total = sum(g.device.nbytes for g in groups.values())
+    # What stays on the device is not read; the rest is, in both passes.
+    streamed = 0.0 if not total else uses * max(0, total - weights) / total
+    first = [groups[g] for g in layers[0].uses]
+    moved = sum(g.params.nbytes + g.state.nbytes for g in first if g.name not in memory)
+    numbers = sum(_numbers(g) for g in first)
+    return Times(
+        compute=compute,
+        read=(2 * streamed + state + spilled) / machine.read,
+        write=(state + spilled) / machine.write,
+        update=sum(_numbers(g) for g in groups.values()) / machine.update,
+        first=moved / machine.read + numbers / machine.update,
+        layer=compute / len(layers),
+    )
+
+
+def _predicted(
+    times: Times, passes: tuple[float, float], microbatches: int, *, clip: bool
+) -> float:
+    if not clip:
+        return times.bound
+    forward = microbatches * passes[0]
+    other = max(times.read, times.write, times.update)
+    return times.compute - forward + max(forward + times.first, other)
+
+
+def _resident(groups: dict[str, Group], weights: int) -> set[str]:
+    """Groups that stay on the device: all, or none to name, as two layers are always streamed."""
+    total = sum(g.device.nbytes for g in groups.values())
+    return set(groups) if weights >= total else set()
+
+
+def _activation_bytes(
+    layers: Sequence[Layer], groups: dict[str, Group], batch: Any
+) -> tuple[int, int]:
+    """Bytes of all layers' inputs, and of what the backward pass can be spared, of a microbatch."""
+    x, inputs, kept = None, 0, 0
+    engine = Engine(activations="keep")
+    for layer in layers[:-1]:
+        mine = tuple(
+            groups[g].device.unflatten(
+                [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in groups[g].device.leaves]
+            )
+            for g in layer.uses
+        )
+        x, new = engine.shapes(layer, mine, x, batch)
+        inputs += _bytes(x)
+        kept += _bytes(new)
+    return inputs, kept
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _largest(layers: Sequence[Layer], groups: dict[str, Group], bundle: str) -> int:
+    return max(sum(getattr(groups[g], bundle).nbytes for g in layer.uses) for layer in layers)
+
+
+def _in_order(layers: Sequence[Layer]) -> list[str]:
+    return list(dict.fromkeys(g for layer in layers for g in layer.uses))
+
+
+def _numbers(group: Group) -> int:
+    return sum(leaf.nbytes // leaf.dtype.itemsize for leaf in group.params.leaves)

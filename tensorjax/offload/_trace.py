@@ -1,0 +1,166 @@
+"""What happened when: spans of compute, reads, writes and updates, for Perfetto or a picture."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRACKS = ("compute", "wait", "place", "read", "update", "write", "commit")
+_COLOURS = {"compute": "#4472c4", "wait": "#d9d9d9", "place": "#8faadc", "read": "#70ad47",
+            "update": "#ed7d31", "write": "#a64d79", "commit": "#7f7f7f"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time.
+
+    Attributes:
+      track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
+        "read", "update", "write", "commit".
+      name: of the layer or group, and what was done.
+      start, stop: in seconds, of `time.perf_counter`.
+      step: training step that it belongs to.
+    """
+
+    track: str
+    name: str
+    start: float
+    stop: float
+    step: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.stop - self.start
+
+
+class Trace:
+    """Spans, in the order they ended in; safe to use from many threads.
+
+    Args:
+      capacity: spans that are kept; the first ones are dropped when there are more.
+
+    Example:
+      >>> from tensorjax import offload
+      >>> trace = offload.Trace()
+      >>> with trace.span("compute", "block000 forward", 0):
+      ...     pass
+      >>> [span.track for span in trace.spans()]
+      ['compute']
+    """
+
+    def __init__(self, capacity: int = 200_000) -> None:
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._spans: list[Span] = []
+
+    @contextlib.contextmanager
+    def span(self, track: str, name: str, step: int) -> Iterator[None]:
+        """Records how long the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(track, name, start, time.perf_counter(), step)
+
+    def add(self, track: str, name: str, start: float, stop: float, step: int) -> None:
+        """Records a span whose times are known."""
+        with self._lock:
+            self._spans.append(Span(track, name, start, stop, step))
+            if len(self._spans) > self._capacity:
+                del self._spans[: self._capacity // 4]
+
+    def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
+        """The spans of one track, or of all, from step ``first`` on."""
+        with self._lock:
+            held = list(self._spans)
+        return [s for s in held if track in (None, s.track) and s.step >= first]
+
+    def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
+        """Time that a track was busy, by step: overlapping spans count once."""
+        found: dict[int, float] = {}
+        for step in sorted({s.step for s in self.spans(track, first=first)}):
+            mine = [s for s in self.spans(track, first=step) if s.step == step]
+            found[step] = _covered(mine)
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes the trace in Chrome's JSON form, which ui.perfetto.dev opens."""
+        spans = self.spans()
+        origin = min((s.start for s in spans), default=0.0)
+        events: list[dict[str, Any]] = []
+        number = 0
+        for track in TRACKS:
+            for lane, mine in enumerate(_lanes([s for s in spans if s.track == track])):
+                number += 1
+                title = track if lane == 0 else f"{track} {lane + 1}"
+                events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": number,
+                               "args": {"name": title}})  # fmt: skip
+                events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number,
+                               "args": {"sort_index": number}})  # fmt: skip
+                events += [
+                    {"name": s.name, "cat": track, "ph": "X", "pid": 1, "tid": number,
+                     "ts": 1e6 * (s.start - origin), "dur": 1e6 * s.seconds,
+                     "args": {"step": s.step}}
+                    for s in mine
+                ]  # fmt: skip
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def picture(self, steps: Sequence[int] | None = None) -> "Figure":
+        """A Matplotlib figure of some steps: one row for each track.
+
+        Args:
+          steps: which; the last two that were computed if None.
+
+        Raises:
+          ValueError: there are no spans of these steps.
+        """
+        import matplotlib.pyplot as plt
+
+        if steps is None:
+            steps = sorted({s.step for s in self.spans("compute")})[-2:]
+        spans = [s for s in self.spans() if s.step in set(steps)]
+        if not spans:
+            raise ValueError(f"steps: expected some that were traced, got {list(steps)}")
+        origin = min(s.start for s in spans)
+        figure, axes = plt.subplots(figsize=(11, 3.2))
+        shown = [track for track in TRACKS if any(s.track == track for s in spans)]
+        for row, track in enumerate(shown):
+            lanes = _lanes([s for s in spans if s.track == track])
+            for lane, mine in enumerate(lanes):
+                height = 0.8 / len(lanes)
+                bars = [(s.start - origin, s.seconds) for s in mine]
+                axes.broken_barh(bars, (row - 0.4 + lane * height, height),
+                                 facecolors=_COLOURS[track], edgecolors="white",
+                                 linewidth=0.3)  # fmt: skip
+        axes.set_yticks(range(len(shown)), shown)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"seconds (steps {', '.join(map(str, steps))})")
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+def _covered(spans: Sequence[Span]) -> float:
+    total, end = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda s: s.start):
+        total += max(span.stop, end) - max(span.start, end) if span.stop > end else 0.0
+        end = max(end, span.stop)
+    return total
+
+
+def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans distributed so that none in one lane overlap."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: s.start):
+        free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes

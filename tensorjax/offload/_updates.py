@@ -1,0 +1,397 @@
+"""Updates of parameters on the host, in the order in which the next step needs them."""
+
+import queue
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._homes import Home, Reading
+from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._trace import Trace
+
+Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
+
+
+def check_schedule(schedule: Any) -> Schedule:
+    """Returns a schedule, or says which there are."""
+    if schedule not in get_args(Schedule):
+        raise ValueError(f"schedule: expected one of {get_args(Schedule)}, got {schedule!r}")
+    return schedule
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are updated together, and where they live.
+
+    Attributes:
+      name: of the group.
+      params, state, weights, gradient: bundles of the parameters, of the optimiser's state, of the
+        parameters as the device computes with them (None if they are the same), and of a gradient
+        that waits in the store.
+      home: of the first three.
+    """
+
+    name: str
+    params: Bundle
+    state: Bundle
+    weights: Bundle | None
+    gradient: Bundle
+    home: Home
+
+    @property
+    def device(self) -> Bundle:
+        """What the device computes with."""
+        return self.params if self.weights is None else self.weights
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All that the home keeps."""
+        return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
+
+
+@dataclass
+class _Ready:
+    version: int
+    deadline: float
+    gradient: Any  # None if it waits in the store
+
+
+@dataclass
+class _Fetched:
+    state: Reading  # with the parameters
+    gradient: Reading | None
+
+    def release(self) -> None:
+        self.state.release()
+        if self.gradient is not None:
+            self.gradient.release()
+
+
+class Updater:
+    """Threads that read the state of the optimiser, update, and write.
+
+    Of the groups whose gradient is there, that one is next whose parameters are needed first.
+    States are read ahead: of that group, of the one whose gradient will come next, and of the one
+    that the next step begins with.
+
+    Args:
+      groups: by name.
+      optimizer: what updates.
+      spill: home of gradients beyond ``gradient_bytes``, or None if there is none.
+      gradient_bytes: host memory for gradients that wait; None for any.
+      lookahead: groups whose state is read before their turn; with 0, the next one is read only
+        once the one before has been written.
+      staging: bytes of memory that reads share; None for any. States that wait there for their
+        gradients leave enough for the largest state and the largest parameters: what computes those
+        gradients must be able to read.
+      start: version that the homes have.
+      updated: called with group, version and new arrays for the device, before they are written.
+      written: called with group and version once the home has them.
+      failed: called with what ended a thread.
+      trace: gains spans.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, Group],
+        optimizer: HostOptimizer,
+        *,
+        spill: Home | None,
+        gradient_bytes: int | None,
+        lookahead: int,
+        staging: int | None,
+        start: int,
+        updated: Callable[[str, int, list[Any]], None],
+        written: Callable[[str, int], None],
+        failed: Callable[[BaseException], None],
+        trace: Trace,
+    ) -> None:
+        self._groups, self._optimizer, self._trace = groups, optimizer, trace
+        self._spill, self._gradient_bytes = spill, gradient_bytes
+        self._lookahead = lookahead
+        self._early_bytes = _early(groups.values(), staging)
+        self._updated, self._written, self._failed = updated, written, failed
+        self._cond = threading.Condition()
+        self._ready: dict[str, _Ready] = {}
+        self._expected: dict[str, tuple[int, float]] = {}
+        self._fetched: dict[str, _Fetched] = {}
+        self._version = dict.fromkeys(groups, start)  # that a home has
+        self._unwritten = 0
+        self._open, self._gated, self._held_back = True, False, False
+        self._scale: Any = None
+        self._waiting_bytes = 0
+        self.peak_gradient = 0
+        kinds = [_kind(g) for g in groups.values()]
+        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
+        self._spares: dict[Any, Any] = {}
+        self._error: BaseException | None = None
+        self._closed = False
+        # One update may be written while the next one is computed, and no more than that exist.
+        self._outputs: queue.Queue[Any] = queue.Queue()
+        self._room = threading.Semaphore(2)
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
+            )
+            for name, body in (("update", self._update_all), ("write", self._write_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
+        """Says in which order gradients will come, for which versions and deadlines.
+
+        Gated ones wait for `release`.
+        """
+        with self._cond:
+            self._expected = dict(coming)
+            self._gated = gated
+            self._cond.notify_all()
+
+    def gate(self) -> None:
+        """Keeps what is offered from now on waiting until `release`."""
+        with self._cond:
+            self._open = False
+
+    def release(self, scale: Any = None) -> None:
+        """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
+        with self._cond:
+            self._scale, self._open = scale, True
+            self._cond.notify_all()
+
+    def hold_back(self, held: bool) -> None:
+        """Keeps updates from beginning, whatever the gate: the homes are being committed."""
+        with self._cond:
+            self._held_back = held
+            self._cond.notify_all()
+
+    def offer(self, name: str, gradient: Any, version: int, deadline: float) -> None:
+        """Takes the gradient of a group, which makes its parameters those of ``version``."""
+        bundle = self._groups[name].gradient
+        with self._cond:
+            self._raise()
+            bytes_then = self._waiting_bytes + bundle.nbytes
+            fits = self._gradient_bytes is None or bytes_then <= self._gradient_bytes
+            spilled = self._spill is not None and not fits
+            if not spilled:
+                self._waiting_bytes = bytes_then
+                self.peak_gradient = max(self.peak_gradient, bytes_then)
+        if spilled and self._spill is not None:
+            arrays = bundle.flatten(gradient)
+            self._spill.write((bundle, arrays), deadline=deadline, step=version - 1)
+            gradient = arrays = None
+        with self._cond:
+            self._expected.pop(name, None)
+            self._ready[name] = _Ready(version, deadline, gradient)
+            self._cond.notify_all()
+
+    def settle(self) -> None:
+        """Waits until everything offered has been updated and written to its home."""
+        with self._cond:
+            while self._ready or self._unwritten:
+                self._raise()
+                self._cond.wait()
+            self._raise()
+        for home in {id(g.home): g.home for g in self._groups.values()}.values():
+            home.settle()
+
+    def settle_written(self) -> None:
+        """Waits until every update that has begun is written, while others are held back."""
+        with self._cond:
+            while self._unwritten:
+                self._raise()
+                self._cond.wait()
+            self._raise()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes everything that waits here raise."""
+        with self._cond:
+            self._error = self._error or error
+            self._cond.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads. What has not been updated is lost: `settle` first."""
+        with self._cond:
+            self._closed = True
+            self._cond.notify_all()
+        self._threads[0].join()
+        self._outputs.put(None)
+        self._threads[1].join()
+        for fetched in self._fetched.values():
+            fetched.release()
+        self._fetched.clear()
+        self._spares.clear()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("the training cannot go on: a thread of it failed") from self._error
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.fail(error)
+            self._failed(error)
+
+    def _update_all(self) -> None:
+        """Thread: updates, one group at a time."""
+        while (chosen := self._choose()) is not None:
+            self._update(*chosen)
+            if not self._lookahead:
+                self._outputs.join()
+
+    def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
+        group, optimizer = self._groups[name], self._optimizer
+        held, state = fetched.state.arrays()
+        params, state = group.params.unflatten(held), group.state.unflatten(state)
+        del held
+        in_memory = ready.gradient is not None
+        gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
+        self._room.acquire()
+        spare = self._spares.pop(_kind(group), None)
+        with self._trace.span("update", name, ready.version - 1):
+            params, state = optimizer.update(params, state, gradient, self._scale, spare)
+            weights = params if group.weights is None else optimizer.cast(params)
+        ready.gradient = gradient = spare = None
+        fetched.release()
+        if in_memory:
+            with self._cond:
+                self._waiting_bytes -= group.gradient.nbytes
+        self._updated(name, ready.version, group.device.flatten(weights))
+        self._outputs.put((group, ready, params, state, weights))
+
+    def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
+        """A gradient that waits in the store, valid until ``fetched`` is released."""
+        if fetched.gradient is None:
+            fetched.gradient = self._reading(group, ready)
+        return group.gradient.unflatten(fetched.gradient.arrays()[0])
+
+    def _reading(self, group: Group, ready: _Ready) -> Reading:
+        assert self._spill is not None
+        return self._spill.read(group.gradient, deadline=ready.deadline, step=ready.version - 1)
+
+    def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
+        """The next group to update, with its state; None when there will be no more."""
+        while True:
+            with self._cond:
+                if self._closed or self._error is not None:
+                    return None
+                wanted = self._wanted()
+                if wanted is None:
+                    if (name := self._able()) is not None:
+                        self._unwritten += 1
+                        return name, self._ready.pop(name), self._fetched.pop(name)
+                    self._cond.wait()
+                    continue
+            # Reading may wait for staging memory, so not under the lock.
+            name, version, deadline = wanted
+            group, ready = self._groups[name], self._ready.get(name)
+            fetched = _Fetched(
+                group.home.read(group.params, group.state, deadline=deadline, step=version - 1),
+                self._reading(group, ready) if ready and ready.gradient is None else None,
+            )
+            with self._cond:
+                self._fetched[name] = fetched
+
+    def _able(self) -> str | None:
+        """A group that can be updated: the most urgent whose state is there, or on its way."""
+        if not self._open or self._held_back:
+            return None
+        names = [n for n in self._order() if n in self._fetched]
+        return next((n for n in names if self._fetched[n].state.ready()), next(iter(names), None))
+
+    def _order(self) -> list[str]:
+        return sorted(self._ready, key=lambda n: self._ready[n].deadline)
+
+    def _wanted(self) -> tuple[str, int, float] | None:
+        """A group whose state should be asked for now, its new version and its deadline."""
+        coming = {n: e for n, e in self._expected.items() if n not in self._ready}
+        if not self._lookahead:
+            coming = {}
+        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
+        ready = self._order()
+        if self._open and not self._gated:
+            # The most urgent one that can be updated; the one whose gradient comes next; and that
+            # of the first layer, which comes last, and which the next step waits for.
+            first = sorted(coming, key=lambda n: coming[n][1])[:1]
+            names = [*ready[:1], *list(coming)[:1], *first, *ready[1:], *list(coming)[1:]]
+        else:
+            both = {**coming, **known}
+            names = sorted(both, key=lambda n: both[n][1])
+        if len(self._fetched) >= max(1, self._lookahead):
+            if not self._open or any(n in self._fetched for n in self._ready):
+                return None
+            names = ready[:1]  # what can be updated now does not wait for what comes later
+        elif not self._lookahead and (not self._open or self._unwritten):
+            return None
+        for name in names:
+            version, deadline = known.get(name) or coming[name]
+            if name not in known and not self._fits_early(name):
+                continue
+            # Not before the update before it has been written.
+            if name not in self._fetched and self._version[name] == version - 1:
+                return name, version, deadline
+        return None
+
+    def _fits_early(self, name: str) -> bool:
+        """Whether a group's state may be read before its gradient is there."""
+        if self._early_bytes is None:
+            return True
+        early = {n for n in self._fetched if n not in self._ready} | {name}
+        return sum(_state_bytes(self._groups[n]) for n in early) <= self._early_bytes
+
+    def _write_all(self) -> None:
+        """Thread: hands results to their homes, and keeps the memory that comes back."""
+        while (item := self._outputs.get()) is not None:
+            try:
+                if self._error is None:
+                    self._write(*item)
+            except BaseException as error:
+                # Goes on taking what is put, so that nobody waits for room.
+                self.fail(error)
+                self._failed(error)
+            finally:
+                del item
+                self._room.release()
+                self._outputs.task_done()
+
+    def _write(self, group: Group, ready: _Ready, params: Any, state: Any, weights: Any) -> None:
+        parts = [(group.params, params), (group.state, state)]
+        if group.weights is not None:
+            parts.append((group.weights, weights))
+        back = group.home.write(
+            *((bundle, bundle.flatten(tree)) for bundle, tree in parts),
+            deadline=ready.deadline,
+            step=ready.version - 1,
+        )
+        if not self._lookahead:
+            group.home.settle()
+        if _kind(group) in self._common and back is not None:
+            self._spares[_kind(group)] = (
+                group.params.unflatten(back[0]),
+                group.state.unflatten(back[1]),
+            )
+        with self._cond:
+            self._version[group.name] = ready.version
+            self._unwritten -= 1
+            self._cond.notify_all()
+        self._written(group.name, ready.version)
+
+
+def _kind(group: Group) -> Any:
+    """Groups of one kind can use each other's memory."""
+    return tuple((b.tree, tuple((x.shape, x.dtype) for x in b.leaves))
+                 for b in (group.params, group.state))  # fmt: skip
+
+
+def _state_bytes(group: Group) -> int:
+    return group.params.nbytes + group.state.nbytes
+
+
+def _early(groups: Collection[Group], staging: int | None) -> int | None:
+    if staging is None:
+        return None
+    largest = max(_state_bytes(g) + g.gradient.nbytes for g in groups)
+    return staging - largest - max(g.device.nbytes for g in groups)

@@ -1,0 +1,253 @@
+"""Weights on the device: fetched before they are needed, by what is known of the uses to come."""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorjax.offload._homes import Reading
+from tensorjax.offload._trace import Trace
+
+
+@dataclass
+class _Entry:
+    """What lies, or will lie, on the device for a group."""
+
+    version: int
+    params: Any = None
+    pins: set[int] = field(default_factory=set)
+
+
+class WeightStream:
+    """Keeps the parameters of the layers to come on the device, and no more than fit.
+
+    Time is counted in positions: one for each layer of the forward pass and, but for the last one,
+    of the backward pass, on through all steps. What is next is known, so the group whose next use
+    is furthest away makes room (Belady's rule). A group is fetched at the version that its step
+    computes with, and not before that has been written or handed over.
+
+    Args:
+      uses: groups that each position of a step needs.
+      sizes: bytes of every group on the device.
+      capacity: bytes that the device has for parameters. The groups of one position are fetched in
+        any case.
+      ahead: positions that are prefetched.
+      start: position to begin with.
+      version: of the parameters that a step computes with.
+      read: begins to read a group, by name, deadline and step.
+      place: makes parameters on the device of what was read; arrays it returns share no memory
+        with it.
+      trace: gains spans.
+
+    Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
+    Systems Journal 5 (1966).
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[tuple[str, ...]],
+        sizes: dict[str, int],
+        *,
+        capacity: int,
+        ahead: int,
+        start: int,
+        version: Callable[[int], int],
+        read: Callable[[str, float, int], Reading],
+        place: Callable[[str, list[Any]], Any],
+        trace: Trace,
+    ) -> None:
+        self._uses, self._sizes, self._capacity = list(uses), sizes, capacity
+        self._ahead, self._version = ahead, version
+        self._read, self._place, self._trace = read, place, trace
+        self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
+        self._cond = threading.Condition()
+        self._cache: dict[str, _Entry] = {}
+        self._used = 0
+        self._now = self._cursor = start
+        first = version(start // len(uses))
+        self._available = dict.fromkeys(sizes, first)
+        self._error: BaseException | None = None
+        self._closed = False
+        self.peak = 0
+        self._placing: queue.Queue[Any] = queue.Queue()
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
+            )
+            for name, body in (("fetch", self._fetch), ("place", self._place_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, position: int) -> tuple[Any, ...]:
+        """The parameters that a position needs, once they are on the device."""
+        step, names = divmod(position, len(self._uses))
+        version = self._version(step)
+        with self._cond:
+            self._now = position
+            self._cond.notify_all()
+            if not self._present(names, version):
+                with self._trace.span("wait", " ".join(self._uses[names]), step):
+                    while not self._present(names, version):
+                        self._wait()
+            return tuple(self._cache[g].params for g in self._uses[names])
+
+    def done(self, position: int) -> None:
+        """Says that a position has been computed."""
+        with self._cond:
+            for entry in self._cache.values():
+                entry.pins.discard(position)
+            self._now = position + 1
+            self._cond.notify_all()
+
+    def updated(self, group: str, version: int, arrays: list[Any]) -> None:
+        """Hands over new parameters; they are placed at once if there is room for them."""
+        with self._cond:
+            step = version
+            while self._version(step) < version:
+                step += 1
+            first = step * len(self._uses) + self._at[group][0]
+            self._drop(group)
+            if not self._make_room(group, first):
+                return
+            # Not pinned: what is needed sooner may still push it out.
+            self._cache[group] = entry = _Entry(version)
+            self._grow(group)
+        with self._trace.span("place", group, step):
+            params = self._place(group, arrays)
+        with self._cond:
+            entry.params = params
+            self._cond.notify_all()
+
+    def written(self, group: str, version: int) -> None:
+        """Says that a version can be read from its home."""
+        with self._cond:
+            self._available[group] = version
+            self._cond.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes `take` raise: somebody else cannot go on."""
+        with self._cond:
+            self._error = self._error or error
+            self._cond.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads; nothing can be taken any more."""
+        with self._cond:
+            self._closed = True
+            self._cond.notify_all()
+        fetch, place = self._threads
+        fetch.join()
+        self._placing.put(None)
+        place.join()
+        while not self._placing.empty():  # where the thread ended early
+            if (item := self._placing.get()) is not None:
+                item[-1].release()
+        self._cache.clear()
+
+    # Below: with the lock held, unless said otherwise.
+
+    def _present(self, position: int, version: int) -> bool:
+        found = (self._cache.get(g) for g in self._uses[position])
+        return all(e is not None and e.version == version and e.params is not None for e in found)
+
+    def _wait(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("the training cannot go on: a thread of it failed") from self._error
+        if self._closed:
+            raise RuntimeError("the trainer is closed; make a new one")
+        self._cond.wait()
+
+    def _next_use(self, group: str, after: int) -> int:
+        step, position = divmod(after, len(self._uses))
+        later = next((n for n in self._at[group] if n >= position), None)
+        if later is None:
+            return (step + 1) * len(self._uses) + self._at[group][0]
+        return step * len(self._uses) + later
+
+    def _kept_for(self, group: str) -> float:
+        """Position of the next use of what lies there; infinite if only a newer version is used."""
+        position = self._next_use(group, self._now)
+        current = self._version(position // len(self._uses)) == self._cache[group].version
+        return position if current else math.inf
+
+    def _make_room(self, group: str, position: int) -> bool:
+        """Whether a group has room for a use at ``position``, with others dropped if need be."""
+        need, victims, free = self._sizes[group], [], self._capacity - self._used
+        unpinned = [g for g, entry in self._cache.items() if not entry.pins]
+        unpinned.sort(key=self._kept_for)
+        while free < need and unpinned:
+            victim = unpinned.pop()
+            if self._kept_for(victim) <= position:
+                break
+            victims.append(victim)
+            free += self._sizes[victim]
+        if free < need and position > self._now:
+            return False
+        for victim in victims:
+            self._drop(victim)
+        return True
+
+    def _drop(self, group: str) -> None:
+        if self._cache.pop(group, None) is not None:
+            self._used -= self._sizes[group]
+
+    def _grow(self, group: str) -> None:
+        self._used += self._sizes[group]
+        self.peak = max(self.peak, self._used)
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """The body of a thread, without the lock: an error ends the training, not the thread."""
+        try:
+            body()
+        except BaseException as error:
+            if not self._closed:
+                self.fail(error)
+
+    def _fetch(self) -> None:
+        """Thread, without the lock: asks for what is needed next."""
+        while not self._closed:
+            position = self._cursor
+            step, number = divmod(position, len(self._uses))
+            for group in self._uses[number]:
+                if self._reserve(group, position, self._version(step)):
+                    reading = self._read(group, float(position), step)
+                    self._placing.put((group, step, self._cache[group], reading))
+            with self._cond:
+                self._cursor += 1
+
+    def _reserve(self, group: str, position: int, version: int) -> bool:
+        """Without the lock: pins a group, once that is possible; whether it must be read."""
+        with self._cond:
+            while True:
+                if position < self._now:  # what was handed over has been used already
+                    return False
+                entry = self._cache.get(group)
+                if entry is not None and entry.version == version:
+                    entry.pins.add(position)
+                    return False
+                if position < self._now + self._ahead and self._available[group] >= version:
+                    if entry is not None and not entry.pins:
+                        self._drop(group)
+                    if group not in self._cache and self._make_room(group, position):
+                        self._cache[group] = _Entry(version, pins={position})
+                        self._grow(group)
+                        return True
+                self._wait()
+
+    def _place_all(self) -> None:
+        """Thread, without the lock: moves what was read to the device."""
+        while (item := self._placing.get()) is not None:
+            group, step, entry, reading = item
+            try:
+                (arrays,) = reading.arrays()
+                with self._trace.span("place", group, step):
+                    params = self._place(group, arrays)
+                del arrays
+            finally:
+                reading.release()
+            with self._cond:
+                entry.params = params
+                self._cond.notify_all()

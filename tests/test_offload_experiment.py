@@ -1,0 +1,79 @@
+"""The experiment `offload`: its options, its waiting device, and a tiny run from end to end."""
+
+import csv
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="the models have an extra of their own")
+pytest.importorskip("tyro", reason="the experiments have an extra of their own")
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from experiments.__main__ import main
+from experiments.offload import main as offloading
+from experiments.offload.main import Config, setting
+from experiments.offload.memory import peak
+from experiments.offload.variants import BASELINE, OURS, VARIANTS
+
+TINY = {"layers": 2, "heads": 2, "features": 32, "vocabulary": 100, "length": 16}
+
+
+@pytest.mark.parametrize(
+    "change", [{"sizes": ()}, {"sizes": ("huge",)}, {"steps": 0}, {"compute": ()}, {"rounds": 0}]
+)
+def test_bad_options_are_refused(change: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Config(**change)
+
+
+def test_the_emulated_device_takes_the_time_it_is_given(tmp_path: Path) -> None:
+    engine = setting(Config(sizes=("tiny",)), "tiny", tmp_path).emulated(0.4)
+    layers = setting(Config(sizes=("tiny",)), "tiny", tmp_path).layers()
+    start = time.perf_counter()
+    for layer in layers[:-1]:
+        x, _ = engine.forward(layer, (), None, None, None)
+    _, dy, sums = engine.last(layers[-1], (), x, None, None, 1.0, None)
+    for layer in reversed(layers[:-1]):
+        dy, sums = engine.backward(layer, (), x, None, None, None, dy, None)
+    assert 0.4 <= time.perf_counter() - start < 0.8
+    assert {leaf.dtype for leaf in jax.tree.leaves(sums)} == {np.dtype(np.float32)}
+
+
+def test_peak_memory_is_seen() -> None:
+    with peak(0.001) as found:
+        held = np.ones(1 << 23)
+        time.sleep(0.1)
+    assert held.nbytes * 0.9 < found[0] < held.nbytes * 4
+
+
+@pytest.mark.filterwarnings("ignore:the page cache")
+def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloading, "SIZES", {"tiny": TINY})
+    options = ["--length", "8", "--steps", "1", "--real", "--folder", str(tmp_path)]
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        assert main(["run", "offload", "--quick", *options, "--results", str(tmp_path)]) == 0
+    folder = tmp_path / "offload"
+    done = json.loads((folder / "runs.jsonl").read_text())
+    rows = list(csv.DictReader((folder / done["run"] / "steps.csv").read_text().splitlines()))
+    assert [row["way"] for row in rows] == 2 * [variant.name for variant in VARIANTS]
+    for row in rows:
+        on_disk = row["way"].startswith("disk")
+        assert (float(row["read"]) > 0) == (float(row["written"]) > 0) == on_disk
+        share = float(row["P*"]) / float(row["seconds"])
+        assert float(row["of P*"]) == pytest.approx(share)
+    device = {row["device"] for row in rows}
+    assert device == {"emulated × 1", "these cores"}
+    for name in (OURS, BASELINE):
+        assert {row["way"] for row in rows} >= {name}
+    assert json.loads((folder / done["run"] / "trace-tiny-real-overlap-cores.json").read_text())
+    assert (folder / done["run"] / "trace-tiny-emulated-overlap-1.png").exists()
+    assert not list(tmp_path.glob("offload-*"))  # stores are removed

@@ -1,0 +1,125 @@
+"""GPT-2 by layers, from disk: the model as a whole, its tied table, half precision."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("flax", reason="the models have an extra of their own")
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from flax import nnx
+
+from tensorjax import offload
+from tensorjax.models import gpt2
+
+CONFIG = gpt2.GPT2Config.tiny()
+
+
+def batches(count: int) -> list[Any]:
+    """Random tokens, the weights of some targets zero."""
+    rng, found = np.random.default_rng(7), []
+    for _ in range(count):
+        tokens = rng.integers(0, CONFIG.vocabulary, (4, CONFIG.length + 1)).astype(np.int32)
+        weights = rng.uniform(0, 2, (4, CONFIG.length)) * (rng.random((4, 1)) < 0.8)
+        weights[0] += 0.1
+        found.append(gpt2.batch(tokens[:, :-1], tokens[:, 1:], weights))
+    return found
+
+
+def test_steps_equal_those_of_the_model(tmp_path: Path) -> None:
+    """Loss by `GPT2.loss` under one jit; microbatches of unequal weight, from disk."""
+    optimizer, clip = optax.sgd(0.1, momentum=0.9), 0.5
+    model = gpt2.GPT2(CONFIG, rngs=nnx.Rngs(0))
+    groups = gpt2.groups(model)
+    graph, params = nnx.split(model, nnx.Param)
+    whole = optax.chain(optax.clip_by_global_norm(clip), optimizer)
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            total, count = nnx.merge(graph, params).loss(
+                batch["tokens"], batch["targets"], batch["weights"]
+            )
+            return total / count
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = whole.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state = whole.init(params)
+    with (
+        offload.TensorStore(tmp_path, 32 << 20, backend="threads", staging=4 << 20) as store,
+        offload.Trainer(
+            gpt2.layers(CONFIG), groups, optimizer, store=store, clip=clip, microbatches=2
+        ) as trainer,
+    ):
+        for batch in batches(3):
+            params, state, value = step(params, state, batch)
+            assert trainer.step(batch).loss == pytest.approx(float(value), rel=1e-6)
+        got = trainer.params()
+    wanted = gpt2.groups(nnx.merge(graph, params))
+    for name in wanted:
+        pairs = zip(jax.tree.leaves(wanted[name]), jax.tree.leaves(got[name]), strict=True)
+        for x, y in pairs:
+            np.testing.assert_allclose(y, x, rtol=0, atol=1e-6 * max(np.max(np.abs(x)), 0.1))
+    # And back into a model.
+    gpt2.load_groups(model, got)
+    again = gpt2.groups(model)
+    assert all(np.array_equal(a, b) for a, b in zip(
+        jax.tree.leaves(again), jax.tree.leaves(got), strict=True))  # fmt: skip
+
+
+def test_what_is_drawn_has_the_shapes_and_spread_of_the_model() -> None:
+    drawn = {name: draw() for name, draw in gpt2.initial(CONFIG, jax.random.key(1)).items()}
+    made = gpt2.groups(gpt2.GPT2(CONFIG, rngs=nnx.Rngs(0)))
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(np.shape, made)
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(drawn), jax.tree.leaves(made), strict=True
+    ):
+        # Standard deviations of the same distribution, from at least 512 numbers or all equal.
+        assert float(jnp.std(x)) == pytest.approx(float(np.std(y)), rel=0.2, abs=1e-6), path
+
+
+def test_half_precision_and_dropout_from_disk(tmp_path: Path) -> None:
+    config = gpt2.GPT2Config.tiny(dropout=0.1)
+    key, options = jax.random.key(3), {"compute_dtype": jnp.bfloat16}
+
+    def losses(**more: Any) -> list[float]:
+        # JAX's attention asks for it, going backwards in half precision.
+        with (
+            jax.numpy_dtype_promotion("standard"),
+            offload.Trainer(
+                gpt2.layers(config),
+                gpt2.initial(config, key),
+                optax.adam(1e-3),
+                key=key,
+                **options,
+                **more,
+            ) as trainer,
+        ):
+            return [trainer.step(batch).loss for batch in batches(3)]
+
+    wanted = losses()
+    with offload.TensorStore(tmp_path, 32 << 20, backend="threads", staging=4 << 20) as store:
+        assert losses(store=store) == wanted
+    assert wanted[0] == pytest.approx(np.log(CONFIG.vocabulary), rel=0.05)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    tokens = np.zeros((2, 4), np.int32)
+    with pytest.raises(ValueError, match="targets"):
+        gpt2.batch(tokens, tokens[:1])
+    with pytest.raises(ValueError, match="weights"):
+        gpt2.batch(tokens, tokens, np.zeros((2, 4)))
+    model = gpt2.GPT2(CONFIG, rngs=nnx.Rngs(0))
+    groups = gpt2.groups(model)
+    with pytest.raises(ValueError, match="block001"):
+        gpt2.load_groups(model, {n: p for n, p in groups.items() if n != "block001"})
+    with pytest.raises(ValueError, match="positions"):
+        gpt2.load_groups(model, {**groups, "positions": {"positions": np.zeros((3, 32))}})

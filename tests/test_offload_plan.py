@@ -1,0 +1,93 @@
+"""The plan: its bound, what it puts where, and that a trainer follows it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+from tests import offload_cases as cases
+
+MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)
+SECONDS = {layer.name: (0.01, 0.03) for layer in cases.layers()}
+
+
+def planned(**changes: Any) -> offload.Plan:
+    options = {"machine": MACHINE, "device_bytes": 1 << 30, "host_bytes": 1 << 30,
+               "seconds": SECONDS, **changes}  # fmt: skip
+    return offload.plan(
+        cases.layers(), cases.params(), cases.optimizer(), cases.batch(0), **options
+    )
+
+
+BLOCK = 4 * (cases.WIDTH**2 + cases.WIDTH)
+
+
+def test_the_bound() -> None:
+    times = offload.Times(compute=2, read=1, write=3, update=1, first=0.5, layer=0.2)
+    assert times.bound == pytest.approx(3.2)  # writes take longest
+    assert times.after_backward == 5
+    times = offload.Times(compute=4, read=1, write=3, update=1, first=0.5, layer=0.2)
+    assert times.bound == 4.5  # the first layer's update waits for the last gradient
+    with pytest.raises(ValueError, match="read"):
+        offload.Times(compute=1, read=-1, write=1, update=1, first=1, layer=1)
+
+
+def test_all_in_memory_where_it_fits() -> None:
+    found = planned()
+    assert set(found.in_memory) == set(cases.NAMES)
+    assert {row[3:] for row in found.rows} == {("resident", "host")}
+    assert found.chosen.times.read == found.chosen.times.write == 0
+    assert found.chosen.activations == "keep"  # which recomputes nothing
+    assert found.seconds == found.bound
+
+
+def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
+    found = planned(host_bytes=2 * BLOCK + 3 * BLOCK + 3 * 4 * 24 * cases.WIDTH + 1000)
+    assert found.in_memory == ("table", "block0")
+    assert found.gradient_bytes == 2 * BLOCK
+    moved = 3 * 3 * BLOCK + 3 * 4  # parameters, two moments and a count of three blocks
+    assert found.chosen.times.write == pytest.approx(moved / MACHINE.write)
+    assert found.chosen.times.read == pytest.approx(moved / MACHINE.read)  # all stays on the device
+
+
+def test_a_small_device_recomputes_and_streams() -> None:
+    inputs = (cases.DEPTH + 1) * 8 * cases.WIDTH * 4
+    found = planned(device_bytes=3 * BLOCK + inputs, host_bytes=2 * BLOCK)
+    assert found.chosen.activations in ("recompute", "offload")
+    assert {row[3:] for row in found.rows} == {("streamed", "disk")}
+    assert next(c for c in found.choices if c.activations == "keep").refusal
+    assert found.weights == 2 * BLOCK
+    assert "predicted step" in str(found)
+    assert "P*" in str(found)
+
+
+def test_clipping_makes_a_step_longer() -> None:
+    slow = offload.Machine(read=1e7, write=1e7, place=1e10, update=1e8)
+    few = {"host_bytes": 6 * BLOCK, "machine": slow}
+    assert planned(clip=True, **few).seconds > planned(**few).seconds
+
+
+def test_budgets_that_are_too_small_say_what_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of the device"):
+        planned(device_bytes=BLOCK)
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of the host"):
+        planned(host_bytes=10)
+
+
+def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:
+    machine = offload.measure(tmp_path, cases.optimizer(), size=16 << 20)
+    found = planned(machine=machine, device_bytes=4 * BLOCK, host_bytes=5 * BLOCK, seconds=None)
+    assert 0 < found.bound <= found.seconds + 1e-9
+    wanted = cases.train(4)
+    with (
+        cases.store(tmp_path / "store") as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), **found.options(store)
+        ) as trainer,
+    ):
+        losses = [trainer.step(cases.batch(n)).loss for n in range(4)]
+        assert trainer.statistics()["device_peak_bytes"] <= found.weights
+    assert losses == pytest.approx(wanted[0], rel=1e-6)

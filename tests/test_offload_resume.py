@@ -1,0 +1,149 @@
+"""The committed state is the checkpoint: what goes on from it, and what others can read of it."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+from tests import offload_cases as cases
+
+OPTIONS: dict[str, Any] = {"clip": 0.5, "microbatches": 2}
+
+
+def trainer(store: Any, **options: Any) -> offload.Trainer:
+    optimizer = options.pop("optimizer", cases.optimizer())
+    return offload.Trainer(
+        cases.layers(), cases.params(), optimizer, store=store, **{**OPTIONS, **options}
+    )
+
+
+@pytest.mark.parametrize("schedule", ["overlap", "one_step_stale"])
+def test_a_training_goes_on_from_what_was_committed(tmp_path: Path, schedule: Any) -> None:
+    options = {"schedule": schedule, "key": jax.random.key(2)}
+    losses, params = cases.train(8, **OPTIONS, **options)
+    with cases.store(tmp_path) as store, trainer(store, **options) as first:
+        for number in range(4):
+            first.step(cases.batch(number), data={"next": number + 1})
+        first.commit()
+        first.step(cases.batch(4))  # lost
+    with (
+        cases.store(tmp_path) as store,
+        trainer(store, **options, in_memory=("block2",), gradient_bytes=0) as second,
+    ):
+        assert second.steps == 4
+        assert second.data == {"next": 4}
+        again = [second.step(cases.batch(number)).loss for number in range(4, 8)]
+        got = second.params()
+    assert again == losses[4:]
+    assert cases.equal(got, params)
+
+
+def test_a_store_of_another_training_is_refused(tmp_path: Path) -> None:
+    with cases.store(tmp_path) as store, trainer(store) as first:
+        first.step(cases.batch(0))
+        first.commit()
+    changes = [
+        ({"optimizer": optax.sgd(0.1)}, "is not part of this model and optimiser"),
+        ({"compute_dtype": "bfloat16"}, "table/weights/packed is missing"),
+        ({"key": jax.random.key(0)}, "key"),
+        ({"schedule": "one_step_stale"}, "schedule"),
+    ]
+    with cases.store(tmp_path) as store:
+        for change, match in changes:
+            with pytest.raises(ValueError, match=match):
+                trainer(store, **change)
+
+
+def run(folder: Path, schedule: str, in_memory: str = "block1") -> subprocess.Popen[str]:
+    path = Path(__file__).with_name("offload_process.py")
+    command = [sys.executable, str(path), str(folder), "18", schedule, in_memory]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def follow(process: subprocess.Popen[str], stop: tuple[int, float] | None) -> dict[int, str]:
+    """Losses by step; killed so many steps and then so many seconds after it began."""
+    found: dict[int, str] = {}
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            kind, *words = line.split()
+            if kind == "step":
+                found[int(words[0])] = words[1]
+            if stop is not None and kind in ("begin", "step") and len(found) == stop[0]:
+                time.sleep(stop[1])
+                process.kill()  # what it has printed by then is still read
+    return found
+
+
+def kill_and_go_on(tmp_path: Path, kills: int, schedule: str) -> None:
+    wanted = follow(run(tmp_path / "whole", schedule), None)
+    assert sorted(wanted) == list(range(1, 19))
+    rng, killed, folder = random.Random(4), 0, tmp_path
+    for number in range(kills):
+        if number % 4 == 0:
+            folder = tmp_path / f"killed{number}"
+        process = run(folder, schedule)
+        seen = follow(process, (rng.randrange(6), rng.uniform(0.0, 0.05)))
+        assert all(wanted[step] == loss for step, loss in seen.items())
+        killed += process.returncode == -signal.SIGKILL
+    assert killed > kills // 2  # some may have been done before
+    seen = follow(run(folder, schedule), None)
+    assert all(wanted[step] == loss for step, loss in seen.items())
+    with cases.store(folder) as a, cases.store(tmp_path / "whole") as b:
+        assert a.meta == b.meta
+        for name in a.written:
+            with a.read(name).result() as x, b.read(name).result() as y:
+                assert x.array.tobytes() == y.array.tobytes(), name
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    kill_and_go_on(tmp_path, 2, "overlap")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["overlap", "one_step_stale"])
+def test_killed_25_times(tmp_path: Path, schedule: str) -> None:
+    kill_and_go_on(tmp_path, 25, schedule)
+
+
+def test_export_to_safetensors(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import load_file
+
+    with cases.store(tmp_path / "store") as store, trainer(store) as made:
+        made.step(cases.batch(0))
+        files = offload.to_safetensors(made, tmp_path / "out", state=True)
+        params = made.params()
+    index = json.loads(files[-1].read_text())
+    assert index["weight_map"]["block0.w"] == "block0.safetensors"
+    for name in cases.NAMES:
+        found = load_file(tmp_path / "out" / f"{name}.safetensors")
+        assert cases.equal(found[f"{name}.w"], params[name]["w"])
+        assert any(path.startswith(f"{name}.state.") for path in found)
+
+
+def test_export_to_orbax(tmp_path: Path) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with cases.store(tmp_path / "store") as store, trainer(store) as made:
+        made.step(cases.batch(0), data=7)
+        folder = offload.to_orbax(made, tmp_path / "out")
+        params = made.params()
+        with pytest.raises(ValueError, match="empty"):
+            offload.to_orbax(made, folder)
+    assert json.loads((folder / "trainer.json").read_text()) == {"steps": 1, "data": 7}
+    with ocp.StandardCheckpointer() as reader:
+        found = reader.restore(folder / "block1")
+    assert np.asarray(found["params"]["w"]).tobytes() == params["block1"]["w"].tobytes()
+    assert found["state"]

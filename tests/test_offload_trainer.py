@@ -1,0 +1,268 @@
+"""Training by layers equals training in one program, and does not depend on where things live."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+from tests import offload_cases as cases
+
+
+def one_program(steps: int, optimizer: Any) -> tuple[list[float], Any]:
+    """The same training, its gradient and update compiled as a whole."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x = None
+        for layer in cases.layers():
+            x = layer.apply(tuple(params[g] for g in layer.uses), x, batch, None)
+        return x
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = jax.tree.map(jnp.asarray, cases.params())
+    state, losses = jax.jit(optimizer.init)(params), []
+    for number in range(steps):
+        params, state, value = step(params, state, cases.batch(number))
+        losses.append(float(value))
+    return losses, jax.device_get(params)
+
+
+def largest(wanted: Any, got: Any) -> float:
+    """Largest difference, relative to the largest number of each array."""
+    pairs = zip(jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True)
+    return max(float(np.max(np.abs(x - y)) / np.max(np.abs(x))) for x, y in pairs)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "clip", "activations"),
+    [(1, None, "recompute"), (2, 0.5, "keep"), (4, None, "offload")],
+)
+def test_steps_equal_those_of_one_program(
+    microbatches: int, clip: float | None, activations: Any
+) -> None:
+    # Momentum: Adam divides by gradients, and makes much of roundoff where they vanish.
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    whole = optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
+    losses, params = one_program(5, whole)
+    engine = offload.Engine(activations=activations)
+    with offload.Trainer(
+        cases.layers(),
+        cases.params(),
+        optimizer,
+        microbatches=microbatches,
+        clip=clip,
+        engine=engine,
+    ) as trainer:
+        steps = [trainer.step(cases.batch(number)) for number in range(5)]
+        got = trainer.params()
+    np.testing.assert_allclose([s.loss for s in steps], losses, rtol=1e-6)
+    assert largest(params, got) < 1e-6
+    if clip is not None:
+        assert max(s.norm for s in steps if s.norm is not None) > clip  # or nothing was clipped
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> dict[Any, Any]:
+    return {}
+
+
+FULL = {"clip": 0.5, "microbatches": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "common", "options"),
+    [
+        ("disk", FULL, {"commit_every": 3}),
+        ("gradients wait on disk", FULL, {"gradient_bytes": 0, "commit_every": 4}),
+        ("some in memory", FULL, {"in_memory": ("block1", "table"), "commit_every": 1}),
+        ("after the backward pass", FULL, {"schedule": "after_backward"}),
+        ("by turns", FULL, {"schedule": "sequential", "lookahead": 1}),
+        ("no clipping", {}, {"lookahead": 3}),
+        ("no clipping, after the backward pass", {}, {"schedule": "after_backward"}),
+        ("half precision", {"compute_dtype": jnp.bfloat16}, {"commit_every": 2}),
+        ("random layers", {"key": jax.random.key(5)}, {"commit_every": 2}),
+        ("stale", {"schedule": "one_step_stale", "clip": 0.5}, {"commit_every": 2}),
+    ],
+)
+def test_where_things_live_changes_nothing(
+    tmp_path: Path, in_memory: dict[Any, Any], name: str, common: Any, options: Any
+) -> None:
+    """Twenty steps from disk, bit for bit those in memory."""
+    kind = str(sorted(common.items()))
+    if kind not in in_memory:
+        in_memory[kind] = cases.train(20, **common)
+    wanted = in_memory[kind]
+    got = cases.train(20, lambda: cases.store(tmp_path), **{**common, **options})
+    assert got[0] == wanted[0]
+    assert cases.equal(got[1], wanted[1])
+
+
+def test_staleness_changes_results() -> None:
+    exact, stale = (cases.train(4, schedule=s)[0] for s in ("overlap", "one_step_stale"))
+    assert exact[0] == stale[0]
+    assert exact[1] != stale[1]
+
+
+def test_few_layers_are_on_the_device_at_once(tmp_path: Path) -> None:
+    layer = 4 * (cases.WIDTH**2 + cases.WIDTH)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), store=store) as trainer,
+    ):
+        # Many steps: what is handed over may be used before the thread that fetches looks at it.
+        for number in range(40):
+            trainer.step(cases.batch(number))
+        found = trainer.statistics()
+    assert layer < found["device_peak_bytes"] <= 2 * layer
+    assert found["activation_peak_bytes"] == (cases.DEPTH + 1) * 8 * cases.WIDTH * 4
+
+
+def test_the_device_does_not_share_memory_with_staging() -> None:
+    raw = np.zeros(4096 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    view = raw[start : start + 4096].view(np.float32)
+    view.flags.writeable = False
+    placed = offload.Engine().place("a", {"w": view})
+    jax.block_until_ready(placed)
+    raw[:] = 255
+    assert not np.any(np.asarray(placed["w"]))
+
+
+def test_state_that_passes_through_is_not_a_view_of_staging(tmp_path: Path) -> None:
+    """An optimiser that returns part of its state as it came keeps its numbers."""
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(lambda p: p + jnp.ones_like(p), params)
+
+    def update(gradient: Any, state: Any, params: Any) -> Any:
+        return jax.tree.map(lambda g: -g * jnp.asarray(1e-3, g.dtype), gradient), state
+
+    transformation = optax.GradientTransformation(init, update)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(cases.layers(), cases.params(), transformation, store=store) as trainer,
+    ):
+        for number in range(6):
+            trainer.step(cases.batch(number))
+        for name, _, state in trainer.groups():
+            wanted = jax.tree.map(lambda p: p + np.float32(1), cases.params()[name])
+            assert cases.equal(state, wanted)
+
+
+def test_updates_come_in_the_order_of_their_use(tmp_path: Path) -> None:
+    """Clipped updates are all ready at once: the first layer is updated first."""
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), store=store, clip=1.0
+        ) as trainer,
+    ):
+        trainer.step(cases.batch(0))
+        trainer.flush()
+        spans = trainer.trace.spans("update")
+    assert [span.name for span in sorted(spans, key=lambda s: s.start)] == list(cases.NAMES)
+
+
+def test_a_trace_opens_in_perfetto_and_as_a_picture(tmp_path: Path) -> None:
+    with (
+        cases.store(tmp_path / "store") as store,
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), store=store) as trainer,
+    ):
+        for number in range(3):
+            trainer.step(cases.batch(number))
+        trainer.commit()
+    trainer.trace.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {e["args"]["name"].split()[0] for e in events if e["name"] == "thread_name"}
+    assert {"compute", "read", "update", "write", "commit"} <= named
+    rows: dict[int, list[Any]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in rows.values():  # one row shows one thing at a time
+        assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(spans))
+    axes = trainer.trace.picture().axes[0]
+    assert axes.get_yticklabels()[0].get_text() == "compute"
+
+
+def test_layers_on_a_mesh(tmp_path: Path) -> None:
+    """Matrices split by columns over two devices, the batch over two: four devices in all."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    columns, whole = (NamedSharding(mesh, spec) for spec in (P(None, "model"), P()))
+    shardings = {name: {"w": columns, "b": whole} for name in cases.NAMES[1:]}
+    engine = offload.Engine(
+        shardings={"table": {"w": whole}, **shardings}, data=NamedSharding(mesh, P("data"))
+    )
+    wanted, params = cases.train(3)
+    losses, got = cases.train(3, lambda: cases.store(tmp_path), engine=engine)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert largest(params, got) < 1e-3  # Adam, and sums in another order
+    assert engine.place("block0", got["block0"])["w"].sharding == columns
+
+
+def test_a_failing_disk_ends_the_training(tmp_path: Path, monkeypatch: Any) -> None:
+    with cases.store(tmp_path) as store:
+        trainer = offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), store=store)
+        trainer.step(cases.batch(0))
+
+        def fail(*args: Any, **options: Any) -> Any:
+            raise OSError("the disk is gone")
+
+        monkeypatch.setattr(store, "read_many", fail)
+        with pytest.raises(RuntimeError, match="cannot go on") as found:
+            _ = [trainer.step(cases.batch(number)) for number in range(1, 4)]
+        assert "the disk is gone" in str(found.value.__cause__)
+        for use in (trainer.commit, lambda: trainer.step(cases.batch(8))):
+            with pytest.raises(RuntimeError, match="half-way"):
+                use()
+        trainer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            trainer.step(cases.batch(9))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"layers": []}, "layers"),
+        ({"layers": [*cases.layers(), cases.layers()[1]]}, "more than once"),
+        ({"params": {"table": {"w": jnp.zeros((2, 2))}}}, "missing"),
+        ({"microbatches": 0}, "microbatches"),
+        ({"clip": -1.0}, "clip"),
+        ({"schedule": "later"}, "schedule"),
+        ({"commit_every": 2}, "store"),
+        ({"in_memory": ("nothing",)}, "in_memory"),
+        ({"device_bytes": 10}, "largest layer"),
+    ],
+)
+def test_bad_options_are_named(change: Any, match: str) -> None:
+    given = {"layers": cases.layers(), "params": cases.params(), **change}
+    with pytest.raises(ValueError, match=match):
+        offload.Trainer(given.pop("layers"), given.pop("params"), cases.optimizer(), **given)
+
+
+def test_bad_batches_and_optimisers_are_named() -> None:
+    with pytest.raises(TypeError, match="optimizer"):
+        offload.Trainer(cases.layers(), cases.params(), "adam")
+    with (
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), microbatches=3
+        ) as trainer,
+        pytest.raises(ValueError, match="3 microbatches"),
+    ):
+        trainer.step(cases.batch(0))
