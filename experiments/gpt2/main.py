@@ -112,6 +112,8 @@ class Config:
     """How many of the most likely tokens samples are drawn from."""
     peak: float | None = None
     """Peak of one device in TFLOP/s, for the utilisation; by default measured by a product."""
+    hasty: bool = False
+    """Compile in half the time, for programs that run somewhat slower; on CPUs only."""
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints."""
     checkpoints: Path | None = None
@@ -145,7 +147,8 @@ class Config:
         """Few files, a smaller model and few steps: to see that all of it works."""
         return cls(
             vocabulary=512, max_files=60, layers=2, heads=2, features=64, length=64, batch=16,
-            steps=120, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
+            steps=80, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
+            hasty=True,
         )  # fmt: skip
 
     def model(self, vocabulary: int) -> gpt2.GPT2Config:
@@ -179,7 +182,7 @@ class Config:
             "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
             "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
             "export", "attention", "remat", "coordinator", "processes", "process", "cluster",
-            "lost_after",
+            "lost_after", "hasty",
         }  # fmt: skip
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         digest = hashlib.sha256(corpus.train.tobytes() + corpus.tokenizer.encode()).hexdigest()
@@ -248,7 +251,7 @@ def _trained(
         say=lambda plan: run.console.print(str(plan), highlight=False),
     )  # fmt: skip
     programs = training.Programs(
-        model, layout, config.recipe(), dtype=dtype, linear=config.spec(),
+        model, layout, config.recipe(), hasty=config.hasty, dtype=dtype, linear=config.spec(),
         attention=None if config.attention == "auto" else config.attention,
     )  # fmt: skip
     one = training.measured_peak(dtype) if config.peak is None else config.peak * 1e12
