@@ -15,15 +15,15 @@ from jax.sharding import PartitionSpec as P
 from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config, generate
 
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 121, (4, 13)), jnp.int32)
-WEIGHTS = jnp.asarray(np.random.default_rng(1).uniform(0, 1, (4, 12)), jnp.float32)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 121, (4, 17)), jnp.int32)
+WEIGHTS = jnp.asarray(np.random.default_rng(1).uniform(0, 1, (4, 16)), jnp.float32)
 SPECS = {"dense": nn.Dense(), "tt": nn.TT(rank=4)}
 
 
 @functools.cache
 def made(name: str, dropout: float = 0.0, vocabulary: int = 121) -> GPT2:
     rng = np.random.default_rng(3)
-    config = GPT2Config.tiny(vocabulary=vocabulary, length=12, remat="full", dropout=dropout)
+    config = GPT2Config.tiny(vocabulary=vocabulary, heads=8, remat="full", dropout=dropout)
     graph, params = nnx.split(
         nnx.eval_shape(lambda: GPT2(config, linear=SPECS[name], rngs=nnx.Rngs(0)))
     )
@@ -145,7 +145,7 @@ def test_logits_of_a_layout_are_those_of_the_whole_model() -> None:
 
     run = layout.over(local, (specs, layout.data_spec()), P("r"))
     found = jax.jit(run)(parallel.shard(params, specs, layout.mesh), TOKENS[:, :-1])
-    assert found.shape == (4, 12, 121)
+    assert found.shape == (4, 16, 121)
     wanted = jax.jit(lambda params: nnx.merge(graph, params)(TOKENS[:, :-1]))(params)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 

@@ -82,6 +82,8 @@ class Config:
     """What of a block the backward pass computes again."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Implementation of the attention; "cudnn" wants bfloat16 and an NVIDIA GPU."""
+    unroll: int = 3
+    """Blocks that a step of the loop over them takes at once: quicker, but longer to compile."""
     layout: LayoutName = "single"
     """How the model lies on the devices; "auto" takes what `tensorjax.parallel.plan` picks."""
     devices: int | None = None
@@ -148,14 +150,14 @@ class Config:
         return cls(
             vocabulary=512, max_files=60, layers=2, heads=2, features=64, length=64, batch=16,
             steps=80, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
-            hasty=True,
+            unroll=1, hasty=True,
         )  # fmt: skip
 
     def model(self, vocabulary: int) -> gpt2.GPT2Config:
         """Sizes of the model."""
         options: dict[str, Any] = {
             "vocabulary": vocabulary, "length": self.length, "dropout": self.dropout,
-            "remat": self.remat,
+            "remat": self.remat, "unroll": self.unroll,
         }  # fmt: skip
         if self.size != "own":
             return getattr(gpt2.GPT2Config, self.size)(**options)
@@ -182,7 +184,7 @@ class Config:
             "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
             "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
             "export", "attention", "remat", "coordinator", "processes", "process", "cluster",
-            "lost_after", "hasty",
+            "lost_after", "hasty", "unroll",
         }  # fmt: skip
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         digest = hashlib.sha256(corpus.train.tobytes() + corpus.tokenizer.encode()).hexdigest()
