@@ -209,7 +209,9 @@ def choices(config: Config, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str
                       f"least {what}": least, f"least {what}, planned": wanted,
                       f"{what} missed": least != wanted}  # fmt: skip
         batch, sizes = CASES[step]
-        model = GPT2Config(**sizes, heads=config.heads, vocabulary=config.vocabulary, dropout=0.0)
+        model = GPT2Config(
+            **sizes, heads=config.heads, vocabulary=config.vocabulary, dropout=0.0, remat="full"
+        )
         machine = parallel.Machine(latency=0.0)
         plan = parallel.plan(model, devices, batch, layouts=THEORY, machine=machine)
         yield {**found, "quicker, planned": plan.best.name}
