@@ -136,6 +136,9 @@ def run_one(experiment: Experiment, options: list[str]) -> int:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
         return fail(f"{experiment.name} failed ({reason}); no result is written", 1)
+    if recorder.discarded:
+        console.print(Text(f"{recorder.discarded}: done, nothing is written here"))
+        return 0
     for name, value in recorder.metrics.items():
         console.print(Text(f"{name}: {value}"))
     seconds = time.perf_counter() - start

@@ -37,6 +37,7 @@ class Run:
     Attributes:
         folder: Where the files of this run are written while it lasts.
         console: A rich console for anything worth saying on the way.
+        discarded: Why nothing of this run is kept; empty if it is.
     """
 
     def __init__(self, folder: Path, console: "Console") -> None:
@@ -45,6 +46,13 @@ class Run:
         self.metrics: dict[str, Any] = {}
         self.tables: list[dict[str, Any]] = []
         self.figures: list[dict[str, str]] = []
+        self.discarded = ""
+
+    def discard(self, reason: str) -> None:
+        """Keeps and prints nothing from here on: another process records the same run."""
+        from rich.console import Console
+
+        self.discarded, self.console = reason, Console(quiet=True)
 
     def metric(self, name: str, value: Any) -> None:
         """Records one number, flag or word of the result; NaN and Inf are recorded as null."""
@@ -121,6 +129,8 @@ def record(
     try:
         run = Run(partial, console)
         yield run
+        if run.discarded:
+            return
         line = {
             "experiment": experiment.name,
             "run": identifier,

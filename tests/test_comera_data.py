@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("pandas", reason="the experiments have an extra of their own")
 pytest.importorskip("tokenizers", reason="the experiments have an extra of their own")
 
+from experiments._texts import cache, library
+from experiments._texts.types import Corpus, Special
 from experiments.comera.data import (
-    _cache,
     _columns,
-    _stdlib,
     code,
     codesearchnet,
     criteo,
@@ -22,7 +22,7 @@ from experiments.comera.data import (
     mnli,
     pairs,
 )
-from experiments.comera.data._types import Corpus, Pairs, PairTask, Special, TabularTask
+from experiments.comera.data._types import Pairs, PairTask, TabularTask
 
 SPLITS = ("train", "valid", "test")
 LEAKS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
@@ -313,9 +313,9 @@ def test_code_is_the_same_every_time_and_from_the_cache(tmp_path: Path, corpus: 
     assert same(code.load(**options, cache=tmp_path), corpus)
     assert len(list(tmp_path.iterdir())) == 1
     sizes = {f"package{k}": 100 + k for k in range(50)}
-    first, second = (_stdlib.split(sizes, held_out=0.1, seed=seed) for seed in (0, 1))
+    first, second = (library.split(sizes, held_out=0.1, seed=seed) for seed in (0, 1))
     assert first != second
-    assert first == _stdlib.split(dict(reversed(sizes.items())), held_out=0.1, seed=0)
+    assert first == library.split(dict(reversed(sizes.items())), held_out=0.1, seed=0)
 
 
 def test_special_tokens_written_in_a_text_are_text(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_bad_options_of_code_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected the modules of Python's standard"):
         code.load(folder=tmp_path)
     with pytest.raises(ValueError, match="got none for valid"):
-        _stdlib.split({"json": 5}, held_out=0.1, seed=0)
+        library.split({"json": 5}, held_out=0.1, seed=0)
 
 
 # CodeSearchNet.
@@ -444,15 +444,15 @@ def one_line(): x = 1; y = 2
 def backslash():
     return "\\d is an escape that Python warns of, in a text" , 3
 '''
-    (found,) = pairs.functions([_stdlib.Source("a", "a.py", text)])
+    (found,) = pairs.functions([library.Source("a", "a.py", text)])
     assert found.first.startswith("first = warnings")
     assert "# a remark\nfirst += 1" in found.first
     assert found.second.startswith("@decorator\ndef inner(y):\n    return y")
     assert found.second.endswith("return inner(first)")
     assert "ecret" not in found.first + found.second
-    again = [_stdlib.Source("a", "a.py", text), _stdlib.Source("b", "b.py", text)]
+    again = [library.Source("a", "a.py", text), library.Source("b", "b.py", text)]
     assert len(pairs.functions(again)) == 1  # copied code is in one package only
-    assert pairs.functions([_stdlib.Source("a", "a.py", "print 'of old'")]) == []
+    assert pairs.functions([library.Source("a", "a.py", "print 'of old'")]) == []
 
 
 def test_partners_are_of_other_packages(rng: np.random.Generator) -> None:
@@ -593,11 +593,11 @@ def test_an_interruption_leaves_nothing_in_the_cache(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_cache.np, "savez", stopped)
+        patch.setattr(cache.np, "savez", stopped)
         with pytest.raises(KeyboardInterrupt):
-            _cache.cached(tmp_path, "x", Corpus, {}, lambda: corpus)
+            cache.cached(tmp_path, "x", Corpus, {}, lambda: corpus)
     assert list(tmp_path.iterdir()) == []
-    _cache.cached(tmp_path, "x", Corpus, {}, lambda: corpus)
+    cache.cached(tmp_path, "x", Corpus, {}, lambda: corpus)
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -609,10 +609,10 @@ def test_a_damaged_file_of_the_cache_is_built_again(tmp_path: Path, corpus: Corp
         return corpus
 
     for damage in (lambda b: b, lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-9]):
-        assert same(_cache.cached(tmp_path, "x", Corpus, {"a": 1}, build), corpus)
+        assert same(cache.cached(tmp_path, "x", Corpus, {"a": 1}, build), corpus)
         (path,) = tmp_path.iterdir()
         path.write_bytes(damage(path.read_bytes()))
     assert len(built) == 3
-    _cache.cached(tmp_path, "x", Corpus, {"a": 2}, build)
+    cache.cached(tmp_path, "x", Corpus, {"a": 2}, build)
     assert len(built) == 4
     assert len(list(tmp_path.iterdir())) == 2

@@ -149,7 +149,7 @@ class Stop(Exception):
 def programs():
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), \
             jax.numpy_rank_promotion("allow"):  # fmt: skip
-        yield training.Programs(CONFIG, parallel.Single(), RECIPE)
+        yield training.Programs(CONFIG, parallel.Single(), RECIPE, hasty=True)
 
 
 def trained(programs, folder, stop=None, settings=None):

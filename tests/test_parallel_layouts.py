@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
-from tensorjax import nn, parallel
+from tensorjax import parallel
 from tests import tiny_decoder as tiny
 
 CONFIG, BATCH = tiny.Config(), 8
@@ -129,70 +128,54 @@ def test_replicas_of_weights_are_replicas() -> None:
     assert where.shard_shape((32, 128)) == (8, 64)
 
 
-def test_training_keeps_its_shardings_and_its_numbers(alone: Any) -> None:
+TEN = [(name, *m) for name, m in itertools.product(parallel.NAMES[1:-1], MESHES)]
+TEN_CASES = [
+    c if c == ("2d", 2, 2) else pytest.param(c, marks=pytest.mark.slow)
+    for c in [*TEN, ("2.5d", 2, 2, 2)]
+]
+
+
+def ten_steps(layout: parallel.Layout, params: Any, state: Any, batch: Any) -> Any:
+    """Parameters, moments and losses of ten steps of Adam."""
+    loss, adam = tiny.loss(layout, CONFIG), optax.adam(1e-2)
+
+    def step(params: Any, state: Any) -> tuple[Any, Any, jax.Array]:
+        value, slopes = jax.value_and_grad(loss)(params, *batch)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = adam.update(slopes, state)
+        return optax.apply_updates(params, updates), state, value
+
+    step = jax.jit(step, compiler_options=tiny.QUICKLY)
+    losses = []
+    for _ in range(10):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    return params, state, losses
+
+
+@pytest.fixture(scope="module")
+def ten_alone(alone: Any) -> list[float]:
+    params, batch, _ = alone
+    return ten_steps(parallel.Single(), params, optax.adam(1e-2).init(params), batch)[-1]
+
+
+@pytest.mark.parametrize("case", TEN_CASES, ids=str)
+def test_training_keeps_its_shardings_and_its_numbers(
+    alone: Any, ten_alone: list[float], case: Any
+) -> None:
     """Ten steps of Adam, state sharded as the weights."""
     params, batch, _ = alone
-    adam = optax.adam(1e-2)
-
-    def run(layout: parallel.Layout, params: Any, state: Any) -> tuple[Any, list[float]]:
-        loss = tiny.loss(layout, CONFIG)
-
-        def step(params: Any, state: Any) -> tuple[Any, Any, jax.Array]:
-            value, slopes = jax.value_and_grad(loss)(params, *batch)
-            with jax.numpy_dtype_promotion("standard"):
-                updates, state = adam.update(slopes, state)
-            return optax.apply_updates(params, updates), state, value
-
-        step = jax.jit(step, compiler_options=tiny.QUICKLY)
-        losses = []
-        for _ in range(10):
-            params, state, value = step(params, state)
-            losses.append(float(value))
-        return (params, state), losses
-
-    layout = make("2d", 2, 2)
+    layout, adam = make(*case), optax.adam(1e-2)
     specs = tiny.specs(layout)
     placed = parallel.shard(params, specs, layout.mesh)
     where = parallel.state_shardings(adam, params, specs, layout.mesh)
     state = jax.jit(adam.init, out_shardings=where)(placed)
-    (new, moments), losses = run(layout, placed, state)
-    (_, _), wanted = run(parallel.Single(), params, adam.init(params))
-    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    new, moments, losses = ten_steps(layout, placed, state, batch)
+    np.testing.assert_allclose(losses, ten_alone, rtol=1e-4)
     assert losses[-1] < 0.9 * losses[0]
     for tree in (new, moments[0].mu):
         for x, spec in zip(jax.tree.leaves(tree), jax.tree.leaves(placed), strict=True):
             assert x.sharding.is_equivalent_to(spec.sharding, x.ndim)
-
-
-@pytest.mark.parametrize("name", ["1d", "1d+sequence", "fsdp+tp", "2d"])
-def test_tensor_trains_split_their_tokens(name: str, rng: np.random.Generator) -> None:
-    """Cores are the same on all devices, each of which applies them to other tokens."""
-    up, down = (
-        nn.TTLinear(*sizes, rank=4, order=2, param_dtype=jnp.float32, rngs=nnx.Rngs(i))
-        for i, sizes in enumerate([(16, 3 * 16), (16, 16)])
-    )
-    graphs, params = zip(*(nnx.split(layer) for layer in (up, down)), strict=True)
-    x = jnp.asarray(rng.normal(size=(4, 8, 16)), jnp.float32)
-
-    def mlp(layout: parallel.Layout) -> Any:
-        def local(params: Any, x: jax.Array) -> jax.Array:
-            wide, narrow = map(nnx.merge, graphs, params)
-            y = layout.column(x, wide, fold=(3, 16))
-            assert y.shape[1:] == (8, 3, 16 // layout.ways(layout.wide))
-            return layout.row(jnp.tanh(y).sum(axis=2), narrow)
-
-        none = jax.tree.map(lambda _: jax.sharding.PartitionSpec(), params)
-        f = layout.over(local, (none, layout.x_spec()), layout.x_spec())
-
-        def loss(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            y = f(params, x)
-            return (y**2).sum(), y
-
-        slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        return jax.jit(slopes, compiler_options=tiny.QUICKLY)
-
-    found, wanted = (mlp(lay)(params, x) for lay in (make(name, 2, 2), parallel.Single()))
-    assert error(found, wanted) <= 1e-5
 
 
 def test_norm_bears_a_large_mean(rng: np.random.Generator) -> None:

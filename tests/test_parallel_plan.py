@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from experiments.tp2d.main import CASES as CASES_OF_THEORY
 from experiments.tp2d.steps import Step
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2Config
@@ -72,6 +73,8 @@ def test_predictions_for_gpt2(remat: Any) -> None:
     memory = parallel.memory(program)
     assert wanted.sent == pytest.approx(parallel.traffic(program).total, rel=0.02)
     assert wanted.arguments == pytest.approx(memory.arguments, rel=0.02)
+    whole = parallel.memory(Step(config, parallel.Single(), 8).compiled()).arguments
+    assert memory.arguments <= 1.1 * whole / 4
     assert wanted.temporary == pytest.approx(memory.temporary, rel=0.15)
 
 
@@ -92,6 +95,34 @@ def test_two_dimensions_pay_off_for_long_batches_only() -> None:
         if better == "summa":
             held = {name: parallel.memory(p).temporary for name, p in programs.items()}
             assert held["summa"] < held["1d"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(CASES_OF_THEORY))
+def test_the_steps_of_theory_at_four_devices(case: str) -> None:
+    """T/H = 8: SUMMA below 1D in wire and temp. T/H = 1: above in wire; in temp it stays below."""
+    batch, sizes = CASES_OF_THEORY[case]
+    config = GPT2Config(**sizes, heads=16, vocabulary=2048, dropout=0.0, remat="full")
+    found = parallel.plan(
+        config, 4, batch, layouts=["1d", "summa"], meshes=[(2, 2)], states=0,
+        machine=parallel.Machine(latency=0.0),
+    )  # fmt: skip
+    whole = parallel.memory(Step(config, parallel.Single(), batch).compiled()).arguments
+    held, sent = {}, {}
+    for name in ("1d", "summa"):
+        program = Step(config, parallel.layout(name, parallel.mesh(2, 2)), batch).compiled()
+        memory, wire = parallel.memory(program), parallel.traffic(program).total
+        assert found[name].sent == pytest.approx(wire, rel=0.15)
+        assert found[name].temporary == pytest.approx(memory.temporary, rel=0.15)
+        assert found[name].arguments == pytest.approx(memory.arguments, rel=0.15)
+        assert memory.arguments <= 1.1 * whole / 4
+        held[name], sent[name] = memory.temporary, wire
+    lesser = "summa" if case == "T/H = 8" else "1d"
+    assert min(sent, key=lambda name: sent[name]) == lesser
+    assert min(("1d", "summa"), key=lambda name: found[name].sent) == lesser
+    assert found.best.name == lesser
+    assert held["summa"] < held["1d"]
+    assert found["summa"].temporary < found["1d"].temporary
 
 
 def test_bytes_of_a_block_are_those_of_the_theory() -> None:

@@ -120,6 +120,20 @@ def test_started_collectives_groups_by_iota_and_branches() -> None:
     assert set(found.counts.values()) == {1}
 
 
+@pytest.mark.parametrize(
+    ("groups", "count"),
+    [
+        ("mesh['a'=1,'b'=2,'c'=4] {'c'}", 4),
+        ("mesh['a'=3,'b'=2] {'a','b'}", 6),
+        ("mesh['a'=2,'b'=8] {'a', 'b':(2)4}", 8),
+    ],
+)
+def test_groups_named_by_the_axes_of_a_mesh(groups: str, count: int) -> None:
+    line = f"  %a = f32[24]{{0}} all-reduce(%p), replica_groups={groups}, to_apply=%add"
+    found = parallel.traffic("ENTRY %main (p: f32[24]) -> f32[24] {\n" + line + "\n}")
+    assert found.bytes == {"all-reduce": 2 * (count - 1) / count * 96}
+
+
 def test_memory_is_that_of_one_device() -> None:
     mesh = parallel.mesh(2, 4)
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, ROWS))

@@ -67,6 +67,9 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for row in rows("costs"):
         assert float(row["wire predicted"]) == pytest.approx(float(row["wire"]), rel=0.02)
+    (choice,) = rows("choices")
+    assert choice["least wire"] == choice["least wire, planned"] == choice["quicker, planned"]
+    assert float(choice["summa wire / 1d"]) < 1
     four = {row["layout"]: row for row in rows("scaling") if row["devices"] == "4"}
     assert float(four["summa"]["speed / 1D (paper, recalled)"]) == 1.84
     assert float(four["1d"]["speed / 1D"]) == 1

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments.comera.data._types import Corpus, PairTask, TabularTask
+from experiments._texts.types import Corpus
+from experiments.comera.data._types import PairTask, TabularTask
 from tensorjax.models.code import CodeModel
 from tensorjax.models.dlrm import DLRM, DLRMConfig
 from tensorjax.models.encoder import Encoder, EncoderConfig

@@ -8,7 +8,7 @@ EXPERIMENTS = (
         module="experiments.gpt2.main",
         paper="Radford et al. (2019); Zhu, Dong, CAAI Trans. Intelligent Systems 20(5), 2025",
         summary="GPT-2 from a folder of code: loss on held-out packages against bigram models",
-        quick="40 s",
+        quick="20 s",
         packages=("flax", "optax", "orbax-checkpoint", "matplotlib", "tokenizers"),
     ),
 )

@@ -1,16 +1,15 @@
 """Streams of tokens from a folder of texts, split so that no package is in two splits."""
 
-import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.comera.data import _cache, _stdlib, _text
-from experiments.comera.data._stdlib import SPLITS, Source
-from experiments.comera.data._types import Corpus, Special
+from experiments._texts import bpe, library
+from experiments._texts import cache as cached
+from experiments._texts.library import Source
+from experiments._texts.types import Corpus, Special
 
 END = Special().sep  # between two files
 LARGEST = 2**21  # bytes of a file; what is larger is data, not text
@@ -46,63 +45,51 @@ def load(
         FileNotFoundError: The folder is missing, or holds no such files.
         ValueError: An option is out of its range, or a split stays empty.
     """
-    library = _stdlib.default_folder()
-    options = _stdlib.options(
-        library, vocabulary=vocabulary, length=8, tests=False, held_out=held_out,
+    home = library.default_folder()
+    options = library.options(
+        home, vocabulary=vocabulary, length=8, tests=False, held_out=held_out,
         max_files=max_files, seed=seed,
     )  # fmt: skip
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    options |= {"program": own}
     paths: list[Path] = []
     if folder is not None:
         paths = _paths(folder, endings)
-        options |= {"endings": list(endings), "folder": _cache.stamp([folder, *paths])}
+        options |= {"endings": list(endings), "folder": cached.stamp([folder, *paths])}
 
     def build() -> Corpus:
         if folder is None:
-            found, skipped = _stdlib.sources(library, tests=False, limit=max_files, seed=seed)
+            found, skipped = library.sources(home, tests=False, limit=max_files, seed=seed)
         else:
             found, skipped = _sources(folder, paths, max_files, seed)
-        sizes = Counter[str]()
-        for source in found:
-            sizes[source.package] += len(source.text)
-        assigned = _stdlib.split(sizes, held_out=held_out, seed=seed)
-        texts = {
-            name: [source.text for source in found if assigned[source.package] == name]
-            for name in SPLITS
-        }
-        tokenizer = _text.byte_level(texts["train"], vocabulary)
-        streams = {name: _stream(_text.encode(tokenizer, part)) for name, part in texts.items()}
-        facts = {
-            "data": "Python's standard library" if folder is None else str(folder.name),
-            "files": {name: len(part) for name, part in texts.items()},
-            "characters": {name: sum(map(len, part)) for name, part in texts.items()},
-            "tokens": {name: len(stream) for name, stream in streams.items()},
-            "skipped_undecodable": skipped,
-            "packages": {name: sorted(p for p in sizes if assigned[p] == name) for name in SPLITS},
-        }
+        texts, facts = library.texts(found, skipped, held_out=held_out, seed=seed)
+        tokenizer = bpe.byte_level(texts["train"], vocabulary)
+        streams = {name: _stream(bpe.encode(tokenizer, part)) for name, part in texts.items()}
         return Corpus(
             **streams,
             vocabulary=tokenizer.get_vocab_size(),
             tokenizer=tokenizer.to_str(),
-            facts=facts,
+            facts={
+                "data": "Python's standard library" if folder is None else str(folder.name),
+                "tokens": {name: len(stream) for name, stream in streams.items()},
+                **facts,
+            },
         )
 
-    return _cache.cached(cache, "gpt2", Corpus, options, build)
+    programs = [Path(__file__)]
+    return cached.cached(cache, "gpt2", Corpus, options, build, programs=programs)
 
 
-def decoded(corpus: Corpus, tokens: Any) -> str:
+def decoded(corpus: Corpus, ids: Any) -> str:
     """The text that tokens stand for."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_str(corpus.tokenizer).decode([int(token) for token in tokens])
+    return Tokenizer.from_str(corpus.tokenizer).decode([int(token) for token in ids])
 
 
 def encoded(corpus: Corpus, text: str) -> list[int]:
     """The tokens of a text."""
     from tokenizers import Tokenizer
 
-    tokenizer = _text.as_text_only(Tokenizer.from_str(corpus.tokenizer))
+    tokenizer = bpe.as_text_only(Tokenizer.from_str(corpus.tokenizer))
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -160,7 +147,7 @@ def _sources(
 ) -> tuple[list[Source], int]:
     """The texts of a folder, and how many of its files were none."""
     names = {path.relative_to(folder).as_posix(): path for path in paths}
-    chosen = sorted(sorted(names, key=lambda name: _stdlib.rank(seed, name))[:limit])
+    chosen = sorted(sorted(names, key=lambda name: library.rank(seed, name))[:limit])
     found, skipped = [], 0
     for name in chosen:
         try:

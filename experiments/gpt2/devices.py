@@ -41,13 +41,19 @@ def layout(
     """
     if devices is not None and devices < 1:
         raise ValueError(f"devices: expected at least 1, got {devices}")
-    if devices is not None:
+    if devices is not None and not jax.distributed.is_initialized():
         _simulate(devices)
     count = jax.device_count() if devices is None else devices
     if count > jax.device_count():
         raise ValueError(
             f"devices: expected at most the {jax.device_count()} that there are, got {count}; "
             f"a CPU simulates them with XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        )
+    if jax.process_count() > 1 and (name == "single" or count != jax.device_count()):
+        raise ValueError(
+            f"layout: expected one that takes all {jax.device_count()} devices of "
+            f"{jax.process_count()} processes, got {name!r} on {1 if name == 'single' else count}; "
+            "give --layout auto, and no --devices or as many as there are"
         )
     if name == "single" or (name == "auto" and count == 1):
         return parallel.Single()

@@ -23,10 +23,11 @@ from flax import nnx
 
 from experiments import Run
 from experiments._results import plain
-from experiments.comera.data._types import Corpus
+from experiments._texts.types import Corpus
 from experiments.gpt2 import bigram, data, devices, figure, training
 from experiments.gpt2.checkpoints import Checkpoints
 from experiments.gpt2.devices import Name as LayoutName
+from experiments.gpt2.processes import Cluster, Processes, agree, everywhere, together
 from tensorjax import nn
 from tensorjax.models import gpt2
 
@@ -81,10 +82,22 @@ class Config:
     """What of a block the backward pass computes again."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Implementation of the attention; "cudnn" wants bfloat16 and an NVIDIA GPU."""
+    unroll: int = 3
+    """Blocks that a step of the loop over them takes at once: quicker, but longer to compile."""
     layout: LayoutName = "single"
     """How the model lies on the devices; "auto" takes what `tensorjax.parallel.plan` picks."""
     devices: int | None = None
-    """How many devices; all by default. On a CPU so many are simulated."""
+    """How many devices, of all processes; all by default. On a CPU so many are simulated."""
+    coordinator: str | None = None
+    """HOST:PORT of the first of several processes; by default JAX_COORDINATOR_ADDRESS."""
+    processes: int | None = None
+    """How many processes train together; by default JAX_NUM_PROCESSES."""
+    process: int | None = None
+    """Which of them this is, from 0; by default JAX_PROCESS_ID."""
+    cluster: Cluster = "none"
+    """Who else starts the processes, as JAX knows it: "slurm", …, or "auto" for what is found."""
+    lost_after: int = 60
+    """Seconds without a sign of life after which a process counts as lost, and all end."""
     evaluations: int = 10
     """Evaluations on the validation split."""
     valid_windows: int = 256
@@ -101,6 +114,8 @@ class Config:
     """How many of the most likely tokens samples are drawn from."""
     peak: float | None = None
     """Peak of one device in TFLOP/s, for the utilisation; by default measured by a product."""
+    hasty: bool = False
+    """Compile in half the time, for programs that run somewhat slower; on CPUs only."""
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints."""
     checkpoints: Path | None = None
@@ -112,7 +127,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks what would fail late."""
-        for name in ("steps", "batch", "evaluations", "valid_windows", "rank"):
+        for name in ("steps", "batch", "evaluations", "valid_windows", "rank", "lost_after"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         for name in ("rate", "clip"):
@@ -134,14 +149,15 @@ class Config:
         """Few files, a smaller model and few steps: to see that all of it works."""
         return cls(
             vocabulary=512, max_files=60, layers=2, heads=2, features=64, length=64, batch=16,
-            steps=120, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
+            steps=80, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
+            unroll=1, hasty=True,
         )  # fmt: skip
 
     def model(self, vocabulary: int) -> gpt2.GPT2Config:
         """Sizes of the model."""
         options: dict[str, Any] = {
             "vocabulary": vocabulary, "length": self.length, "dropout": self.dropout,
-            "remat": self.remat,
+            "remat": self.remat, "unroll": self.unroll,
         }  # fmt: skip
         if self.size != "own":
             return getattr(gpt2.GPT2Config, self.size)(**options)
@@ -167,7 +183,8 @@ class Config:
         free = {
             "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
             "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
-            "export", "attention", "remat",
+            "export", "attention", "remat", "coordinator", "processes", "process", "cluster",
+            "lost_after", "hasty", "unroll",
         }  # fmt: skip
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         digest = hashlib.sha256(corpus.train.tobytes() + corpus.tokenizer.encode()).hexdigest()
@@ -176,45 +193,54 @@ class Config:
 
 def run(config: Config, run: Run) -> None:
     """Prepares the texts, trains, and compares."""
+    Processes(
+        coordinator=config.coordinator, count=config.processes, index=config.process,
+        cluster=config.cluster, timeout=config.lost_after,
+    ).start(run, config.devices)  # fmt: skip
     home = run.folder.parent / "gpt2"
     # Optax mixes dtypes and ranks, and means to.
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
+        together(config.checkpoints or home / "checkpoints"),
     ):
-        corpus = data.load(
-            folder=config.text, endings=config.endings, vocabulary=config.vocabulary,
-            held_out=config.held_out, max_files=config.max_files, seed=config.seed,
-            cache=home / "data",
-        )  # fmt: skip
-        tokens = corpus.facts["tokens"]
-        run.console.print(
-            f"{corpus.facts['data']}: {tokens['train']:,} tokens to learn from, "
-            f"{tokens['valid']:,} and {tokens['test']:,} of other packages held out"
-        )
-        valid = data.windows(corpus.valid, config.length, config.valid_windows)
-        test = data.windows(corpus.test, config.length)
-        rows = list(bigram.baselines(corpus.train, corpus.vocabulary, valid, test))
-        params, programs, records = _trained(config, run, corpus, valid, home)
-        run.metric("parameters", programs.numbers)
-        rows.append(
-            {
-                "model": "GPT-2",
-                "setting": f"{programs.numbers:,} numbers, {config.steps} steps",
-                "valid": records[-1]["valid"],
-                "test": programs.loss(params, test),
-            }
-        )
-        _compared(run, rows, records, programs)
-        model = nnx.merge(
-            programs.graph, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params)
-        )
-        if config.export is not None:
-            gpt2.to_huggingface(model, config.export)
+        _run(config, run, home)
+
+
+def _run(config: Config, run: Run, home: Path) -> None:
+    corpus = data.load(
+        folder=config.text, endings=config.endings, vocabulary=config.vocabulary,
+        held_out=config.held_out, max_files=config.max_files, seed=config.seed,
+        cache=home / "data",
+    )  # fmt: skip
+    agree(config.settings(corpus))
+    tokens = corpus.facts["tokens"]
+    run.console.print(
+        f"{corpus.facts['data']}: {tokens['train']:,} tokens to learn from, "
+        f"{tokens['valid']:,} and {tokens['test']:,} of other packages held out"
+    )
+    valid = data.windows(corpus.valid, config.length, config.valid_windows)
+    test = data.windows(corpus.test, config.length)
+    rows = list(bigram.baselines(corpus.train, corpus.vocabulary, valid, test))
+    params, programs, records = _trained(config, run, corpus, valid, home)
+    run.metric("parameters", programs.numbers)
+    rows.append(
+        {
+            "model": "GPT-2",
+            "setting": f"{programs.numbers:,} numbers, {config.steps} steps",
+            "valid": records[-1]["valid"],
+            "test": programs.loss(params, test),
+        }
+    )
+    _compared(run, rows, records, programs)
+    if config.export is not None:
+        whole = nnx.merge(programs.graph, everywhere(params))
+        if not run.discarded:
+            gpt2.to_huggingface(whole, config.export)
             (config.export / "tokenizer.json").write_text(corpus.tokenizer)
-        if config.samples:
-            _sampled(config, run, corpus, model)
+    if config.samples:
+        _sampled(config, run, corpus, nnx.merge(programs.graph, params))
 
 
 def _trained(
@@ -227,7 +253,7 @@ def _trained(
         say=lambda plan: run.console.print(str(plan), highlight=False),
     )  # fmt: skip
     programs = training.Programs(
-        model, layout, config.recipe(), dtype=dtype, linear=config.spec(),
+        model, layout, config.recipe(), hasty=config.hasty, dtype=dtype, linear=config.spec(),
         attention=None if config.attention == "auto" else config.attention,
     )  # fmt: skip
     one = training.measured_peak(dtype) if config.peak is None else config.peak * 1e12
@@ -238,7 +264,8 @@ def _trained(
     folder = config.checkpoints or home / "checkpoints" / digest
     run.console.print(
         f"GPT-2 with {programs.numbers:,} numbers, layout {layout.name!r} on {layout.devices} "
-        f"of {jax.device_count()} devices; peak {one / 1e9:,.0f} GFLOP/s a device"
+        f"of {jax.device_count()} devices; peak {one / 1e9:,.0f} GFLOP/s a device; "
+        f"checkpoints in {folder}"
     )
     checkpoints = Checkpoints(folder, settings)
     try:

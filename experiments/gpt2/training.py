@@ -1,5 +1,6 @@
 """Training of a GPT-2 under a layout: compiled steps, evaluations, checkpoints."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,16 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.gpt2 import processes
 from experiments.gpt2.checkpoints import Checkpoints
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
+# For programs that run for seconds: on CPUs they compile in half the time, and run nearly as fast.
+_HASTY = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+
 Record = dict[str, Any]
+Rows = Callable[[slice], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +68,18 @@ class Programs:
         config: Sizes of the model.
         layout: How it lies on the devices.
         recipe: How it is trained.
+        hasty: Compile for a short training, where JAX runs on a CPU.
         **options: Of `GPT2`, such as ``dtype`` and ``linear``.
     """
 
     def __init__(
-        self, config: GPT2Config, layout: parallel.Layout, recipe: Recipe, **options: Any
+        self,
+        config: GPT2Config,
+        layout: parallel.Layout,
+        recipe: Recipe,
+        *,
+        hasty: bool = False,
+        **options: Any,
     ) -> None:
         def build(key: jax.Array) -> Any:
             return nnx.split(GPT2(config, rngs=nnx.Rngs(params=key), **options))[1]
@@ -91,9 +104,13 @@ class Programs:
 
         # Drawing by Threefry would take longer to compile than the steps.
         self.key = jax.random.key(recipe.seed, impl="unsafe_rbg")
-        self._begin = jax.jit(begin, out_shardings=where)
-        self._step = jax.jit(self._stepped, donate_argnums=(0, 1), out_shardings=_with(where, P()))
-        self._sums = jax.jit(self._summed)
+        jit = functools.partial(
+            jax.jit,
+            compiler_options=_HASTY if hasty and jax.default_backend() == "cpu" else None,
+        )
+        self._begin = jit(begin, out_shardings=where)
+        self._step = jit(self._stepped, donate_argnums=(0, 1), out_shardings=_with(where, P()))
+        self._sums = jit(self._summed)
 
     def begin(self) -> tuple[Any, Any]:
         """Fresh parameters, and the state of the optimiser."""
@@ -102,11 +119,12 @@ class Programs:
     def compiled(self, params: Any, state: Any) -> tuple[Any, float]:
         """The program of a step, and the seconds that it took to compile."""
         start = time.perf_counter()
-        batch = self.place(np.zeros((self.recipe.batch, self.config.length + 1), np.int32))
+        rows = np.zeros((self.recipe.batch, self.config.length + 1), np.int32)
+        batch = self.place(rows.__getitem__)
         program = self._step.lower(params, state, *batch, self._dropout(0)).compile()
         return program, time.perf_counter() - start
 
-    def step(self, program: Any, params: Any, state: Any, rows: np.ndarray, number: int) -> Any:
+    def step(self, program: Any, params: Any, state: Any, rows: Rows, number: int) -> Any:
         """One step: parameters, state of the optimiser, and the loss before it."""
         return program(params, state, *self.place(rows), self._dropout(number))
 
@@ -119,17 +137,33 @@ class Programs:
             weights[: len(part)] = 1
             # One shape for all batches: rows are repeated, and weigh nothing.
             part = np.concatenate([part, part[:1].repeat(size - len(part), 0)])
-            sums = self._sums(params, *self.place(part), self._placed(weights))
+            placed = self._placed(weights.shape, weights.__getitem__)
+            sums = self._sums(params, *self.place(part.__getitem__), placed)
             total, count = total + float(sums[0]), count + float(sums[1])
         return total / count
 
-    def place(self, rows: np.ndarray) -> tuple[Any, Any]:
-        """Inputs and targets, where the layout wants them."""
-        return self._placed(rows[:, :-1]), self._placed(rows[:, 1:])
+    def place(self, rows: Rows) -> tuple[Any, Any]:
+        """Inputs and targets, where the layout wants them.
 
-    def _placed(self, array: np.ndarray) -> Any:
-        array = np.ascontiguousarray(array)
-        return parallel.shard(array, self.data, self.layout.mesh)
+        Args:
+            rows: Gives (n, length + 1) tokens of n rows of the batch. A process asks for those
+                that its own devices work on, and for no others.
+        """
+        shape = (self.recipe.batch, self.config.length)
+        return (
+            self._placed(shape, lambda part: rows(part)[:, :-1]),
+            self._placed(shape, lambda part: rows(part)[:, 1:]),
+        )
+
+    def _placed(self, shape: tuple[int, int], rows: Rows) -> Any:
+        if self.layout.mesh is None:
+            return np.ascontiguousarray(rows(slice(None)))
+        where = NamedSharding(self.layout.mesh, self.data)
+
+        def block(part: Any) -> np.ndarray:  # the length is never split
+            return np.ascontiguousarray(rows(part[0]))
+
+        return jax.make_array_from_callback(shape, where, block)
 
     def _dropout(self, number: int) -> jax.Array | None:
         return jax.random.fold_in(self.key, number) if self.config.dropout else None
@@ -204,7 +238,7 @@ def train(
         for number, rows in _batches(stream, length, recipe, done, stop):
             params, state, loss = programs.step(program, params, state, rows, number)
             losses.append(loss)
-        loss = float(jnp.mean(jnp.stack(losses)))  # waits for the steps
+        loss = float(np.mean(jax.device_get(losses)))  # waits for the steps
         took = time.perf_counter() - start
         if not math.isfinite(loss):
             raise FloatingPointError(
@@ -219,7 +253,8 @@ def train(
         records.append(record)
         watch(record)
         done, seconds = stop, 0.0
-        if stop == recipe.steps or time.perf_counter() - saved > every:
+        # Clocks differ between processes, which have to write together.
+        if processes.first_says(stop == recipe.steps or time.perf_counter() - saved > every):
             checkpoints.save(stop, (params, state), records)
             saved = time.perf_counter()
     return params, records
@@ -245,7 +280,7 @@ def _stops(done: int, steps: int, evaluations: int) -> list[int]:
 
 def _batches(
     stream: np.ndarray, length: int, recipe: Recipe, start: int, stop: int
-) -> Iterator[tuple[int, np.ndarray]]:
+) -> Iterator[tuple[int, Rows]]:
     """Numbers of steps and their rows (batch, length + 1), drawn anew in each step.
 
     What a step sees follows from its number alone, so a training that was stopped goes on as if it
@@ -258,7 +293,8 @@ def _batches(
     for number in range(start, stop):
         drawn = np.random.default_rng([recipe.seed, number])
         first = drawn.integers(0, len(stream) - length, recipe.batch)
-        yield number, stream[first[:, None] + np.arange(length + 1)]
+        # Bound now: the next step draws others.
+        yield number, lambda part, f=first: stream[f[part][:, None] + np.arange(length + 1)]
 
 
 def _decayed(params: Any) -> Any:

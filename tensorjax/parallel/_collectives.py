@@ -87,12 +87,12 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
     return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
 
 
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Sum over the last axis of x and the first one of w."""
-    return jnp.tensordot(x, w, axes=1)
+def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
+    """Sum over the last axis of x and the first one of w, added up in ``dtype`` and of it."""
+    return jnp.tensordot(x, w, axes=1, preferred_element_type=dtype)
 
 
-def ring_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
+def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
     """`product` of the blocks of x that all devices hold, joined, with w: one block at a time.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
@@ -102,14 +102,15 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
       x: (…, block), this device's block of the last axis.
       w: (blocks × block, …), all rows.
       axes: of the mesh.
+      dtype: of the result; that of x and w if None.
     """
     if not axes:
-        return product(x, w)
+        return product(x, w, dtype)
     blocks, rows = size(axes), x.shape[-1]
     y = None
     for step in range(blocks):
         place = (index(axes) + step) % blocks
-        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * rows, rows))
+        part = product(x, jax.lax.dynamic_slice_in_dim(w, place * rows, rows), dtype)
         y = part if y is None else y + part
         if step + 1 < blocks:
             x = jax.lax.ppermute(x, axes, [(i, (i - 1) % blocks) for i in range(blocks)])

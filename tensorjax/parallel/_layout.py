@@ -8,33 +8,22 @@ Deep Learning Models" (Optimus), arXiv 2104.05343 (2D, SUMMA); B. Wang et al., "
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
 
 from tensorjax import linalg
 from tensorjax.parallel import _collectives as collectives
-from tensorjax.parallel._collectives import Axes
+from tensorjax.parallel import _trains
+from tensorjax.parallel._placing import Placing
 
 __all__ = ["Layout"]
 
-Rule = str | tuple[str, ...] | None
-
-_WIDE = ("mlp", "heads", "vocab")
-_WHOLE = ("layer", "qkv", "position")  # no rule: every device holds all of these axes
-_KEYS = ("batch", "length", "features", "embed", *_WIDE)
-
-
-def _axes(rule: Rule) -> Axes:
-    return () if rule is None else (rule,) if isinstance(rule, str) else tuple(rule)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
+class Layout(Placing):
     """Where arrays lie on a mesh, and the operations of a transformer on their local blocks.
 
     A model is written once, on local blocks, and calls a layout for all that needs another
@@ -80,205 +69,6 @@ class Layout:
       >>> layout.local("heads", 12)
       12
     """
-
-    name: str
-    mesh: Mesh | None = None
-    rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
-    rows: str = "scatter"
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks the rules."""
-        there = () if self.mesh is None else self.mesh.axis_names
-        for key, rule in self.rules.items():
-            if key not in _KEYS:
-                raise ValueError(f"rules: expected keys among {', '.join(_KEYS)}, got {key!r}")
-            strange = [axis for axis in _axes(rule) if axis not in there]
-            if strange:
-                raise ValueError(
-                    f"rules: expected axes of the mesh, {there}, got {strange[0]!r} for {key!r}"
-                )
-        if len({self._of(key) for key in _WIDE}) > 1:
-            got = {key: self.rules.get(key) for key in _WIDE}
-            raise ValueError(f"rules: expected mlp, heads and vocab on the same axes, got {got}")
-        for key in ("length", "features"):
-            if self._of(key) not in ((), self.wide):
-                raise ValueError(
-                    f"rules: expected {key} on no axis or on those of mlp, {self.wide}, "
-                    f"got {self._of(key)}"
-                )
-        if self.length and self.features:
-            raise ValueError("rules: expected length or features on mesh axes, got both")
-        if not set(self.stored) <= set(self.batch):
-            raise ValueError(
-                f"rules: expected embed on axes that split the batch, {self.batch}, got "
-                f"{self.stored}; a weight is gathered over them, which pays off only where the "
-                "devices along them work on different tokens"
-            )
-        if set(self.batch) & set(self.wide):
-            raise ValueError(
-                f"rules: expected batch and mlp on different axes, got {self.batch}, {self.wide}"
-            )
-        if self.rows not in ("gather", "scatter"):
-            raise ValueError(f"rows: expected 'gather' or 'scatter', got {self.rows!r}")
-        if self.rows == "gather" and self.wide != self.features:
-            raise ValueError("rows: expected 'scatter' where features are not split, got 'gather'")
-
-    def _of(self, key: str) -> Axes:
-        return _axes(self.rules.get(key))
-
-    @property
-    def batch(self) -> Axes:
-        """Mesh axes of the batch."""
-        return self._of("batch")
-
-    @property
-    def length(self) -> Axes:
-        """Mesh axes of the length between linear layers."""
-        return self._of("length")
-
-    @property
-    def features(self) -> Axes:
-        """Mesh axes of the features between linear layers."""
-        return self._of("features")
-
-    @property
-    def wide(self) -> Axes:
-        """Mesh axes of the wide side of weights."""
-        return self._of("mlp")
-
-    @property
-    def stored(self) -> Axes:
-        """Mesh axes over which weights are gathered."""
-        return self._of("embed")
-
-    @property
-    def vector(self) -> Axes:
-        """Mesh axes of vectors over the features."""
-        return (*self.wide, *self.stored)
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return 1 if self.mesh is None else self.mesh.size
-
-    def ways(self, axes: Axes) -> int:
-        """Number of blocks that an array is cut into along mesh axes."""
-        return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
-
-    # Where things lie.
-
-    def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Where a parameter lies, from the meaning of its axes.
-
-        Args:
-          axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
-            "layer", "qkv", or None for an axis without a meaning. Weights are ("embed", …, "mlp")
-            for `column`, ("mlp", "embed") for `row`, ("vocab", "embed") for `embed`.
-
-        Raises:
-          ValueError: an unknown name.
-        """
-        known = (*_KEYS[3:], *_WHOLE, None)
-        for axis in axes:
-            if axis not in known:
-                raise ValueError(f"axes: expected names among {known}, got {axis!r} in {axes}")
-        split = [axis for axis in axes if axis not in (*_WHOLE, None)]
-        if len(split) == 1:
-            places = [self.vector]
-        elif self.rows == "gather" and split[0] != "vocab":
-            places = [self.stored, self.wide]
-        else:
-            places = [self.stored if axis == "embed" else self.wide for axis in split]
-        where = iter(places)
-        return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
-
-    def data_spec(self, *axes: str) -> PartitionSpec:
-        """Where data lie: tokens (batch, length), or other arrays by the names of their axes.
-
-        Args:
-          axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
-            ("batch", "length") by default. The length of data is never split.
-        """
-        names = axes or ("batch", "length")
-        split = ("batch", *_WIDE)
-        return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
-
-    def x_spec(self) -> PartitionSpec:
-        """Where x (batch, length, embed) lies between linear layers."""
-        return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
-
-    def padded(self, axis: str, size: int) -> int:
-        """Global size that an axis needs: "vocab" is padded to equal blocks, others have to fit.
-
-        Args:
-          axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
-          size: number of words, of heads (not of their features), …
-
-        Raises:
-          ValueError: an axis, other than "vocab", that does not split into equal blocks.
-        """
-        blocks = {
-            "embed": self.ways(self.vector),
-            "mlp": self.ways(self.vector),
-            "heads": self.ways(self.wide),
-            "vocab": self.ways(self.wide),
-            "batch": self.ways(self.batch),
-            "length": self.ways(self.length),
-        }.get(axis, 1)
-        if axis == "vocab":
-            return -(-size // blocks) * blocks
-        if size % blocks:
-            down = size // blocks * blocks
-            near = f"{down} or {down + blocks}" if down else f"{blocks}"
-            raise ValueError(
-                f"{axis}: expected a multiple of {blocks} for layout {self.name!r} on a mesh of "
-                f"{self._shape()}, got {size}; take {near}, or a mesh whose sizes divide {size}"
-            )
-        return size
-
-    def local(self, axis: str, size: int) -> int:
-        """Size of this device's block of an axis between linear layers, or of heads or words.
-
-        Args:
-          axis: as for `padded`.
-          size: global one.
-
-        Raises:
-          ValueError: an axis, other than "vocab", that does not split into equal blocks.
-        """
-        return self.padded(axis, size) // {
-            "embed": self.ways(self.features),
-            "mlp": self.ways(self.wide),
-            "heads": self.ways(self.wide),
-            "vocab": self.ways(self.wide),
-            "batch": self.ways(self.batch),
-            "length": self.ways(self.length),
-        }.get(axis, 1)
-
-    def _shape(self) -> str:
-        shape = {} if self.mesh is None else dict(self.mesh.shape)
-        return " × ".join(f"{axis}={n}" for axis, n in shape.items()) or "one device"
-
-    def over(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        """The function on local blocks as a function of global arrays (`jax.shard_map`)."""
-        if self.mesh is None:
-            return function
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
-        )
-
-    def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
-        """A random key for an array such as ``like``: another one where the array is another.
-
-        Devices that hold the same block draw the same numbers, those with other blocks others. The
-        draw depends on the mesh.
-        """
-        varying = collectives.varying(like)
-        axes = () if self.mesh is None else tuple(a for a in self.mesh.axis_names if a in varying)
-        return jax.random.fold_in(key, collectives.index(axes)) if axes else key
-
-    # Operations on local blocks.
 
     def embed(self, table: jax.Array, ids: jax.Array) -> jax.Array:
         """Rows of the token table.
@@ -360,8 +150,11 @@ class Layout:
         Args:
           x: (batch, length, embed), as it lies between linear layers.
           w: block of ("embed", …, "mlp" or "heads"); axes between are not split. Or a layer, such
-            as those of `tensorjax.nn`, whose parameters are the same on all devices: the length is
-            then split over the devices that would split ``w``, and each applies it to its tokens.
+            as those of `tensorjax.nn`, whose parameters are the same on all devices. A tensor train
+            whose leading modes split is applied by its modes where features are split: a device
+            contracts its blocks of the first mode of the input and of the output, and only T × rank
+            numbers are added up between. Any other layer gets all features of a part of the
+            length: each device applies it to its tokens.
           b: block of (…, "mlp" or "heads"), or None.
           fold: global sizes (…, wide) that the last axis of a layer's output is folded into.
 
@@ -369,6 +162,8 @@ class Layout:
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
         if callable(w):
+            if self._by_modes(w, fold):
+                return _trains.product(w, x, self.features, fold)
             y = w(self._own(x))
             y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
             return collectives.exchange(y, self.wide, -1, 1)
@@ -394,6 +189,8 @@ class Layout:
           (batch, length, embed), as it lies between linear layers.
         """
         if callable(w):
+            if self._by_modes(w, ()):
+                return _trains.product(w, x, self.features, ())
             return self._shared(w(collectives.exchange(x, self.wide, 1, -1)))
         if self.rows == "gather":
             y = self._joined(x, self._stored(w, 0))
@@ -402,6 +199,10 @@ class Layout:
         else:
             y = self._reduce(collectives.product(x, self._stored(w, -1)))
         return y if b is None else y + collectives.row(self._whole(b), y.ndim)
+
+    def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
+        """Whether a layer's modes split over the devices that split the features."""
+        return bool(self.features) and _trains.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
         """All features of this device's part of the length, of x as between linear layers."""
@@ -432,10 +233,12 @@ class Layout:
           table: block of ("vocab", "embed").
 
         Returns:
-          (batch, length, vocab): this device's block of the batch and of the padded vocabulary.
-          `cross_entropy` and `gather` leave the padding out.
+          (batch, length, vocab): this device's block of the batch and of the padded vocabulary, in
+          single precision at least, whatever the dtype of x. `cross_entropy` and `gather` leave the
+          padding out.
         """
-        return self._columns(x, self._stored(table, -1).T)
+        wide = linalg.factor_dtype(x.dtype)
+        return self._columns(x, self._stored(table, -1).T, wide)
 
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
@@ -489,15 +292,15 @@ class Layout:
             return v
         return collectives.gather(v, self.wide, -1, same=not self.length)
 
-    def _columns(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
         """x w, where x lies as between linear layers and w has all rows, some of the columns."""
-        return self._joined(collectives.gather(x, self.length, 1), w)
+        return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
-    def _joined(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
         """x w, with the blocks of the last axis of x on all devices along `features`."""
         if self.overlap:
-            return collectives.ring_product(x, w, self.features)
-        return collectives.product(collectives.gather(x, self.features, -1), w)
+            return collectives.ring_product(x, w, self.features, dtype)
+        return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
         """Adds up what devices along `wide` have computed, each keeping its part of x."""
@@ -506,7 +309,3 @@ class Layout:
         if self.features:
             return collectives.scatter(y, self.features, -1)
         return collectives.total(y, self.wide)
-
-
-def _entry(axes: Axes) -> Any:
-    return None if not axes else axes[0] if len(axes) == 1 else axes

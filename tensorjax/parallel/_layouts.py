@@ -5,7 +5,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from tensorjax.parallel._layout import Layout, Rule
+from tensorjax.parallel._layout import Layout
+from tensorjax.parallel._placing import Rule
 
 __all__ = ["NAMES", "FsdpTp", "Megatron", "Single", "Summa", "layout"]
 

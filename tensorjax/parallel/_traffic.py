@@ -27,6 +27,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":(\{[^}]*\})')
 _GROUPS = re.compile(r"replica_groups=\{(\{[^}]*\})")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -240,6 +241,11 @@ def _group(line: str) -> int:
         return listed[1].count(",") + 1
     if iota := _IOTA.search(line):
         return int(iota[2])
+    if named := _NAMED.search(line):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+        # An axis, or a part of one: 'a':(before)size.
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     raise ValueError(
         f"compiled: expected replica_groups of every collective, got {line.strip()[:120]!r}"
     )

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.comera.data import _text
-from experiments.comera.data._files import Progress
-from experiments.comera.data._types import Corpus
+from experiments._texts import bpe
+from experiments._texts.types import Corpus, Progress
+from experiments.comera.data import _rows
 
 
 def corpus(
@@ -25,10 +25,10 @@ def corpus(
         facts: What is known of the texts; the numbers of tokens are added.
         progress: Told how far the encoding is.
     """
-    tokenizer = _text.byte_level(texts["train"], vocabulary)
-    encoded = {name: _text.encode(tokenizer, part, progress) for name, part in texts.items()}
+    tokenizer = bpe.byte_level(texts["train"], vocabulary)
+    encoded = {name: bpe.encode(tokenizer, part, progress) for name, part in texts.items()}
     tokens = {name: sum(map(len, part)) for name, part in encoded.items()}
-    splits = {name: _text.windows(part, length) for name, part in encoded.items()}
+    splits = {name: _rows.windows(part, length) for name, part in encoded.items()}
     return Corpus(
         **splits,
         vocabulary=tokenizer.get_vocab_size(),

@@ -2,11 +2,11 @@
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-# What is being done, how much of it is done, and how much there is of it.
-Progress = Callable[[str, int, int], None]
+from experiments._texts.types import Progress
+
 EVERY = 100_000  # lines between two reports
 
 

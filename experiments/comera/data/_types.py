@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-
-class Special(NamedTuple):
-    """The ids of the tokens that stand for no text, the first of every vocabulary."""
-
-    pad: int = 0
-    unk: int = 1
-    cls: int = 2
-    sep: int = 3
-    mask: int = 4
+from experiments._texts.types import Special
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,32 +82,6 @@ class PairTask:
     valid: Pairs
     test: Pairs
     classes: tuple[str, ...]
-    vocabulary: int
-    tokenizer: str
-    facts: Mapping[str, Any]
-
-    @property
-    def special(self) -> Special:
-        """The ids of the special tokens."""
-        return Special()
-
-
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """Text for masked-language modelling.
-
-    Attributes:
-        train: (n, length) int32, ``[CLS] text [SEP]`` and padding.
-        valid: (n', length) int32.
-        test: (n'', length) int32.
-        vocabulary: Number of tokens, the special ones included.
-        tokenizer: The trained tokenizer, as JSON that ``tokenizers`` reads.
-        facts: What a reader of the results should know.
-    """
-
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
     vocabulary: int
     tokenizer: str
     facts: Mapping[str, Any]

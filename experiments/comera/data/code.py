@@ -6,12 +6,11 @@ out. The split is by top-level package: no package, nor its tests, is in two spl
 """
 
 import platform
-from collections import Counter
 from pathlib import Path
 
-from experiments.comera.data import _cache, _corpus, _stdlib
-from experiments.comera.data._files import Progress
-from experiments.comera.data._types import Corpus
+from experiments._texts import library
+from experiments._texts.types import Corpus, Progress
+from experiments.comera.data import _cache, _corpus
 
 
 def load(
@@ -44,32 +43,17 @@ def load(
         FileNotFoundError: The folder holds no library.
         ValueError: An option is out of its range, or a split stays empty.
     """
-    folder = _stdlib.default_folder() if folder is None else folder
-    options = _stdlib.options(
+    folder = library.default_folder() if folder is None else folder
+    options = library.options(
         folder, vocabulary=vocabulary, length=length, tests=tests, held_out=held_out,
         max_files=max_files, seed=seed,
     )  # fmt: skip
 
     def build() -> Corpus:
-        found, skipped = _stdlib.sources(folder, tests=tests, limit=max_files, seed=seed)
-        sizes = Counter[str]()
-        for source in found:
-            sizes[source.package] += len(source.text)
-        assigned = _stdlib.split(sizes, held_out=held_out, seed=seed)
-        texts = {
-            name: [source.text for source in found if assigned[source.package] == name]
-            for name in _stdlib.SPLITS
-        }
-        facts = {
-            "data": "Python's standard library",
-            "python": platform.python_version(),
-            "files": {name: len(part) for name, part in texts.items()},
-            "characters": {name: sum(map(len, part)) for name, part in texts.items()},
-            "skipped_undecodable": skipped,
-            "packages": {
-                name: sorted(p for p in sizes if assigned[p] == name) for name in _stdlib.SPLITS
-            },
-        }
+        found, skipped = library.sources(folder, tests=tests, limit=max_files, seed=seed)
+        texts, facts = library.texts(found, skipped, held_out=held_out, seed=seed)
+        named = {"data": "Python's standard library", "python": platform.python_version()}
+        facts = {**named, **facts}
         return _corpus.corpus(
             texts, vocabulary=vocabulary, length=length, facts=facts, progress=progress
         )

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from experiments.comera.data import _cache, _corpus, _files, _text
-from experiments.comera.data._types import Corpus
+from experiments._texts import bpe
+from experiments._texts.types import Corpus, Progress
+from experiments.comera.data import _cache, _corpus, _files
 
 CODE = ("code", "original_string")
 PART = ("partition", "split")
@@ -18,7 +19,7 @@ def load(
     length: int = 128,
     limit: int | None = None,
     cache: Path | None = None,
-    progress: _files.Progress | None = None,
+    progress: Progress | None = None,
 ) -> Corpus:
     """Reads the functions of one file or of all ``.jsonl`` and ``.jsonl.gz`` files of a folder.
 
@@ -36,14 +37,14 @@ def load(
         FileNotFoundError: There is no such file, or none in the folder.
         ValueError: A line is malformed, a split is empty, or an option is out of its range.
     """
-    _text.checked_sizes(vocabulary, length)
+    bpe.checked_sizes(vocabulary, length)
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1 function, got {limit}")
     paths = files(path)
     options = {
         "vocabulary": vocabulary,
         "length": length,
-        "tokenizers": _text.release(),
+        "tokenizers": bpe.release(),
         "limit": limit,
         "files": _cache.stamp(paths),
     }
@@ -79,9 +80,7 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def read(
-    paths: list[Path], limit: int | None, progress: _files.Progress | None
-) -> dict[str, list[str]]:
+def read(paths: list[Path], limit: int | None, progress: Progress | None) -> dict[str, list[str]]:
     """The functions of each split, in the order of the files."""
     texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for path in paths:

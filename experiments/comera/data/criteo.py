@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments._texts.types import Progress
 from experiments.comera.data import _cache, _columns, _files
 from experiments.comera.data._types import Tabular, TabularTask
 
@@ -31,7 +32,7 @@ def load(
     limit: int | None = None,
     seed: int = 0,
     cache: Path | None = None,
-    progress: _files.Progress | None = None,
+    progress: Progress | None = None,
 ) -> TabularTask:
     """Reads ``train.txt`` or ``train.txt.gz``.
 
@@ -107,7 +108,7 @@ def _task(
 
 
 def _chunks(
-    path: Path, limit: int | None, progress: _files.Progress | None
+    path: Path, limit: int | None, progress: Progress | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Labels, transformed integers and 64-bit keys of the categories, chunk by chunk."""
     records: list[list[bytes]] = []

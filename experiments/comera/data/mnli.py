@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.comera.data import _cache, _files, _text
+from experiments._texts import bpe
+from experiments._texts.types import Progress
+from experiments.comera.data import _cache, _files, _rows
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -39,7 +41,7 @@ def load(
     limit: int | None = None,
     seed: int = 0,
     cache: Path | None = None,
-    progress: _files.Progress | None = None,
+    progress: Progress | None = None,
 ) -> PairTask:
     """Reads the pairs and encodes them by byte-level BPE, trained on the training split.
 
@@ -57,7 +59,7 @@ def load(
         FileNotFoundError: The folder or one of the files is missing.
         ValueError: A line is malformed (its number is given), or an option is out of its range.
     """
-    _text.checked_sizes(vocabulary, length)
+    bpe.checked_sizes(vocabulary, length)
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out: expected a part above 0 and below 0.5, got {held_out}")
     if limit is not None and limit < 1:
@@ -66,7 +68,7 @@ def load(
     options = {
         "vocabulary": vocabulary,
         "length": length,
-        "tokenizers": _text.release(),
+        "tokenizers": bpe.release(),
         "held_out": held_out,
         "limit": limit,
         "seed": seed,
@@ -100,7 +102,7 @@ def _prepare(
     held_out: float,
     limit: int | None,
     seed: int,
-    progress: _files.Progress | None,
+    progress: Progress | None,
 ) -> PairTask:
     parts, undecided = _parts(paths, held_out, limit, seed, progress)
     for name, part in parts.items():
@@ -110,12 +112,12 @@ def _prepare(
                 f"{name}; raise held_out or limit"
             )
     texts = (text for row in parts["train"] for text in row[:2])
-    tokenizer = _text.byte_level(texts, vocabulary, natural=True)
+    tokenizer = bpe.byte_level(texts, vocabulary, natural=True)
     splits = {}
     for name, part in parts.items():
-        a, b = (_text.encode(tokenizer, [row[k] for row in part], progress) for k in (0, 1))
+        a, b = (bpe.encode(tokenizer, [row[k] for row in part], progress) for k in (0, 1))
         labels = np.array([CLASSES.index(row[2]) for row in part], np.int32)
-        splits[name] = Pairs(*_text.frame(a, b, length), labels)
+        splits[name] = Pairs(*_rows.frame(a, b, length), labels)
     facts = {
         "data": "MNLI",
         "pairs": {name: len(part) for name, part in parts.items()},
@@ -135,7 +137,7 @@ def _parts(
     held_out: float,
     limit: int | None,
     seed: int,
-    progress: _files.Progress | None,
+    progress: Progress | None,
 ) -> tuple[dict[str, list[Row]], int]:
     """The pairs of each split, and how many were left out for want of an agreed label."""
     parts: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
@@ -153,7 +155,7 @@ def _parts(
     return parts, undecided
 
 
-def rows(path: Path, progress: _files.Progress | None = None) -> Iterator[Row]:
+def rows(path: Path, progress: Progress | None = None) -> Iterator[Row]:
     """Premise, hypothesis and label of every line; the label may be that of the undecided."""
     json_lines = path.name.removesuffix(".gz").endswith(".jsonl")
     header: list[str] = []

@@ -18,15 +18,15 @@ nothing found on it is a result on MNLI.
 import ast
 import platform
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.comera.data import _cache, _stdlib, _text
-from experiments.comera.data._files import Progress
+from experiments._texts import bpe, library
+from experiments._texts.types import Progress
+from experiments.comera.data import _cache, _rows
 from experiments.comera.data._types import Pairs, PairTask
 
 CLASSES = ("next", "previous", "other")
@@ -78,14 +78,14 @@ def load(
         FileNotFoundError: The folder holds no library.
         ValueError: An option is out of its range, or a split stays empty.
     """
-    folder = _stdlib.default_folder() if folder is None else folder
-    options = _stdlib.options(
+    folder = library.default_folder() if folder is None else folder
+    options = library.options(
         folder, vocabulary=vocabulary, length=length, tests=tests, held_out=held_out,
         max_files=max_files, seed=seed,
     )  # fmt: skip
 
     def build() -> PairTask:
-        found, _ = _stdlib.sources(folder, tests=tests, limit=max_files, seed=seed)
+        found, _ = library.sources(folder, tests=tests, limit=max_files, seed=seed)
         halves = functions(found, progress)
         return _task(halves, vocabulary, length, held_out, seed, progress)
 
@@ -101,33 +101,27 @@ def _task(
     progress: Progress | None,
 ) -> PairTask:
     """Splits the functions by package, trains the tokenizer, and arranges the pairs."""
-    sizes = Counter(half.package for half in halves)
-    assigned = _stdlib.split(sizes, held_out=held_out, seed=seed)
-    parts = {
-        name: [half for half in halves if assigned[half.package] == name] for name in _stdlib.SPLITS
-    }
-    tokenizer = _text.byte_level(
+    parts, packages = library.parted(halves, lambda half: 1, held_out=held_out, seed=seed)
+    tokenizer = bpe.byte_level(
         (text for half in parts["train"] for text in (half.first, half.second)), vocabulary
     )
     splits = {}
     for at, (name, part) in enumerate(parts.items()):
-        firsts = _text.encode(tokenizer, [half.first for half in part], progress)
-        seconds = _text.encode(tokenizer, [half.second for half in part], progress)
-        packages = np.array([half.package for half in part])
+        firsts = bpe.encode(tokenizer, [half.first for half in part], progress)
+        seconds = bpe.encode(tokenizer, [half.second for half in part], progress)
+        owners = np.array([half.package for half in part])
         rng = np.random.default_rng((seed, at))
-        splits[name] = arrange(firsts, seconds, packages, length, rng)
+        splits[name] = arrange(firsts, seconds, owners, length, rng)
         if not len(splits[name].labels):
             raise ValueError(
                 f"pairs: expected functions of two packages in each split, got those of "
-                f"{packages[0]} alone for {name}; allow more files"
+                f"{owners[0]} alone for {name}; allow more files"
             )
     facts = {
         "data": "stand-in for MNLI built from Python's standard library",
         "python": platform.python_version(),
         "pairs": {name: len(part.labels) for name, part in splits.items()},
-        "packages": {
-            name: sorted(p for p in sizes if assigned[p] == name) for name in _stdlib.SPLITS
-        },
+        "packages": packages,
     }
     return PairTask(
         **splits,
@@ -138,7 +132,7 @@ def _task(
     )
 
 
-def functions(found: Sequence[_stdlib.Source], progress: Progress | None = None) -> list[Halves]:
+def functions(found: Sequence[library.Source], progress: Progress | None = None) -> list[Halves]:
     """The halves of all functions that are long enough; of equal halves the first stays."""
     halves, seen = [], set()
     for number, source in enumerate(found, 1):
@@ -215,7 +209,7 @@ def arrange(
     a = [firsts[i] for i in have.tolist()]
     b = [seconds[i] for i in have.tolist()]
     other = [seconds[i] for i in partner[have].tolist()]
-    tokens, segments = _text.frame([*a, *b, *a], [*b, *a, *other], length)
+    tokens, segments = _rows.frame([*a, *b, *a], [*b, *a, *other], length)
     labels = np.repeat(np.arange(len(CLASSES), dtype=np.int32), len(have))
     order = rng.permutation(len(labels))
     return Pairs(tokens[order], segments[order], labels[order])

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import _check
 from tensorjax.models.gpt2._blocks import attend
@@ -28,8 +29,11 @@ def generate(
 
     The prompts go through the model once; every further token costs one position, which attends to
     the keys and values kept of those before it. One program is compiled for each batch size,
-    longest prompt and count. The model is computed where its parameters lie whole, without a
-    layout.
+    longest prompt and count.
+
+    Parameters that are split over a mesh (`tensorjax.parallel.shard`) stay split: XLA partitions
+    the program after them, and all devices get the tokens. Where several processes share the mesh,
+    all of them have to call this, with the same arguments.
 
     Args:
       model: whose parameters are concrete.
@@ -78,10 +82,10 @@ def generate(
     tokens = np.zeros((len(rows), longest), np.int32)
     for line, row in zip(tokens, rows, strict=True):
         line[: len(row)] = row
-    lengths = jnp.array([len(row) for row in rows], jnp.int32)
+    lengths = np.array([len(row) for row in rows], np.int32)
     drawn, finite = _generated(
-        graph, params, jnp.asarray(tokens), lengths, jnp.float32(temperature), key,
-        count=count, greedy=temperature == 0, top_k=top_k,
+        graph, params, tokens, lengths, np.float32(temperature), key,
+        count=count, greedy=temperature == 0, top_k=top_k, everywhere=_everywhere(params),
     )  # fmt: skip
     if not finite:
         raise FloatingPointError(
@@ -112,6 +116,15 @@ def _rows(prompts: Any, vocabulary: int) -> list[np.ndarray]:
     return rows
 
 
+def _everywhere(params: Any) -> NamedSharding | None:
+    """All of an array on every device of the mesh that parameters lie on, if they lie on one."""
+    for leaf in jax.tree.leaves(params):
+        where = getattr(leaf, "sharding", None)
+        if isinstance(where, NamedSharding):
+            return NamedSharding(where.mesh, PartitionSpec())
+    return None
+
+
 class _Carry(NamedTuple):
     """What a step of the generation begins with."""
 
@@ -121,7 +134,7 @@ class _Carry(NamedTuple):
     finite: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "count", "greedy", "top_k"))
+@functools.partial(jax.jit, static_argnames=("graph", "count", "greedy", "top_k", "everywhere"))
 def _generated(
     graph: Any,
     params: Any,
@@ -133,6 +146,7 @@ def _generated(
     count: int,
     greedy: bool,
     top_k: int | None,
+    everywhere: NamedSharding | None,
 ) -> tuple[jax.Array, jax.Array]:
     model = nnx.merge(graph, params)
 
@@ -160,7 +174,8 @@ def _generated(
     first = choose(logits, keys[0])
     carry = _Carry(first, lengths, cache, jnp.isfinite(logits).all())
     carry, rest = jax.lax.scan(step, carry, keys[1:])
-    return jnp.concatenate([first[:, None], rest.T], 1), carry.finite
+    found = jnp.concatenate([first[:, None], rest.T], 1), carry.finite
+    return found if everywhere is None else jax.lax.with_sharding_constraint(found, everywhere)
 
 
 def _prefilled(

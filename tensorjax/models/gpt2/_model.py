@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from tensorjax import linalg, nn
+from tensorjax import nn
 from tensorjax.models._spec import Spec, check_ids, check_spec
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, attend
 from tensorjax.models.gpt2._config import GPT2Config
@@ -72,7 +72,7 @@ class GPT2(nnx.Module):
     Example:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
-      >>> from tensorjax import linalg, nn
+      >>> from tensorjax import nn
       >>> from tensorjax.models.gpt2 import GPT2, GPT2Config
       >>> model = GPT2(GPT2Config.tiny(), linear=nn.TT(rank=4), rngs=nnx.Rngs(0))
       >>> tokens = jnp.array([[3, 1, 4, 1, 5]])
@@ -133,8 +133,7 @@ class GPT2(nnx.Module):
         """
         layout = Single() if layout is None else layout
         logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self._table())
-        logits = layout.gather(logits, self.config.vocabulary)
-        return logits.astype(linalg.factor_dtype(logits.dtype))
+        return layout.gather(logits, self.config.vocabulary)
 
     def loss(
         self,
@@ -221,7 +220,8 @@ class GPT2(nnx.Module):
         Returns:
           A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of
           the names "vocab", "position", "embed", "heads", "mlp", "qkv", "layer" and None. The
-          cores of tensorised layers have no names: they are small, and lie on all devices.
+          cores of tensorised layers have no names: they are small, and lie on all devices, which
+          share tokens or the layers' modes among them (`Layout.column`).
 
         Example:
           >>> from flax import nnx

@@ -4,12 +4,13 @@ import hashlib
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from experiments.comera.data import _text
+from experiments._texts import bpe
 
 # Tables that a program wrote, not code that somebody did.
 GENERATED = frozenset({"encodings", "pydoc_data"})
@@ -32,6 +33,18 @@ class Source:
     text: str
 
 
+class OfPackage(Protocol):
+    """What belongs to a package."""
+
+    @property
+    def package(self) -> str:
+        """Its name."""
+        ...
+
+
+T = TypeVar("T", bound=OfPackage)
+
+
 def default_folder() -> Path:
     """The folder of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
@@ -52,7 +65,7 @@ def options(
     Raises:
         ValueError: One of them is out of its range.
     """
-    _text.checked_sizes(vocabulary, length)
+    bpe.checked_sizes(vocabulary, length)
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out: expected a part above 0 and below 0.5, got {held_out}")
     if max_files is not None and max_files < 10:
@@ -60,7 +73,7 @@ def options(
     return {
         "vocabulary": vocabulary,
         "length": length,
-        "tokenizers": _text.release(),
+        "tokenizers": bpe.release(),
         "tests": tests,
         "held_out": held_out,
         "max_files": max_files,
@@ -170,6 +183,48 @@ def split(sizes: Mapping[str, int], *, held_out: float, seed: int) -> dict[str, 
                 f"{len(sizes)}; allow more files"
             )
     return assigned
+
+
+def parted(
+    found: Sequence[T], size: Callable[[T], int], *, held_out: float, seed: int
+) -> tuple[dict[str, list[T]], dict[str, list[str]]]:
+    """What is in each split, and the names of the packages in each: see `split`.
+
+    Args:
+        found: Files, or parts of files.
+        size: Of one of them, in any unit.
+        held_out: As for `split`.
+        seed: As for `split`.
+    """
+    sizes = Counter[str]()
+    for one in found:
+        sizes[one.package] += size(one)
+    assigned = split(sizes, held_out=held_out, seed=seed)
+    parts = {name: [one for one in found if assigned[one.package] == name] for name in SPLITS}
+    packages = {name: sorted(p for p in sizes if assigned[p] == name) for name in SPLITS}
+    return parts, packages
+
+
+def texts(
+    found: Sequence[Source], skipped: int, *, held_out: float, seed: int
+) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """The texts of each split, and what there is to know about them.
+
+    Args:
+        found: Files, as `sources` returns them.
+        skipped: How many more could not be read.
+        held_out: As for `split`.
+        seed: As for `split`.
+    """
+    parts, packages = parted(found, lambda source: len(source.text), held_out=held_out, seed=seed)
+    inside = {name: [source.text for source in part] for name, part in parts.items()}
+    facts = {
+        "files": {name: len(part) for name, part in inside.items()},
+        "characters": {name: sum(map(len, part)) for name, part in inside.items()},
+        "skipped_undecodable": skipped,
+        "packages": packages,
+    }
+    return inside, facts
 
 
 def rank(seed: int, name: str) -> bytes:

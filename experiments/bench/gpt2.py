@@ -1,0 +1,235 @@
+"""Times a training step of our GPT-2 beside a plain Flax one and nanoGPT's, on one device.
+
+Source: none; our own measurement. Run it on a quiet machine::
+
+    python -m experiments run bench/gpt2
+
+All start from the same weights, see the same tokens and run in one process, by turns, warm: loss,
+gradient and an update of AdamW. The loss after the same number of steps is compared. README.md in
+this folder says what is measured and how.
+"""
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments import Run
+from experiments.bench import _decoders, _timing
+from tensorjax.models.gpt2 import GPT2, GPT2Config
+
+# Layers that a step of our loop takes at once, as in the experiment `gpt2`.
+UNROLL = 3
+# Ours is to take no longer than the plain Flax implementation.
+_GOAL = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of a step.
+
+    Attributes:
+        name: How the tables call it.
+        config: Of the model.
+        batch: Sequences.
+    """
+
+    name: str
+    config: GPT2Config
+    batch: int
+
+
+_TINY = GPT2Config.tiny(vocabulary=120, length=16)
+_SMALL = GPT2Config.small(length=256, dropout=0.0)
+CASES = (
+    Case("3 × 96", GPT2Config(vocabulary=1024, length=128, layers=3, heads=3, features=96,
+                              dropout=0.0), 16),
+    Case("6 × 384", GPT2Config(vocabulary=8192, length=256, layers=6, heads=6, features=384,
+                               dropout=0.0), 4),
+    Case("124M", _SMALL, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the benchmark."""
+
+    repeats: int = 9
+    """Turns of every competitor; long calls get fewer."""
+
+    cases: tuple[str, ...] = tuple(case.name for case in CASES)
+    """Sizes to run."""
+
+    small: bool = False
+    """Use a size that takes seconds: for trying out, the times mean nothing."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        known = [case.name for case in CASES]
+        for name in self.cases:
+            if name not in known:
+                raise ValueError(f"cases: expected names among {', '.join(known)}, got {name!r}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(repeats=2, small=True)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures all sizes and writes the table, and the ratios beside the goal."""
+    gpu = jax.default_backend() == "gpu"
+    dtype = jnp.bfloat16 if gpu else jnp.float32
+    cases = [case for case in CASES if case.name in config.cases]
+    if config.small:
+        cases = [Case("tiny", _TINY, 2)]
+    elif gpu:
+        cases = [Case("124M", GPT2Config.small(dropout=0.0), 8)]
+    rows, ratios = [], []
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        for case in run.progress(cases, "sizes"):
+            found = measure(case, dtype, config.repeats)
+            rows += found
+            ratios.append(verdict(case, found))
+    if not gpu:
+        note = "not run: no GPU at hand"
+        rows.append({"size": "124M, bfloat16", "library": "all", "variant": "on a GPU",
+                     "note": note})  # fmt: skip
+    run.table("steps", rows, key=["size", "library", "variant"], caption=STEPS)
+    run.table("ratios", ratios, key=["size"], caption=RATIOS)
+    for row in ratios:
+        run.metric(f"flax / ours, {row['size']}", row["flax"])
+        run.metric(f"flax / ours, {row['size']}, CPU time", row["flax, CPU time"])
+        run.metric(f"nanoGPT / ours, {row['size']}", row["nanoGPT"])
+
+
+class Training:
+    """One way to write the model, with its state."""
+
+    def __init__(self, case: Case, loss: Callable[..., jax.Array], params: Any) -> None:
+        self.optimizer = optax.adamw(3e-4, b2=0.95, weight_decay=0.1)
+        rng = np.random.default_rng(0)
+        drawn = rng.integers(
+            0, case.config.vocabulary, (case.batch, case.config.length + 1), np.int32
+        )
+        self.data = jnp.asarray(drawn[:, :-1]), jnp.asarray(drawn[:, 1:])
+        self.loss = loss
+        leaves, self.tree = jax.tree.flatten(params)  # no container of a framework is timed
+        leaves = [jnp.array(leaf) for leaf in leaves]
+        self.state = leaves, self.optimizer.init(leaves)
+        self.losses: list[float] = []
+        self.processor: list[float] = []  # seconds that all cores worked, for every step
+        self.program = jax.jit(self.step, donate_argnums=(0, 1))
+
+    def step(self, leaves: Any, state: Any, tokens: jax.Array, targets: jax.Array) -> Any:
+        """One step of AdamW, and the loss before it."""
+
+        def loss(leaves: Any) -> jax.Array:
+            return self.loss(jax.tree.unflatten(self.tree, leaves), tokens, targets)
+
+        value, gradient = jax.value_and_grad(loss)(leaves)
+        updates, state = self.optimizer.update(gradient, state, leaves)
+        return optax.apply_updates(leaves, updates), state, value
+
+    def __call__(self) -> None:
+        start = time.process_time()
+        *self.state, value = jax.block_until_ready(self.program(*self.state, *self.data))
+        self.processor.append(time.process_time() - start)
+        self.losses.append(float(value))
+
+
+def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Training]:
+    """All ways to write the model, ours first."""
+    model = GPT2(case.config, dtype=dtype, rngs=nnx.Rngs(0))
+    out = {}
+    for variant, unroll in (("", UNROLL), ("one layer at a time", 1)):
+        config = replace(case.config, unroll=unroll)
+        graph, params = nnx.split(
+            nnx.eval_shape(lambda c=config: GPT2(c, dtype=dtype, rngs=nnx.Rngs(0)))
+        )
+        params = jax.tree.map(lambda _, x: x, params, nnx.split(model)[1])
+        out["tensorjax", variant] = Training(case, functools.partial(_ours, graph), params)
+    graph, params = _decoders.flax_params(model, dtype)
+    out["flax", ""] = Training(case, functools.partial(_flax, graph), params)
+    nano = functools.partial(_decoders.nano_loss, config=case.config, dtype=dtype)
+    out["nanoGPT", ""] = Training(case, nano, _decoders.plain(model))
+    return out
+
+
+def _ours(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    total, count = nnx.merge(graph, params).loss(tokens, targets)
+    return total / count
+
+
+def _flax(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    return _decoders.cross_entropy(nnx.merge(graph, params)(tokens), targets)
+
+
+def measure(case: Case, dtype: Any, repeats: int) -> list[dict[str, Any]]:
+    """One row for every way, timed by turns."""
+    trainings = ways(case, dtype)
+    timings = []
+    for (library, variant), training in trainings.items():
+        timing, _ = _timing.first_call(_timing.Lane(library, variant, training))
+        if timing.failure:
+            raise RuntimeError(f"{case.name}, {library}: {timing.failure}")
+        training()  # so that all have two losses, however often they are timed
+        timings.append(timing)
+    _timing.interleave(timings, repeats)
+    first = trainings["tensorjax", ""].losses
+    tokens = case.batch * case.config.length
+    rows = []
+    for timing, training in zip(timings, trainings.values(), strict=True):
+        rows.append(
+            {
+                "size": case.name,
+                "library": timing.lane.library,
+                "variant": timing.lane.variant,
+                "ms": 1e3 * timing.median,
+                # Without what another program on the same cores takes; the first one compiles.
+                "CPU ms": 1e3 * statistics.median(training.processor[1:]),
+                "tokens/s": tokens / timing.median,
+                "first call s": timing.first,
+                "loss error": max(
+                    abs(a / b - 1) for a, b in zip(training.losses[:2], first[:2], strict=True)
+                ),
+                "note": f"{case.batch} × {case.config.length} tokens, {jnp.dtype(dtype).name}",
+            }
+        )
+    gc.collect()
+    return rows
+
+
+def verdict(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The others' times over ours as the experiment `gpt2` trains it."""
+    by_default = ("tensorjax", "")
+    others = {
+        ("flax", ""): "flax",
+        ("nanoGPT", ""): "nanoGPT",
+        ("tensorjax", "one layer at a time"): "one layer at a time",
+    }
+    row: dict[str, Any] = {"size": case.name}
+    for clock, suffix in (("ms", ""), ("CPU ms", ", CPU time")):
+        ms = {(row["library"], row["variant"]): row[clock] for row in rows}
+        row |= {name + suffix: ms[way] / ms[by_default] for way, name in others.items()}
+    return {**row, "goal": _GOAL, "met": row["flax"] >= _GOAL}
+
+
+STEPS = (
+    "One training step (loss, gradient, AdamW), warm medians by turns; loss error: of the first "
+    "two steps, relative to ours; CPU ms: of all cores, which other programs disturb less"
+)
+RATIOS = "Times of the others over ours; the goal is for plain Flax"
