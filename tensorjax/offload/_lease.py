@@ -14,7 +14,8 @@ class Lease:
     """One tensor in staging memory.
 
     The memory is used again after the release: copy what has to live longer. `jax.device_put` may
-    alias the array on a CPU; pass it ``may_alias=False``, or copy, before the release.
+    alias the array on a CPU, even with ``may_alias=False`` (seen with jax 0.10.1): copy it by
+    ``jax.numpy.array(…, copy=True)``.
 
     Attributes:
         name: Of the tensor.
