@@ -69,7 +69,7 @@ def run_named(
     Args:
         name: An experiment of ``list``, or ``all``.
         quick: Use the small configuration that takes seconds to a minute.
-        jobs: With ``all``, how many run at a time; benchmarks always run alone.
+        jobs: With ``all``, how many run at a time; benchmarks run alone, unless quick.
         results: Folder to write results to.
     """
     if jobs < 1:
@@ -83,7 +83,8 @@ def run_named(
 def run_all(options: list[str], jobs: int) -> int:
     """Runs every experiment in its own process: flags, caches and memory stay its own."""
     found = discover().values()
-    together = [e.name for e in found if jobs > 1 and not e.alone]
+    quick = "--quick" in options  # whose times are not worth comparing
+    together = [e.name for e in found if jobs > 1 and (quick or not e.alone)]
     apart = [e.name for e in found if e.name not in together]
     failed = []
     pool = ThreadPoolExecutor(jobs)

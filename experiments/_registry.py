@@ -21,7 +21,8 @@ class Experiment:
         quick: Approximate duration of a quick run on two CPU cores, such as ``"20 s"``.
         extra: The extra of ``pyproject.toml`` that brings the packages it needs.
         packages: Distributions whose versions are recorded besides the usual ones.
-        alone: Whether it compares times, so that ``run all`` runs nothing else beside it.
+        alone: Whether it compares times, so that ``run all`` runs nothing else beside it, unless
+            quick.
     """
 
     name: str

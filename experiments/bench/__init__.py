@@ -50,6 +50,7 @@ EXPERIMENTS = (
         quick="10 s",
         extra="offload",
         packages=("orbax-checkpoint", "safetensors", "tensorstore", "xxhash"),
+        alone=True,
     ),
     Experiment(
         name="bench/gpt2",
@@ -59,5 +60,6 @@ EXPERIMENTS = (
         quick="15 s",
         extra="nn",
         packages=("flax", "optax"),
+        alone=True,
     ),
 )

@@ -26,6 +26,7 @@ class Budget:
         evaluations: How many there are in a training, evenly spaced.
         early: Share of the steps after which the late stage begins.
         checkpoint_seconds: Between two checkpoints of a training.
+        hasty: Compile for short trainings.
     """
 
     methods: tuple[Method, ...]
@@ -35,6 +36,7 @@ class Budget:
     evaluations: int
     early: float
     checkpoint_seconds: float
+    hasty: bool = False
 
     def stops(self, steps: int) -> tuple[int, ...]:
         """After which steps a training is evaluated; the end of the early stage among them."""
@@ -159,8 +161,9 @@ class Comparison:
                 self.task, method, self.options, switch=switch, fraction=fraction
             )
             programs, begin = training.prepare(
-                self.task, found.build, found.optimizer, self.options.threshold
-            )
+                self.task, found.build, found.optimizer, self.options.threshold,
+                hasty=self.budget.hasty,
+            )  # fmt: skip
             self._prepared[known] = (found, programs, begin)
         return self._prepared[known]
 
@@ -168,6 +171,7 @@ class Comparison:
         return {
             **self.task.settings(), "options": self.options.settings(), "method": method,
             "seed": seed, "rate": rate, "stops": plan.stops, "shrinks": plan.shrinks,
+            "hasty": self.budget.hasty,
         }  # fmt: skip
 
     def _kept(

@@ -97,7 +97,7 @@ class Config:
         return Budget(
             methods=self.methods, seeds=self.seeds, rates=self.rates, targets=self.targets,
             evaluations=self.evaluations, early=self.early,
-            checkpoint_seconds=self.checkpoint_seconds,
+            checkpoint_seconds=self.checkpoint_seconds, hasty=self.scale == "tiny",
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._compiling import compiler_options
 from experiments.comera import checkpoint
 from experiments.comera.tasks import Arrays, Task
 from tensorjax import optim
@@ -54,6 +55,7 @@ class Programs:
         task: What is learnt.
         update: Of the optimiser.
         threshold: Gates at or below it count as pruned.
+        hasty: Compile for short trainings.
         compiled: Step programs by the shapes they are for.
     """
 
@@ -62,6 +64,7 @@ class Programs:
     threshold: float
     train_graph: Any
     eval_graph: Any
+    hasty: bool = False
     compiled: dict[Any, Any] = field(default_factory=dict)
     forward: Any = None
 
@@ -76,7 +79,8 @@ class Programs:
         seconds = 0.0
         if shapes not in self.compiled:
             start = time.perf_counter()
-            program = jax.jit(self._chunk, donate_argnums=0).lower(*arguments).compile()
+            lowered = jax.jit(self._chunk, donate_argnums=0).lower(*arguments)
+            program = lowered.compile(compiler_options(self.hasty))
             self.compiled[shapes], seconds = program, time.perf_counter() - start
         state, losses = self.compiled[shapes](*arguments)
         return state, losses, seconds
@@ -124,7 +128,8 @@ class Programs:
             self.forward = jax.jit(
                 lambda params, rest, batch: self.task.outputs(
                     nnx.merge(self.eval_graph, params, rest), batch
-                )
+                ),
+                compiler_options=compiler_options(self.hasty),
             )
         return self.forward(params, rest, batch)
 
@@ -134,6 +139,8 @@ def prepare(
     build: Callable[[nnx.Rngs], nnx.Module],
     optimizer: Callable[[float], Any],
     threshold: float,
+    *,
+    hasty: bool = False,
 ) -> tuple[Programs, Callable[..., State]]:
     """The programs of a method, and a function from (seed, rate) to the state to begin with.
 
@@ -161,7 +168,7 @@ def prepare(
     model.eval()
     eval_graph = nnx.split(model, nnx.Param, ...)[0]
     update = optax.with_extra_args_support(optimizer(0.0)).update
-    return Programs(task, update, threshold, train_graph, eval_graph), begin
+    return Programs(task, update, threshold, train_graph, eval_graph, hasty), begin
 
 
 def train(

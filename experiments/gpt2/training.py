@@ -15,13 +15,11 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments._compiling import compiler_options
 from experiments.gpt2 import processes
 from experiments.gpt2.checkpoints import Checkpoints
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
-
-# For programs that run for seconds: on CPUs they compile in half the time, and run nearly as fast.
-_HASTY = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
 
 Record = dict[str, Any]
 Rows = Callable[[slice], np.ndarray]
@@ -106,7 +104,7 @@ class Programs:
         self.key = jax.random.key(recipe.seed, impl="unsafe_rbg")
         jit = functools.partial(
             jax.jit,
-            compiler_options=_HASTY if hasty and jax.default_backend() == "cpu" else None,
+            compiler_options=compiler_options(hasty),
         )
         self._begin = jit(begin, out_shardings=where)
         self._step = jit(self._stepped, donate_argnums=(0, 1), out_shardings=_with(where, P()))
