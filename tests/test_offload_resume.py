@@ -1,6 +1,7 @@
 """The committed state is the checkpoint: what goes on from it, and what others can read of it."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -69,7 +70,13 @@ def test_a_store_of_another_training_is_refused(tmp_path: Path) -> None:
 def run(folder: Path, schedule: str, in_memory: str = "block1") -> subprocess.Popen[str]:
     path = Path(__file__).with_name("offload_process.py")
     command = [sys.executable, str(path), str(folder), "18", schedule, in_memory]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Compiled once for all processes of a test: most of their time went there.
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **cache})
 
 
 def follow(process: subprocess.Popen[str], stop: tuple[int, float] | None) -> dict[int, str]:
