@@ -1,9 +1,11 @@
-"""Builds the io_uring extension where a compiler and the headers of liburing are; else goes on.
+"""Builds what is written in C and C++, where a compiler and the headers are; else goes on without.
 
-Called by hatchling on every install; by hand, to build it in place: ``python hatch_build.py``.
+Called by hatchling on every install; by hand, to build in place: ``python hatch_build.py``.
 """
 
+import importlib.util
 import os
+import runpy
 import shlex
 import subprocess
 import sysconfig
@@ -15,24 +17,47 @@ try:
 except ImportError:  # called by hand
     BuildHookInterface = object
 
-SOURCE = Path("tensorjax/offload/_backends/_uring_c.c")
+URING = Path("tensorjax/offload/_backends/_uring_c.c")
+SWEEPS = Path("tensorjax/_native/call.cc")
 
 
-def build(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
-    """Compiles the extension: its path, or None and why there is none.
+def build_uring(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
+    """Compiles the io_uring extension: its path, or None and why there is none.
 
     Args:
         root: Of the source tree.
         target: Folder for the extension; by default that of its source.
     """
-    source = root / SOURCE
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    library = (target or source.parent) / f"_uring_c{suffix}"
-    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    command = [
-        *shlex.split(compiler), "-O2", "-fPIC", "-shared", "-Wall",
-        f"-I{sysconfig.get_path('include')}", str(source), "-o", str(library), "-luring",
-    ]  # fmt: skip
+    library = (target or (root / URING).parent) / f"_uring_c{suffix}"
+    flags = ["-O2", f"-I{sysconfig.get_path('include')}", str(root / URING), "-luring"]
+    return _compiled(library, _compiler("CC", "cc"), flags)
+
+
+def build_sweeps(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
+    """Compiles the sweeps over tensor trains for this CPU; as `build_uring`."""
+    level = _level(root)
+    library = (target or (root / SWEEPS).parent) / f"sweeps-{level}.so"
+    jaxlib = importlib.util.find_spec("jaxlib")
+    if jaxlib is None or not jaxlib.origin:
+        return None, "jaxlib, whose headers are needed, is not here"
+    flags = ["-O3", "-std=c++17", f"-isystem{Path(jaxlib.origin).parent / 'include'}"]
+    if level.startswith("x86-64"):
+        flags.append(f"-march={level}")
+    return _compiled(library, _compiler("CXX", "c++"), [*flags, str(root / SWEEPS), "-lpthread"])
+
+
+def _level(root: Path) -> str:
+    """The instructions of this CPU, as the package tells them when it looks for the library."""
+    return runpy.run_path(str((root / SWEEPS).with_name("level.py")))["level"]()
+
+
+def _compiler(variable: str, default: str) -> list[str]:
+    return shlex.split(os.environ.get(variable) or sysconfig.get_config_var(variable) or default)
+
+
+def _compiled(library: Path, compiler: list[str], flags: list[str]) -> tuple[Path | None, str]:
+    command = [*compiler, "-fPIC", "-shared", "-Wall", *flags, "-o", str(library)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     except (OSError, subprocess.SubprocessError) as error:
@@ -43,22 +68,27 @@ def build(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
     return library, ""
 
 
-class UringBuildHook(BuildHookInterface):
-    """Adds the extension to the wheel if it can be built."""
+BUILDS = {"io_uring extension": build_uring, "compiled sweeps": build_sweeps}
+
+
+class NativeBuildHook(BuildHookInterface):
+    """Adds to the wheel what can be built."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects the files."""
-        library, why = build(Path(self.root))
-        if library is None:
-            self.app.display_info(f"tensorjax: without the io_uring extension ({why})")
-            return
-        build_data["artifacts"].append(str(library.relative_to(self.root)))
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        for name, build in BUILDS.items():
+            library, why = build(Path(self.root))
+            if library is None:
+                self.app.display_info(f"tensorjax: without the {name} ({why})")
+                continue
+            build_data["artifacts"].append(str(library.relative_to(self.root)))
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
 
 
 if __name__ == "__main__":
-    built, reason = build(Path(__file__).resolve().parent)
-    print(built or f"not built: {reason}")
+    for name, build in BUILDS.items():
+        built, reason = build(Path(__file__).resolve().parent)
+        print(built or f"{name}: not built: {reason}")

@@ -397,7 +397,7 @@ def test_the_extension_is_built_or_a_reason_given(tmp_path: Path) -> None:
     """And a missing compiler never breaks an installation."""
     root = Path(__file__).parents[1]
     code = (
-        "import pathlib, sys; from hatch_build import build\n"
+        "import pathlib, sys; from hatch_build import build_uring as build\n"
         "print(*build(pathlib.Path('.'), pathlib.Path(sys.argv[1])), sep='|')"
     )
 

@@ -9,13 +9,14 @@ matrix, so that the singular subspace of A_k F_k is that of the whole unfolding:
 - "randomized": F_k is the image of a random train, a few columns wider than the rank wanted.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check, _native, linalg
 from tensorjax._cores import absorb, placed_like, tall, times_right, triangles, wide
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
@@ -120,7 +121,9 @@ def round(
     which costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra
     columns are taken off again by a second, truncated sweep. Under differentiation that sweep is
     exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
-    what the sketch misses.
+    what the sketch misses. On CPUs, ``rank`` alone is served by compiled sweeps (tensorjax/_native)
+    for real trains, in double precision whatever their dtype; there the last truncation takes the
+    subspaces of all bonds of one and the same train, within the same bound.
     """
     single("t", t)
     linalg.choose(method, None, t.dtype)
@@ -176,6 +179,10 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method) -> Method:
 @jax.jit(static_argnums=(3, 4))
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
+    exact = method == "svd"
+    if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
+        cores = _compiled_round([c.astype(dtype) for c in t.cores], key, ranks, exact)
+        return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
     share = None if tol is None else tol**2
     scaled = [linalg.normalized(c.astype(dtype)) for c in t.cores]
     cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key)
@@ -250,6 +257,26 @@ def _random_round_jvp(ranks: tuple[int, ...], primals: Any, tangents: Any) -> An
         return _mirrored(mirrored), exponent
 
     return jax.jvp(exact, (cores,), (moved,))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _compiled_round(cores: list[Any], key: Any, ranks: tuple[int, ...], exact: bool) -> list[Any]:
+    """By the sweeps in C++, which take any scale."""
+    width = 0 if exact else max(ranks) + linalg.OVERSAMPLE
+    return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
+
+
+@_compiled_round.defjvp
+def _compiled_round_jvp(ranks: tuple[int, ...], exact: bool, primals: Any, tangents: Any) -> Any:
+    """The exact sweep in XLA, for both kinds of bases."""
+    (cores, _), (moved, _) = primals, tangents
+
+    def differentiable(cores: list[Any]) -> list[Any]:
+        scaled = [linalg.normalized(c) for c in cores]
+        out, exponent = _svd_round([c for c, _ in scaled], ranks, None)
+        return sweeps.scaled_back(out, exponent + sum(e for _, e in scaled))
+
+    return jax.jvp(differentiable, (cores,), (moved,))
 
 
 def _mirrored(cores: list[Any]) -> list[Any]:

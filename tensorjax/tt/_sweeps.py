@@ -62,9 +62,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
     so that no column is left with a product of d random numbers.
     """
     sizes = [c.shape[1] for c in cores]
-    keys = (None, None) if key is None else jax.random.split(key)
-    draw = linalg.random_like(keys[0], (sum(sizes), width), cores[0])
-    mix = linalg.qr(linalg.random_like(keys[1], (width, width), cores[0]))[0]
+    draw, mix = random_train(cores, width, key)
     ends = np.cumsum(sizes)
     factors: Cores = []
     f = None
@@ -76,6 +74,16 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
         f = f / size.astype(f.dtype)
         factors.append(f)
     return factors[::-1]
+
+
+def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
+    """The ω (Σn, width) and H (width, width) of `sketches`."""
+    modes = sum(c.shape[1] for c in cores)
+    if width == 0:
+        return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
+    keys = (None, None) if key is None else jax.random.split(key)
+    draw = linalg.random_like(keys[0], (modes, width), cores[0])
+    return draw, linalg.qr(linalg.random_like(keys[1], (width, width), cores[0]))[0]
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:

@@ -1,0 +1,128 @@
+"""Sweeps over tensor trains in C++, for CPUs; an option, which `tensorjax.tt` takes where it can.
+
+XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
+reach a tenth of what a core can do. `round_to_ranks` calls a compiled sweep instead, under jit and
+vmap like any other operation. hatch_build.py compiles it on installation if there is a compiler;
+without it, on other machines and for other dtypes, XLA's programs serve. The environment variable
+TENSORJAX_NATIVE=0 turns it off.
+"""
+
+import ctypes
+import functools
+import importlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax._native.level import level
+from tensorjax._subspace import OVERSAMPLE
+
+# Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
+_EXACT_COLUMNS = 32
+
+
+@functools.cache
+def status() -> str:
+    """Why the sweeps cannot be called here; empty if they can."""
+    if os.environ.get("TENSORJAX_NATIVE", "1") == "0":
+        return "turned off by TENSORJAX_NATIVE=0"
+    path, why = _library()
+    if path is None:
+        return why
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.tensorjax_interface() > _interface():
+            return f"{path.name} was built for a newer jaxlib; install tensorjax again"
+        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")))
+        handler = jax.ffi.pycapsule(library.tensorjax_round)
+        jax.ffi.register_ffi_target("tensorjax_round", handler, platform="cpu")
+    except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
+        return f"{path.name}: {error}"
+    return ""
+
+
+def _library() -> tuple[Path | None, str]:
+    """The one made for this CPU: another one's instructions might not exist here."""
+    path = Path(__file__).with_name(f"sweeps-{level()}.so")
+    return (path, "") if path.exists() else (None, f"{path.name} was not built on installation")
+
+
+def _interface() -> int:
+    """The version of the foreign-function interface of this jaxlib, 1000 major + minor."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
+    major, minor = map(int, numbers)
+    return 1000 * major + minor
+
+
+def _lapack(name: str) -> ctypes.c_void_p:
+    """The address of a routine of SciPy's LAPACK, which JAX calls too."""
+    capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype = ctypes.c_char_p
+    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
+
+
+def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
+    """Whether `round_to_ranks` can round trains of this dtype, shape and these ranks here.
+
+    Args:
+      dtype: float32 or float64 can be.
+      exact: as for `round_to_ranks`.
+      shape: (n_1, …, n_d).
+      ranks: (r_0, …, r_d).
+    """
+    if np.dtype(dtype) not in (np.float32, np.float64) or len(shape) < 2 or 0 in shape:
+        return False
+    if exact and max(columns(shape, ranks, None)) > _EXACT_COLUMNS:
+        return False
+    return jax.default_backend() == "cpu" and not status()
+
+
+def columns(
+    shape: Sequence[int], ranks: Sequence[int], kept: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Of the bases at all bonds: all of a left side, or what a sketch of the right side sees."""
+    out, left = [], 1
+    for k, r in enumerate(ranks[1:-1]):
+        left = min(left * shape[k], r)
+        if kept is not None:
+            left = min(left, kept[k] + OVERSAMPLE, math.prod(shape[k + 1 :]))
+        out.append(left)
+    return tuple(out)
+
+
+def round_to_ranks(
+    cores: Sequence[jax.Array], draw: jax.Array, mix: jax.Array, ranks: tuple[int, ...]
+) -> list[jax.Array]:
+    """Cores of a train of these TT-ranks near the given one.
+
+    Args:
+      cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
+      draw: (Σ n, w) random numbers of the sketch's train; w = 0 for bases by QR, without a sketch.
+      mix: (w, w), orthogonal.
+      ranks: d−1, none above what the modes or the present ranks allow.
+    """
+    shape = [c.shape[1] for c in cores]
+    old = (1, *(c.shape[2] for c in cores))
+    new = (1, *ranks, 1)
+    results = [
+        jax.ShapeDtypeStruct((new[k], n, new[k + 1]), cores[0].dtype) for k, n in enumerate(shape)
+    ]
+    call = jax.ffi.ffi_call("tensorjax_round", results, vmap_method="broadcast_all")
+    kept = None if mix.shape[-1] == 0 else ranks
+    out = call(
+        draw, mix, *cores,
+        ranks=np.asarray(ranks, np.int64),
+        columns=np.asarray(columns(shape, old, kept), np.int64),
+    )  # fmt: skip
+    return list(out)
