@@ -112,9 +112,11 @@ class Fields:
         w = self._wave
         s, slope = np.sin(w * y)[:, None], w * np.cos(w * y)[:, None]
         p = np.arange(self.degree + 1)
-        one = p * s ** np.maximum(p - 1, 0)
-        two = p * (p - 1) * s ** np.maximum(p - 2, 0)
-        return [s**p, one * slope, two * slope**2 - w**2 * one * s]
+        powers = np.ones((len(y), self.degree + 1))
+        np.cumprod(np.broadcast_to(s, (len(y), self.degree)), axis=1, out=powers[:, 1:])
+        one = p * powers[:, np.maximum(p - 1, 0)]
+        two = p * (p - 1) * powers[:, np.maximum(p - 2, 0)]
+        return [powers, one * slope, two * slope**2 - w**2 * one * s]
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Monomials (U, d), and the coefficients (U, d) of Σ_m c_m g_m in them."""
