@@ -379,6 +379,17 @@ def test_mass_at_the_edge_stops_the_run():
     assert moving.stats["rank"].max() == 1
 
 
+def test_what_spreads_over_the_box_is_told_from_what_is_not_resolved():
+    """What is cut off at the edge of a periodic box is rough, too."""
+    start = pde.Gaussian(np.array([0.4, -0.3]), np.array([[0.7, 0.2], [0.2, 0.3]]))
+    options: dict[str, Any] = {"t1": 3.0, "dt": 0.01, "tol": 1e-4, "coordinates": "fixed"}
+    for n in (48, 64):
+        spreading = pde.Liouville(np.eye(2), start, pde.Box.fourier(2, n, 6.0))
+        assert pde.integrate(spreading, **options).result == pde.Result.edge_mass
+    following = {**options, "t1": 1.0, "coordinates": "adaptive"}
+    assert pde.integrate(spreading, **following).message == ""
+
+
 def test_coordinates_that_collapse_stop_the_run():
     start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
     still = pde.Liouville(np.zeros((2, 2)), start, pde.Box.fourier(2, 32, 5.0))

@@ -86,7 +86,8 @@ def integrate(
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
-        of them estimate their errors.
+        of them estimate their errors. Where the motion of the coordinates jumps those of many steps
+        begin again, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
@@ -104,8 +105,8 @@ def integrate(
         `Solution.stats`, entry by entry), which stops the run if it returns True.
       checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
         is refused unless the run starts from the newest of them.
-      start: a `State` to start from, with its time and map; one that was saved by a run goes on as
-        if that had not ended, to the last bit.
+      start: a `State` to start from, with its time and map; one that a run saved after a
+        step of its full length goes on as if that had not ended, to the last bit.
       map: initial coordinates; the identity if None.
 
     Returns:

@@ -19,6 +19,8 @@ _GROWTH = 1.1
 _JUMP, _LEAP = 1.25, 4
 # Steps of the power iteration that estimates the fastest rate.
 _ITERATIONS = 6
+# Of what is not resolved the highest modes hold more than this times what the edge holds.
+_ROUGH = 5
 # Where a run ends in any case, rates of v down to this share of what is unstable are followed up:
 # what grows need not be the largest part of what is small yet.
 _NEAR = 0.25
@@ -99,7 +101,8 @@ def unbounded(
     if unstable is not None:
         return unstable
     t = at.path.time(1.0)
-    if rough > min(options.resolution_limit, edge):  # what is not resolved also fills the box
+    # What is not resolved also fills the box; what is cut off at its edge is a little rough.
+    if rough > min(options.resolution_limit, _ROUGH * edge):
         return Stopped(
             Result.unresolved,
             f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
