@@ -9,6 +9,6 @@ EXPERIMENTS = (
         paper="Dektor, Venturi, arXiv 2307.05914",
         summary="Liouville and Fokker-Planck equations: ranks in fixed and in moving coordinates",
         quick="100 s",
-        packages=("matplotlib",),
+        packages=("matplotlib", "threadpoolctl"),
     ),
 )

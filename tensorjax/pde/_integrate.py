@@ -92,9 +92,9 @@ def integrate(
       saveat: `SaveAt`.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
         a constant can be added within the tangent space, faded out before the edge of the box), for
-        problems that conserve it; others are refused. In ten and more dimensions the error may be
-        twice as large. Without it truncation takes 5 ``tol`` of the mass at most; more may go over
-        the edge of the box, or be lost by "bug" and "projector splitting" in their bases.
+        problems that conserve it; others are refused. Without it truncation takes 5 ``tol``
+        of the mass at most; more may go over the edge of the box, or be lost by "bug" and
+        "projector splitting" in their bases.
       extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2, at most: where it does
         not tell what the generator says next, lower ones are taken. Where it misses Σ, ranks leak.
       edge_limit: the run stops where `edge_mass` is larger.
