@@ -55,7 +55,7 @@ class Config:
     difference_steps: int = 320
     """Time steps of runs in which nothing is truncated."""
     seconds: float = 40.0
-    """A run is stopped after this time, and measured where it is."""
+    """A run is stopped after so much processor time, and measured where it is."""
     max_rank: int = 80
     """A run is stopped where its tolerance asks for larger ranks."""
 
@@ -94,7 +94,7 @@ class Config:
             order_steps=(20, 40),
             order_methods=3,
             difference_steps=80,
-            seconds=4.0,
+            seconds=3.0,
             max_rank=60,
         )
 
