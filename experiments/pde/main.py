@@ -87,14 +87,14 @@ class Config:
             dims=(2, 3, 6, 10),
             bent=("banana",),
             bent_tols=(1e-3,),
-            bent_steps=16,
+            bent_steps=12,
             four_tols=(1e-3,),
             four_steps=50,
             all_tols=False,
             order_steps=(20, 40),
             order_methods=3,
             difference_steps=80,
-            seconds=3.0,
+            seconds=4.0,
             max_rank=60,
         )
 
