@@ -94,7 +94,7 @@ class Config:
             order_steps=(20, 40),
             order_methods=3,
             difference_steps=80,
-            seconds=4.0,
+            seconds=3.5,
             max_rank=60,
         )
 
