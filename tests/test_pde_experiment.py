@@ -139,7 +139,7 @@ def test_what_should_be_equal_is() -> None:
 
 def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     options = ["--plane", "P1", "--dims", "2", "--bent", "--four", "--order-methods", "1"]
-    options += ["--difference-steps", "80", "--order-steps", "10", "20"]
+    options += ["--difference-steps", "80", "--order-steps", "10", "20", "--feedback", "5"]
     assert main(["run", "pde", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "pde" / "runs.jsonl").read_text())
     folder = tmp_path / "pde" / line["run"]
@@ -147,7 +147,8 @@ def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     assert {table["file"] for table in line["tables"]} == tables
     with (folder / "plane.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [r["coordinates"] for r in rows] == ["fixed", "convex", "flow", "ours"]
+    words = ["fixed", "convex", "flow", "ours", "ours, κ = 5"]
+    assert [r["coordinates"] for r in rows] == words
     assert rows[0]["rank (prototype)"] == "21"
     assert line["metrics"]["rank_P1_1e-08_ours"] <= 3
     assert line["metrics"]["programs"] <= 10

@@ -115,6 +115,33 @@ def test_flows_that_are_stopped_return_the_last_good_state():
     assert narrow.solution.final.t == 0.0
 
 
+def test_flows_are_saved_when_asked_and_go_on_from_a_checkpoint(tmp_path: Any):
+    problem, fields = banana(), pde.Fields(2, 5.0, degree=2)
+    options: dict[str, Any] = {"dt": 0.05, "tol": 1e-2}
+    at = pde.SaveAt(ts=(0.0, 0.1, 0.12, 0.2))
+    whole = pde.flows.integrate(problem, fields, t1=0.2, saveat=at, **options)
+    assert whole.solution.ts.tolist() == list(at.ts)
+    assert len(whole.solution.stats["t"]) == 5
+    x = np.array([[0.2, 0.3], [-0.4, 0.8]])
+    values = [whole.values(problem.box, x, y) for y in whole.solution.ys]
+    assert np.allclose(values[1], problem.exact(0.1, x), atol=0.05)
+    pde.flows.integrate(
+        problem, fields, t1=0.2, saveat=at, checkpoint=pde.Checkpoint(tmp_path, every=1),
+        progress=lambda row: row["t"] > 0.11, **options,
+    )  # fmt: skip
+    saved = pde.load(tmp_path)
+    assert saved.t == 0.12
+    rest = pde.flows.integrate(problem, fields, t1=0.2, start=saved, **options)
+    assert np.array_equal(rest.values(problem.box, x), values[-1])
+    assert rest.flow.starts == whole.flow.starts
+    with pytest.raises(ValueError, match="start: expected a state that"):
+        pde.flows.integrate(problem, pde.Fields(2, 5.0), t1=0.2, start=saved, **options)
+    with pytest.raises(ValueError, match="method: expected one of"):
+        pde.flows.integrate(problem, fields, t1=0.2, start=saved, method="euler", **options)
+    with pytest.raises(ValueError, match="checkpoint: expected a folder without"):
+        pde.flows.integrate(problem, fields, t1=0.2, checkpoint=tmp_path, **options)
+
+
 def test_bad_arguments_of_flows_are_refused():
     problem, fields = banana(), pde.Fields(2, 5.0, degree=2)
     with pytest.raises(ValueError, match="reach: expected a positive"):

@@ -346,6 +346,23 @@ def test_an_unstable_step_is_reported_with_one_that_works(tol: float):
     assert error(problem, better.final) < 1e-2
 
 
+@pytest.mark.parametrize("method", ["rk4", "bug"])
+def test_an_unstable_step_is_told_from_too_few_points(method: Any):
+    """On Chebyshev points what grows is seen at the edge first, with little of the fastest."""
+    matrix, spread = np.array([[-0.3, 0.9], [-0.6, -0.2]]), np.array([[0.7, 0.2], [0.2, 0.3]])
+    start = pde.Gaussian(np.array([0.4, -0.3]), spread)
+    box = pde.Box((pde.Axis("fourier", 48, -6.0, 6.0), pde.Axis("chebyshev", 56, -5.0, 7.0)))
+    diffusion = np.array([[0.1, 0.03], [0.03, 0.05]])
+    problem = pde.OrnsteinUhlenbeck(matrix, diffusion, start, box, offset=np.array([0.2, 0.0]))
+    options: dict[str, Any] = {"t1": 0.4, "tol": 1e-6, "method": method}
+    solution = pde.integrate(problem, dt=0.01, **options)
+    assert solution.result == pde.Result.cfl
+    advised = float(solution.message.split("admits dt of about ")[1])
+    better = pde.integrate(problem, dt=0.8 * advised, **options)
+    assert better.result == pde.Result.successful
+    assert error(problem, better.final) < 1e-3
+
+
 def test_mass_at_the_edge_stops_the_run():
     start = pde.Gaussian(np.zeros(2), 0.3 * np.eye(2))
     away = pde.Liouville(
@@ -360,6 +377,17 @@ def test_mass_at_the_edge_stops_the_run():
     moving = pde.integrate(away, t1=2.0, dt=0.02, tol=1e-6, coordinates=following)
     assert moving.result == pde.Result.successful
     assert moving.stats["rank"].max() == 1
+
+
+def test_what_spreads_over_the_box_is_told_from_what_is_not_resolved():
+    """What is cut off at the edge of a periodic box is rough, too."""
+    start = pde.Gaussian(np.array([0.4, -0.3]), np.array([[0.7, 0.2], [0.2, 0.3]]))
+    options: dict[str, Any] = {"t1": 3.0, "dt": 0.01, "tol": 1e-4, "coordinates": "fixed"}
+    for n in (48, 64):
+        spreading = pde.Liouville(np.eye(2), start, pde.Box.fourier(2, n, 6.0))
+        assert pde.integrate(spreading, **options).result == pde.Result.edge_mass
+    following = {**options, "t1": 1.0, "coordinates": "adaptive"}
+    assert pde.integrate(spreading, **following).message == ""
 
 
 def test_coordinates_that_collapse_stop_the_run():

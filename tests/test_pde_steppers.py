@@ -8,7 +8,7 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax.pde._operators import affine_generator, affine_states, differentiated
-from tensorjax.pde._path import Moment, Path, told
+from tensorjax.pde._path import Moment, Path, jumps, told
 from tensorjax.pde._rates import hosted_cores
 from tensorjax.pde._sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed
@@ -139,8 +139,24 @@ def test_motions_that_jump_are_not_extrapolated():
     assert [len(told(moments(smooth[:k]), 2)) for k in range(5)] == [0, 1, 2, 3, 3]
     assert [len(told(moments(jumping), k)) for k in range(3)] == [1, 1, 1]
     assert told(moments(jumping), 2)[-1].t == pytest.approx(0.3)
+    assert [jumps(moments(x), 2) for x in (smooth, jumping, jumping[:3])] == [False, True, False]
     # A parabola that meets the last jump by chance does not tell the next.
     assert len(told(moments([1.96, 2.74, 2.3, 0.0]), 2)) == 1
+
+
+@pytest.mark.parametrize(("method", "most"), [("ab2", 3e-4), ("ab3", 3e-5), ("imex", 6e-4)])
+def test_multistep_methods_begin_again_where_the_motion_jumps(method: Any, most: float):
+    """With slopes of the motion before, all three would have an error of 4e-3."""
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    motion = Prescribed(lambda t: turn if t < 0.2499 else -turn)
+    problem = process()
+    state = pde.integrate(
+        problem, t1=T1, dt=T1 / 20, tol=1e-10, method=method, coordinates=motion
+    ).final
+    x = problem.sample(np.random.default_rng(0), T1, 200)
+    exact = problem.exact(T1, x)
+    found = pde.evaluate(state.v, state.map, problem.box, x)
+    assert np.linalg.norm(found - exact) < most * np.linalg.norm(exact)
 
 
 def test_splitting_methods_start_from_a_product_state_and_follow_the_rank():

@@ -8,7 +8,7 @@ EXPERIMENTS = (
         module="experiments.pde.main",
         paper="Dektor, Venturi, arXiv 2307.05914",
         summary="Liouville and Fokker-Planck equations: ranks in fixed and in moving coordinates",
-        quick="100 s",
-        packages=("matplotlib",),
+        quick="80 s",
+        packages=("matplotlib", "threadpoolctl"),
     ),
 )

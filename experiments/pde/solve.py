@@ -53,19 +53,19 @@ def movements(case: Case) -> dict[str, Any]:
 
 
 def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> Any:
-    """The case in some coordinates, stopped after so many seconds or at such a rank.
+    """The case in some coordinates, stopped after so much processor time or at such a rank.
 
     Returns:
       `pde.Solution`, or `pde.flows.Flown` where ``coordinates`` are `pde.Fields`.
     """
-    end = time.perf_counter() + seconds
+    end = time.thread_time() + seconds
     options: dict[str, Any] = {
         "t1": case.t1,
         "dt": case.t1 / case.steps,
         "tol": case.tol,
         "max_rank": max_rank,
         "saveat": pde.SaveAt(t0=True, steps=max(case.steps // 4, 1), t1=True),
-        "progress": lambda _: time.perf_counter() > end,
+        "progress": lambda _: time.thread_time() > end,
     }
     if isinstance(coordinates, pde.Fields):
         return pde.flows.integrate(case.problem, coordinates, **options)

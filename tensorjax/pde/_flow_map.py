@@ -7,6 +7,7 @@ With a field g(y, t) = Σ_m c_m(t) g_m(y), y(t) = Φ_t(x) follows ẏ = g(y, t) 
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -72,12 +73,15 @@ class Fields:
             if any(p[k] for k in range(self.dim) if k != j)
         ]
         object.__setattr__(self, "_pairs", pairs)
+        place = {p: u for u, p in enumerate(self._monomials)}
+        object.__setattr__(self, "_places", np.array([place[p] for p, _ in pairs]))
 
+    _places: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     _pairs: list[tuple[tuple[int, ...], int]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
 
-    @property
+    @functools.cached_property
     def _monomials(self) -> list[tuple[int, ...]]:
         return [
             tuple(int(n) for n in np.bincount(chosen, minlength=self.dim))
@@ -92,7 +96,7 @@ class Fields:
         """p of every field, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
-    @property
+    @functools.cached_property
     def axes(self) -> np.ndarray:
         """j(m), (M,)."""
         return np.array([j for _, j in self._pairs])
@@ -107,23 +111,27 @@ class Fields:
     def _wave(self) -> float:
         return np.pi / (2 * self.reach)
 
-    def _powers(self, y: np.ndarray) -> list[np.ndarray]:
-        """s^p at y (n,) for p = 0 … degree, and two derivatives: (n, degree + 1) each."""
+    def _powers(self, y: np.ndarray, derivatives: int = 0) -> list[np.ndarray]:
+        """s^p at y (n,) for p = 0 … degree, and up to two derivatives: (n, degree + 1) each."""
         w = self._wave
-        s, slope = np.sin(w * y)[:, None], w * np.cos(w * y)[:, None]
-        p = np.arange(self.degree + 1)
-        one = p * s ** np.maximum(p - 1, 0)
-        two = p * (p - 1) * s ** np.maximum(p - 2, 0)
-        return [s**p, one * slope, two * slope**2 - w**2 * one * s]
+        s, p = np.sin(w * y)[:, None], np.arange(self.degree + 1)
+        powers = np.ones((len(y), self.degree + 1))
+        np.cumprod(np.broadcast_to(s, (len(y), self.degree)), axis=1, out=powers[:, 1:])
+        out = [powers]
+        if derivatives:
+            slope = w * np.cos(w * y)[:, None]
+            one = p * powers[:, np.maximum(p - 1, 0)]
+            out.append(one * slope)
+        if derivatives > 1:
+            two = p * (p - 1) * powers[:, np.maximum(p - 2, 0)]
+            out.append(two * slope**2 - w**2 * one * s)
+        return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Monomials (U, d), and the coefficients (U, d) of Σ_m c_m g_m in them."""
-        monomials = self._monomials
-        place = {p: u for u, p in enumerate(monomials)}
-        out = np.zeros((len(monomials), self.dim))
-        for c, (p, j) in zip(rates, self._pairs, strict=True):
-            out[place[p], j] = c / self._wave
-        return np.array(monomials), out
+        out = np.zeros((len(self._monomials), self.dim))
+        out[self._places, self.axes] = rates / self._wave
+        return np.array(self._monomials), out
 
     def values(
         self, rates: np.ndarray, y: np.ndarray, *, second: bool = False
@@ -131,7 +139,8 @@ class Fields:
         """g (m, d), its derivatives [i, j] = ∂_j g_i (m, d, d), and ∇ div g (m, d) if asked for."""
         monomials, c = self.spread(rates)
         tables = [
-            [t[:, p] for t in self._powers(y[:, k])] for k, p in enumerate(monomials.T)
+            [t[:, p] for t in self._powers(y[:, k], 2 if second else 1)]
+            for k, p in enumerate(monomials.T)
         ]  # [k][derivative] (m, U)
         d = self.dim
 

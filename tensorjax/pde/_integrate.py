@@ -86,14 +86,15 @@ def integrate(
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
-        of them estimate their errors.
+        of them estimate their errors. Where the motion of the coordinates jumps those of many steps
+        begin again, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
         a constant can be added within the tangent space, faded out before the edge of the box), for
-        problems that conserve it; others are refused. In ten and more dimensions the error may be
-        twice as large. Without it truncation takes 5 ``tol`` of the mass at most; more may go over
-        the edge of the box, or be lost by "bug" and "projector splitting" in their bases.
+        problems that conserve it; others are refused. Without it truncation takes 5 ``tol``
+        of the mass at most; more may go over the edge of the box, or be lost by "bug" and
+        "projector splitting" in their bases.
       extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2, at most: where it does
         not tell what the generator says next, lower ones are taken. Where it misses Σ, ranks leak.
       edge_limit: the run stops where `edge_mass` is larger.
@@ -104,8 +105,8 @@ def integrate(
         `Solution.stats`, entry by entry), which stops the run if it returns True.
       checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
         is refused unless the run starts from the newest of them.
-      start: a `State` to start from, with its time and map; one that was saved by a run goes on as
-        if that had not ended, to the last bit.
+      start: a `State` to start from, with its time and map; one that a run saved after a
+        step of its full length goes on as if that had not ended, to the last bit.
       map: initial coordinates; the identity if None.
 
     Returns:

@@ -94,6 +94,21 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
     """
     if len(moments) < 3:  # nothing to judge by
         return moments[-(degree + 1) :]
+    good, most = _telling(moments, degree)
+    return moments[-(degree + 1) :] if most in good else moments[-max(good, default=1) :]
+
+
+def jumps(moments: Sequence[Moment], degree: int) -> bool:
+    """Whether nothing in the moments before it tells the newest one, as far as can be judged.
+
+    Slopes from before a jump are those of another motion: a multistep method that went on with them
+    would be of order one there.
+    """
+    return len(moments) >= 3 and not _telling(moments, degree)[0]
+
+
+def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
+    """From how many of the last moments before it a polynomial tells the newest; those tried."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):
@@ -104,9 +119,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
         misses.append(np.linalg.norm(np.sum(parts, axis=0) - _joined(new)))
     size = max(np.linalg.norm(_joined(m)) for m in moments)
     good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
-    if len(misses) in good:
-        return moments[-(degree + 1) :]
-    return moments[-max(good, default=1) :]
+    return good, len(misses)
 
 
 def _joined(moment: Moment) -> np.ndarray:

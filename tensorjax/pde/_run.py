@@ -16,7 +16,7 @@ from tensorjax.pde._controllers import ConstantStepSize, PIDController
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._mass import corrected, mass_of, quadrature
 from tensorjax.pde._memory import Memory
-from tensorjax.pde._path import Moment, Path, told
+from tensorjax.pde._path import Moment, Path, jumps, told
 from tensorjax.pde._rates import Clock, hosted_cores, right_side, train
 from tensorjax.pde._setting import checked_motion
 from tensorjax.pde._solution import Result, State
@@ -98,6 +98,8 @@ class Run:
         began, compiled = time.perf_counter(), compilations()
         right = right_side(self.options.problem, self.map, self.t)
         costs = self._look(right)
+        if jumps(self.memory.moments, self.options.degree):
+            self.memory.slopes = []
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))

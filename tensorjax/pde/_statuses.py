@@ -19,6 +19,11 @@ _GROWTH = 1.1
 _JUMP, _LEAP = 1.25, 4
 # Steps of the power iteration that estimates the fastest rate.
 _ITERATIONS = 6
+# Of what is not resolved the highest modes hold more than this times what the edge holds.
+_ROUGH = 5
+# Where a run ends in any case, rates of v down to this share of what is unstable are followed up:
+# what grows need not be the largest part of what is small yet.
+_NEAR = 0.25
 # What a smaller step may cure.
 CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)
 
@@ -66,7 +71,7 @@ def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | N
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
     if not math.isfinite(step.v.norm):
-        return too_fast(options, before, at, 10 * options.tol) or Stopped(
+        return too_fast(options, before, at, 10 * options.tol, _NEAR) or Stopped(
             Result.not_finite,
             f"NaN or Inf in the step of {at.path.dt:.3g} at t = {t:g}: try a smaller dt; a "
             "reaction may have run into a singularity",
@@ -92,11 +97,12 @@ def unbounded(
     """That the box, or its points, do not hold v any more; by `edge_mass` and `resolution`."""
     if edge <= options.edge_limit and rough <= options.resolution_limit:
         return None
-    unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3))
+    unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3), _NEAR)
     if unstable is not None:
         return unstable
     t = at.path.time(1.0)
-    if rough > min(options.resolution_limit, edge):  # what is not resolved also fills the box
+    # What is not resolved also fills the box; what is cut off at its edge is a little rough.
+    if rough > min(options.resolution_limit, _ROUGH * edge):
         return Stopped(
             Result.unresolved,
             f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
@@ -112,7 +118,9 @@ def unbounded(
     )
 
 
-def too_fast(options: Options, cores: Cores, at: Clock, share: float) -> Stopped | None:
+def too_fast(
+    options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
+) -> Stopped | None:
     """That the right side acts on v faster than the method can follow, by its fastest rate.
 
     Args:
@@ -120,10 +128,11 @@ def too_fast(options: Options, cores: Cores, at: Clock, share: float) -> Stopped
       cores: of v.
       at: the rates over the step.
       share: of ‖v‖, see `fastest`.
+      near: see `fastest`.
     """
     name, dt = options.name, at.path.dt
     rates = at(1.0).split()[1] if name == "imex" else at(1.0)
-    rate = fastest(rates.without_sources(), cores, dt, share, STABLE[name])
+    rate = fastest(rates.without_sources(), cores, dt, share, STABLE[name], near)
     if rate is None:
         return None
     return Stopped(
@@ -134,7 +143,12 @@ def too_fast(options: Options, cores: Cores, at: Clock, share: float) -> Stopped
 
 
 def fastest(
-    rates: Rates, cores: Cores, dt: float, share: float, stable: tuple[float, float]
+    rates: Rates,
+    cores: Cores,
+    dt: float,
+    share: float,
+    stable: tuple[float, float],
+    near: float = 1.0,
 ) -> float | None:
     """The fastest rate, about, where it is too fast for a step; else None.
 
@@ -147,6 +161,7 @@ def fastest(
       dt: the step.
       share: of ‖v‖.
       stable: what dt times a real, and an imaginary, rate may be.
+      near: share of that at which a part of v has to change for the fastest rate to be looked for.
     """
     big = rounded([Train(cores)], [1.0], share).cores
     low = [4] * (len(cores) - 1)
@@ -155,7 +170,7 @@ def fastest(
     if small.norm > 1e-14 * float(np.linalg.norm(cores[0])):
         asked.append(small.cores)
     rate = max(_rate(rates, part) for part in asked)
-    if not (math.isfinite(rate) and dt * rate > max(stable)):
+    if not (math.isfinite(rate) and dt * rate > near * max(stable)):
         return None
     part = asked[-1]
     for _ in range(_ITERATIONS):  # towards what grows fastest
@@ -165,7 +180,8 @@ def fastest(
         terms = rates.terms(part, 0.1)
         part = rounded(terms, [1 / size] * len(terms), 0.3, low).cores
     last = _rate(rates, part)
-    return max(rate, last) if math.isfinite(last) else rate
+    rate = max(rate, last) if math.isfinite(last) else rate
+    return rate if dt * rate > max(stable) else None
 
 
 def _rate(rates: Rates, cores: Cores) -> float:

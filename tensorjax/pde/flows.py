@@ -16,6 +16,7 @@ Source: ours; the paper (arXiv 2307.05914) has linear coordinates, its predecess
 
 import itertools
 import math
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +24,14 @@ import numpy as np
 from tensorjax import _check
 from tensorjax.pde import _integrate
 from tensorjax.pde import _multipliers as multipliers
+from tensorjax.pde._checkpoint import checkpointer
 from tensorjax.pde._fields import FieldMotion, field_motion
 from tensorjax.pde._flow_map import Fields, FlowMap
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._path import Moment, told
 from tensorjax.pde._problem import Problem, RightSide
 from tensorjax.pde._smooth import smooth
-from tensorjax.pde._solution import Result, SaveAt, Solution, State
+from tensorjax.pde._solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._statuses import Stopped, failed
 from tensorjax.pde.physical import evaluate
 from tensorjax.tt import _hosted as hosted
@@ -40,6 +42,8 @@ __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 _GAIN = 0.7
 # Coefficients that were crossed, kept for the times of a step.
 _KEPT = 4
+# A step that ends so near a time to save at, as a share of its length, ends there.
+_HAIR = 1e-9
 
 
 class Flowed(Problem):
@@ -186,6 +190,8 @@ def integrate(
     extrapolate: int = 2,
     cross_tol: float | None = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    checkpoint: Any = None,
+    start: State | None = None,
     **options: Any,
 ) -> Flown:
     """Integrates a Fokker–Planck or Liouville equation in coordinates that flow with fields.
@@ -200,14 +206,16 @@ def integrate(
       t1: the end.
       dt: time step.
       tol: as of `pde.integrate`.
-      t0: the beginning, where the map is the identity.
+      t0: the beginning, where the map is the identity (that of ``start``, if there is one).
       levels: of `field_motion`.
       regularization: of `field_motion`.
       extrapolate: degree of the polynomial of c in time, at most.
       cross_tol: relative error of the coefficients; a tenth of ``tol`` if None.
-      saveat: `SaveAt` without ``ts``.
-      **options: others of `pde.integrate`, but for ``coordinates``, ``rank``, ``start``, ``map``,
-        ``stepsize_controller`` and ``checkpoint``.
+      saveat: `SaveAt`.
+      checkpoint: as of `pde.integrate`.
+      start: a state that a run with these fields saved, to go on from.
+      **options: others of `pde.integrate`, but for ``coordinates``, ``rank``, ``map`` and
+        ``stepsize_controller``.
 
     Returns:
       `Flown`. A run that fails is stopped, and says why; the last good state is there.
@@ -230,28 +238,44 @@ def integrate(
       >>> int(still.stats["rank"][-1])
       2
     """
-    _checked(fields, t0, t1, dt, saveat, options)
+    t0 = t0 if start is None else float(start.t)
+    _checked(fields, t0, t1, dt, options)
     _check.integer("extrapolate", extrapolate, low=0, high=2)
+    times = save_times(saveat, t0, t1)
     walk = _Walk(
-        problem, fields, float(t0), tol, tol / 10 if cross_tol is None else cross_tol,
-        {"levels": levels, "regularization": regularization}, extrapolate,
+        problem, fields, t0, tol, tol / 10 if cross_tol is None else cross_tol,
+        {"levels": levels, "regularization": regularization}, extrapolate, start,
     )  # fmt: skip
-    count = max(1, math.ceil((t1 - t0) / dt * (1 - 1e-9)))
-    times = np.linspace(t0, t1, count + 1)
-    for k, (t, end) in enumerate(itertools.pairwise(times)):
-        last, every = k + 1 == count, int(saveat.steps)
-        walk.step(float(t), float(end), dt, first=k == 0 and saveat.t0, options=options)
-        if walk.stop is not None or (last and saveat.t1) or (every and (k + 1) % every == 0):
-            walk.ys.append(walk.state)
+    save = checkpointer(checkpoint, start)
+    every = int(saveat.steps)
+    first = saveat.t0 or (bool(times) and times[0] <= t0)
+    spans = list(itertools.pairwise(_ends(t0, t1, dt, times)))
+    for k, (t, end) in enumerate(spans):
+        walk.step(t, end, dt, first=k == 0 and first, options=options)
+        asked = end in times or (every and (k + 1) % every == 0)
+        if walk.stop is not None or asked or (k + 1 == len(spans) and saveat.t1):
+            walk.ys.append(walk.now)
         if walk.stop is not None:
             break
+        save.after(walk)
+    save.close(walk)
     return Flown(walk.solution(), walk.flow)
+
+
+def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
+    """Where steps of dt begin and end, those to a time to save at shortened."""
+    out = [float(t0)]
+    for target in sorted({*times, float(t1)} - {out[0]}):
+        begin = out[-1]
+        count = max(1, math.ceil((target - begin) / dt * (1 - _HAIR)))
+        out += [begin + k * dt for k in range(1, count)] + [target]
+    return out
 
 
 class _Walk:
     """A state, and its map, that steps move forward."""
 
-    state: Any = None
+    now: Any = None
     stop: Stopped | None = None
 
     def __init__(
@@ -263,14 +287,51 @@ class _Walk:
         cross_tol: float,
         choice: dict[str, Any],
         degree: int,
+        start: State | None,
     ):
         self.problem, self.fields, self.tol, self.cross_tol = problem, fields, tol, cross_tol
         self.flow = FlowMap(fields, (t0,), (np.zeros((1, len(fields.axes))),))
         self.ys: list[State] = []
         self._choice, self._degree = choice, degree
         self._known: dict[Any, Any] = {}
-        self._moments: list[Moment] = []
+        if start is not None:
+            self._restore(start)
+        self._moments = [
+            Moment(t, c[0][:, None], 0 * c[0])
+            for t, c in zip(self.flow.starts[1:], self.flow.pieces[1:], strict=True)
+        ]
         self._parts: list[dict[str, Any]] = []
+
+    def state(self) -> State:
+        """The newest, as `checkpointer` asks."""
+        return self.now
+
+    @property
+    def memory(self) -> Any:
+        """How many steps were made."""
+        return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
+
+    def remembering(self, state: State) -> State:
+        """With the map in its memory, from which a run goes on."""
+        flow = {f"flow, {k}": c for k, c in enumerate(self.flow.pieces)}
+        flow |= {"flow starts": np.array(self.flow.starts)}
+        flow |= {"flow points": np.asarray(self._known.get("points", 0))}
+        return state._replace(memory={**(state.memory or {}), **flow})
+
+    def _restore(self, start: State) -> None:
+        """From a state that `remembering` gave."""
+        memory = getattr(start, "memory", None) or {}
+        count = sum(k.startswith("flow, ") for k in memory)
+        pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))
+        if not pieces or pieces[0].shape[1] != len(self.fields.axes):
+            raise ValueError(
+                "start: expected a state that pde.flows.integrate has saved with these fields, got "
+                "one without their flow"
+            )
+        self.flow = FlowMap(self.fields, tuple(memory["flow starts"].tolist()), pieces)
+        if memory["flow points"]:
+            self._known["points"] = int(memory["flow points"])
+        self.now = start
 
     def step(
         self, t: float, end: float, dt: float, *, first: bool, options: dict[str, Any]
@@ -280,17 +341,17 @@ class _Walk:
             found, rates = self._look(t)
             solution = _integrate.integrate(
                 self._problem(), t0=t, t1=end, dt=dt, tol=self.tol, coordinates="fixed",
-                start=self.state, saveat=SaveAt(t0=first, t1=True), **options,
+                start=self.now, saveat=SaveAt(t0=first, t1=True), **options,
             )  # fmt: skip
         except (ValueError, ArithmeticError) as error:
-            if self.state is None:
+            if not self._parts:
                 raise
             self.stop = failed(error, AffineMap.identity(self.problem.dim), t)
             return
         if solution.result != Result.successful:
             self.stop = Stopped(solution.result, solution.message)
-        self.ys += solution.ys[:-1]
-        self.state = solution.final
+        self.ys += [self.remembering(y) for y in solution.ys[:-1]]
+        self.now = self.remembering(solution.final)
         made = len(solution.stats["t"])
         if self._parts and not made:
             return
@@ -306,7 +367,7 @@ class _Walk:
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)
-        ys = self.ys or [self.state]
+        ys = self.ys or [self.now]
         result, message = (Result.successful, "") if self.stop is None else self.stop
         return Solution(np.array([y.t for y in ys]), ys, stats, result, message)
 
@@ -316,7 +377,7 @@ class _Walk:
     def _look(self, t: float) -> tuple[FieldMotion, np.ndarray]:
         """Asks how the rates should change, and lays a polynomial through them from t on."""
         still, before = AffineMap.identity(self.problem.dim), self._problem()
-        v = before.initial(still, self.tol) if self.state is None else self.state.v
+        v = before.initial(still, self.tol) if self.now is None else self.now.v
         right = before.right_side(still, t)
         found = field_motion(v, right, self.fields, self.problem.box, self.tol, **self._choice)
         gains = found.cost <= _GAIN * found.cost_without
@@ -326,22 +387,20 @@ class _Walk:
         past = told(self._moments, self._degree)
         nodes = np.vander([m.t - t for m in past], increasing=True)
         values = np.stack([m.sigma[:, 0] for m in past])
-        self.flow = self.flow.extended(t, np.linalg.solve(nodes, values))
+        piece = np.linalg.solve(nodes, values)
+        piece[0] = rates  # to the last bit, as a restart takes it
+        self.flow = self.flow.extended(t, piece)
         return found, rates
 
 
-def _checked(
-    fields: Any, t0: float, t1: float, dt: float, saveat: Any, options: dict[str, Any]
-) -> None:
+def _checked(fields: Any, t0: float, t1: float, dt: float, options: dict[str, Any]) -> None:
     if not isinstance(fields, Fields):
         raise ValueError(f"fields: expected pde.Fields, got {type(fields).__name__}")
     if not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
         raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
     if not (math.isfinite(dt) and dt > 0):
         raise ValueError(f"dt: expected a positive time step, got {dt!r}")
-    if not isinstance(saveat, SaveAt) or len(saveat.ts):
-        raise ValueError(f"saveat: expected a pde.SaveAt without ts, got {saveat!r}")
-    refused = {"coordinates", "rank", "start", "map", "stepsize_controller", "checkpoint"}
+    refused = {"coordinates", "rank", "map", "stepsize_controller"}
     if refused & set(options):
         raise ValueError(
             f"options: expected none of {sorted(refused)}, got {sorted(refused & set(options))}"
