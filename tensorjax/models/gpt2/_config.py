@@ -26,8 +26,8 @@ class GPT2Config:
         matrices ("dots"), or the whole block ("full").
       unroll: layers that a step of the loop over layers takes at once. A loop copies into stacks
         what it keeps for the backward pass; more layers at once take longer to compile. None takes
-        at most four, as many as divide ``layers``, where JAX runs on a CPU, nothing is recomputed
-        and the model lies on one device; one layer elsewhere.
+        all, up to twelve, where JAX runs on a CPU, nothing is recomputed and the model lies on one
+        device; one layer elsewhere.
 
     Raises:
       ValueError: a size that is no positive integer, heads that do not divide the features, a rate
