@@ -213,6 +213,8 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
         summa.local("batch", 7)
     with pytest.raises(ValueError, match=r"length: .*multiple of 8 .*r=2 × c=4, got 1023"):
         sequence.local("length", 1023)
+    with pytest.raises(ValueError, match=r"length: .*multiple of 8 .*got 15; take 8 or 16"):
+        sequence.embed(jnp.ones((8, 8)), jnp.zeros((2, 15), jnp.int32))
     with pytest.raises(ValueError, match=r"embed: .*multiple of 8 .*got 4; take 8"):
         sequence.local("embed", 4)
     with pytest.raises(ValueError, match=r"\['w'\]: expected a shape that .*got \(6, 8\)"):

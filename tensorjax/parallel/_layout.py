@@ -79,9 +79,13 @@ class Layout(Placing):
 
         Returns:
           x (batch, length, embed), as it lies between linear layers.
+
+        Raises:
+          ValueError: a length that does not split where a rule splits it.
         """
         if self.mesh is None:
             return table[ids]
+        self.padded("length", ids.shape[1])
         ids = collectives.gather(ids, self.stored, 0)
         place = ids.astype(jnp.int32) - collectives.index(self.wide) * table.shape[0]
         mine = (place >= 0) & (place < table.shape[0])
