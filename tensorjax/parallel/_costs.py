@@ -217,6 +217,8 @@ def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
     weights = 12 * s.features**2 / s.wide
     attention = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
     attention += 1.4 * weights
+    if s.extra > 1:  # both gradients of the token table, until they are added over the devices
+        attention += 2 * s.vocabulary * s.features / (s.wide * s.stored)
     mlp = 1.3 * scores + 27.5 * x / s.wide + 3 * x + 0.9 * x / split + 0.6 * weights
     mlp += 0.7 * weights if s.extra > 1 else 0
     if layout.rows == "gather":
