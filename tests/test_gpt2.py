@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
+from tensorjax.models.gpt2._blocks import gelu
 
 CONFIG = GPT2Config.tiny()
 TOKENS = jnp.array([[2, 17, 9, 4, 3, 0, 119], [2, 40, 3, 0, 7, 7, 7]], jnp.int32)
@@ -264,6 +265,26 @@ def test_one_block_is_compiled_whatever_the_layers() -> None:
         return text.count("stablehlo.dot_general")
 
     assert operations(2) == operations(9)
+
+
+def test_all_layers_at_once_where_it_is_said() -> None:
+    def loops(**changes) -> int:
+        config = dataclasses.replace(CONFIG, **{"unroll": None, **changes})
+        graph, params = nnx.split(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0))))
+        text = jax.jit(lambda params: nnx.merge(graph, params)(TOKENS)).lower(params).as_text()
+        return text.count("stablehlo.while")
+
+    assert loops() == (jax.default_backend() != "cpu")
+    assert loops(unroll=1) == loops(layers=13) == loops(remat="full") == 1
+
+
+def test_gelu_and_its_slope_are_those_of_jax(rng) -> None:
+    x, dx = (jnp.asarray(4 * rng.normal(size=300), jnp.float32) for _ in range(2))
+    found = jax.jvp(gelu, (x,), (dx,))
+    wanted = jax.jvp(functools.partial(jax.nn.gelu, approximate=True), (x,), (dx,))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gelu(x), found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_is_close_and_its_master_weights_single(model, logits) -> None:

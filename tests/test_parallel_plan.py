@@ -100,7 +100,7 @@ def test_two_dimensions_pay_off_for_long_batches_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(CASES_OF_THEORY))
 def test_the_steps_of_theory_at_four_devices(case: str) -> None:
-    """T/H = 8: SUMMA below 1D in wire and temp. T/H = 1: above in wire; in temp it stays below."""
+    """T/H = 8: SUMMA below 1D in wire and temp; 1: above in wire, below in temp; 1/8: above."""
     batch, sizes = CASES_OF_THEORY[case]
     config = GPT2Config(**sizes, heads=16, vocabulary=2048, dropout=0.0, remat="full")
     found = parallel.plan(
@@ -121,8 +121,9 @@ def test_the_steps_of_theory_at_four_devices(case: str) -> None:
     assert min(sent, key=lambda name: sent[name]) == lesser
     assert min(("1d", "summa"), key=lambda name: found[name].sent) == lesser
     assert found.best.name == lesser
-    assert held["summa"] < held["1d"]
-    assert found["summa"].temporary < found["1d"].temporary
+    smaller = "1d" if case == "T/H = 1/8" else "summa"
+    assert min(held, key=lambda name: held[name]) == smaller
+    assert min(("1d", "summa"), key=lambda name: found[name].temporary) == smaller
 
 
 def test_bytes_of_a_block_are_those_of_the_theory() -> None:
@@ -212,6 +213,8 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
         summa.local("batch", 7)
     with pytest.raises(ValueError, match=r"length: .*multiple of 8 .*r=2 × c=4, got 1023"):
         sequence.local("length", 1023)
+    with pytest.raises(ValueError, match=r"length: .*multiple of 8 .*got 15; take 8 or 16"):
+        sequence.embed(jnp.ones((8, 8)), jnp.zeros((2, 15), jnp.int32))
     with pytest.raises(ValueError, match=r"embed: .*multiple of 8 .*got 4; take 8"):
         sequence.local("embed", 4)
     with pytest.raises(ValueError, match=r"\['w'\]: expected a shape that .*got \(6, 8\)"):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tensorjax.models.gpt2._blocks import gelu
 from tensorjax.parallel import Layout
 
 # Programs run once: six times as quick to compile, and the collectives are the same.
@@ -103,7 +104,7 @@ def loss(layout: Layout, config: Config, *, parts: bool = False) -> Callable[...
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         x = x + layout.row(y.reshape(*y.shape[:2], -1), w["out"], w["out_bias"])
         y = layout.norm(x, w["scale2"], w["bias2"], 1e-5)
-        y = jax.nn.gelu(layout.column(y, w["up"], w["up_bias"]))
+        y = gelu(layout.column(y, w["up"], w["up_bias"]))
         return x + layout.row(y, w["down"], w["down_bias"]), None
 
     def local(params: Any, ids: jax.Array, targets: jax.Array, weights: jax.Array) -> Any:

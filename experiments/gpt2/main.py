@@ -82,8 +82,8 @@ class Config:
     """What of a block the backward pass computes again."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Implementation of the attention; "cudnn" wants bfloat16 and an NVIDIA GPU."""
-    unroll: int = 3
-    """Blocks that a step of the loop over them takes at once: quicker, but longer to compile."""
+    unroll: int | None = None
+    """Blocks that a step of the loop over them takes at once, see `GPT2Config.unroll`."""
     layout: LayoutName = "single"
     """How the model lies on the devices; "auto" takes what `tensorjax.parallel.plan` picks."""
     devices: int | None = None

@@ -23,10 +23,12 @@ from tensorjax.models.gpt2 import GPT2Config
 
 MIB = 2**20
 
-# Two steps on either side of the border that theory draws: T tokens, H features.
+# T tokens, H features: steps on either side of the border that theory draws for the wire, at
+# T/H = 4, and of that for temp, which lies below 1.
 CASES = {
     "T/H = 8": (8, {"length": 256, "features": 256, "layers": 8}),
     "T/H = 1": (4, {"length": 128, "features": 512, "layers": 4}),
+    "T/H = 1/8": (4, {"length": 16, "features": 512, "layers": 4}),
 }
 
 # The layouts that theory compares: which one sends and holds less depends on T/H.

@@ -209,14 +209,16 @@ def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
 
     A sum of what has to be kept for the backward pass and of the larger one of: the work of one
     block, the logits. The factors are a fit to compiled programs; attention is taken to store its
-    scores.
+    scores, and GELU to keep two arrays, as that of GPT-2 does.
     """
     x = s.tokens * s.features
     split = s.wide if layout.features or layout.length else 1
     scores = s.tokens * s.length * s.heads / s.wide
     weights = 12 * s.features**2 / s.wide
     attention = 4 * scores + 3 * x / s.wide + 3 * x + 1.5 * x / split
-    attention += (1.4 if layout.stored else 2) * weights
+    attention += 1.4 * weights
+    if s.extra > 1:  # both gradients of the token table, until they are added over the devices
+        attention += 2 * s.vocabulary * s.features / (s.wide * s.stored)
     mlp = 1.3 * scores + 27.5 * x / s.wide + 3 * x + 0.9 * x / split + 0.6 * weights
     mlp += 0.7 * weights if s.extra > 1 else 0
     if layout.rows == "gather":
@@ -227,9 +229,9 @@ def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
         ends += 2 * s.vocabulary * s.features / s.wide
     if remat:
         return s.layers * x / split + max(block, ends)
-    # Two arrays of the size of the scores, six of the MLP's width (GELU's tanh form), four of the
+    # Two arrays of the size of the scores, two of the MLP's width (GELU and its slope), four of the
     # heads', eight of the features'.
-    kept = 2 * scores + (24 + 4) * x / s.wide + 2 * x + 6 * x / split
+    kept = 2 * scores + (8 + 4) * x / s.wide + 2 * x + 6 * x / split
     kept += weights if layout.stored else 0  # gathered ones; others are where they were
     kept += 6 * (x - x / s.wide) if layout.rows == "gather" else 0
     return s.layers * kept + max(attention, ends)

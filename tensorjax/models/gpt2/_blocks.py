@@ -1,5 +1,6 @@
 """What GPT-2 is made of: layer norms, linear layers of either kind, the transformer block."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,8 +115,25 @@ class Block(nnx.Module):
         """The block's output, from its input and what its heads attended to."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
-        inner = jax.nn.gelu(self.up(self.norm2(x, layout), layout), approximate=True)
+        inner = gelu(self.up(self.norm2(x, layout), layout))
         return x + drop(self.down(inner, layout), 1)
+
+
+@jax.custom_jvp
+def gelu(x: jax.Array) -> jax.Array:
+    """GELU in its tanh form. Of it, the backward pass keeps the slope alone, not six arrays."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    scale, cubic = (jnp.asarray(v, x.dtype) for v in ((2 / math.pi) ** 0.5, 0.044715))
+    square = x * x
+    t = jnp.tanh(scale * x * (1 + cubic * square))
+    half = 0.5 * (1 + t)
+    slope = half + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * square)
+    return x * half, slope * dx
 
 
 def attend(

@@ -24,7 +24,10 @@ class GPT2Config:
         is given a key.
       remat: what the backward pass recomputes: "none", everything of a block but the products of
         matrices ("dots"), or the whole block ("full").
-      unroll: layers that a step of the loop over layers takes at once.
+      unroll: layers that a step of the loop over layers takes at once. A loop copies into stacks
+        what it keeps for the backward pass; more layers at once take longer to compile. None takes
+        all, up to twelve, where JAX runs on a CPU, nothing is recomputed and the model lies on one
+        device; one layer elsewhere.
 
     Raises:
       ValueError: a size that is no positive integer, heads that do not divide the features, a rate
@@ -43,11 +46,13 @@ class GPT2Config:
     features: int = 768
     dropout: float = 0.1
     remat: Remat = "none"
-    unroll: int = 1
+    unroll: int | None = None
 
     def __post_init__(self) -> None:
         """Checks what would fail late."""
-        check_sizes(self, ("vocabulary", "length", "layers", "heads", "features", "unroll"))
+        check_sizes(self, ("vocabulary", "length", "layers", "heads", "features"))
+        if self.unroll is not None:
+            check_sizes(self, ("unroll",))
         if self.features % self.heads:
             raise ValueError(
                 f"heads: expected a divisor of features = {self.features}, got {self.heads}"
@@ -79,9 +84,9 @@ class GPT2Config:
 
     @classmethod
     def tiny(cls, **changes: Any) -> "GPT2Config":
-        """Two blocks of width 32, without dropout: for tests and first steps."""
+        """Two blocks of width 32, without dropout, compiled quickly: for tests and first steps."""
         sizes = {"vocabulary": 120, "length": 16, "layers": 2, "heads": 4, "features": 32}
-        return cls(**{**sizes, "dropout": 0.0, **changes})
+        return cls(**{**sizes, "dropout": 0.0, "unroll": 1, **changes})
 
     @property
     def padded(self) -> int:

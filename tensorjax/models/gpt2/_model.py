@@ -37,7 +37,8 @@ class GPT2(nnx.Module):
     Tokens and learned positions are embedded, go through pre-LN blocks of causal attention and an
     MLP with GELU in its tanh form, and a last layer norm; logits are products with the token
     table. The parameters of all blocks are stacked: each has a leading axis of ``layers``, over
-    which `jax.lax.scan` goes. So the program is compiled for one block, however many there are.
+    which `jax.lax.scan` goes. So the program is compiled for one block, however many there are, or
+    for a few of them (`GPT2Config.unroll`).
 
     Tensorised layers are stacked too, their initialisation mapped by `jax.vmap`. That works
     because all layers of one kind have the same ranks; ranks that differ from layer to layer, as
@@ -211,7 +212,8 @@ class GPT2(nnx.Module):
             return block.after(x, y, layout, dropped), None
 
         keys = None if keys is None else keys[1:]
-        x, _ = jax.lax.scan(_remat(body, config), x, (params, keys), unroll=config.unroll)
+        unroll = _unroll(config, layout)
+        x, _ = jax.lax.scan(_remat(body, config, unroll), x, (params, keys), unroll=unroll)
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
@@ -274,13 +276,22 @@ def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
     return nnx.merge(graph, params)
 
 
-def _remat(body: Callable[..., Any], config: GPT2Config) -> Callable[..., Any]:
+def _unroll(config: GPT2Config, layout: Layout) -> int:
+    """Layers that a step of the loop takes at once."""
+    if config.unroll is not None:
+        return config.unroll
+    if jax.default_backend() != "cpu" or config.remat != "none" or layout.mesh is not None:
+        return 1
+    return config.layers if config.layers <= 12 else 1
+
+
+def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callable[..., Any]:
     if config.remat == "none":
         return body
     policies = jax.checkpoint_policies
     policy = policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
     # A loop keeps the recomputation from being merged with the first computation by itself.
-    return jax.checkpoint(body, policy=policy, prevent_cse=config.unroll > 1)
+    return jax.checkpoint(body, policy=policy, prevent_cse=unroll > 1)
 
 
 def _axes(path: Any, leaf: jax.Array) -> PartitionSpec:
