@@ -3,6 +3,7 @@
 Doctests do not pass through here: they run as a user would, in JAX's default modes.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -12,11 +13,15 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Read once, when JAX first asks for its devices: before anything else imports it. Most of the time
 # of the tests goes into compiling small programs that run once or twice: LLVM is asked not to
-# optimise them, which halves it. XLA's own passes stay, and with them operations, buffers and
-# collectives as they are counted. Doctests, experiments and notebooks are compiled as ever.
+# optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR; each halves it.
+# XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
+# Doctests, benchmarks and notebooks are compiled as ever. With TENSORJAX_TESTS_MLIR=1 tests go by
+# way of MLIR, as programs of users do: slow ones, and the contract table with the newest JAX.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    + " --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters="
+    + ("true" if os.environ.get("TENSORJAX_TESTS_MLIR") else "false")
 )
 
 import jax
@@ -26,6 +31,13 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves modules and tests out of every later search for garbage, and searches less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(autouse=True, scope="module")

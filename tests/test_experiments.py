@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 
 from experiments import Experiment, _registry, _results
-from experiments.__main__ import main
+from experiments.__main__ import hurried, main
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -257,6 +257,36 @@ def test_run_all_goes_on_after_a_failure(planted: Path, more: tuple[str, ...]) -
     assert (tiny < rival) == ("--quick" not in more)
     assert done.stdout.count("written to") == 2
     assert only_run(planted)["quick"] is ("--quick" in more)
+
+
+def test_quick_runs_that_compare_no_times_are_hurried(here: Path) -> None:
+    assert hurried(["run", "tiny", "--results", "x", "--quick"])
+    assert not hurried(["run", "tiny"])
+    assert not hurried(["run", "nothing-like-it", "--quick"])
+    assert not hurried(["run", "all", "--quick"])  # each run hurries in a process of its own
+    (here / "experiments" / "rival").mkdir()
+    (here / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
+    assert not hurried(["run", "rival", "--quick"])
+
+
+@pytest.mark.parametrize("given", ["", "--xla_backend_optimization_level=2"])
+def test_a_hurried_process_compiles_hastily_unless_told_otherwise(given: str) -> None:
+    code = """if True:
+        import os, sys
+        from experiments._compiling import compiler_options, hasten
+        assert "jax" not in sys.modules
+        hasten()
+        import jax, jax.numpy as jnp
+        jax.jit(jnp.sin)(1.0).block_until_ready()
+        assert compiler_options(False) is None
+        assert compiler_options(True) == {"xla_backend_optimization_level": 1}
+        print(os.environ["XLA_FLAGS"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, text=True, capture_output=True,
+        cwd=Path(__file__).parents[1], env={**os.environ, "XLA_FLAGS": given},
+    )  # fmt: skip
+    assert done.stdout.split() == ["--xla_backend_optimization_level=1", *given.split()]
 
 
 def test_at_least_one_runs_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
