@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensorjax import _native
 from tensorjax._factor import (
     Array,
     adjoint,
@@ -30,7 +31,7 @@ def gram(a: Array) -> Array:
     if is_host(a):
         wide = np.result_type(a.dtype, np.float64)
         if wide == a.dtype:
-            return a @ adjoint(a)
+            return _native.gram(a) if _native.is_wide(a) else a @ adjoint(a)
         out = np.zeros((*a.shape[:-1], m), wide)
         for start in range(0, n, _GRAM_CHUNK):
             chunk = a[..., start : start + _GRAM_CHUNK].astype(wide)
@@ -51,6 +52,8 @@ def gram(a: Array) -> Array:
 
 def project(u: Array, a: Array) -> Array:
     """uᴴ a, (…, r, n), in the precision of ``u``: host float32 data are widened piece by piece."""
+    if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
+        return _native.project(u, a)
     if not is_host(a) or a.dtype == u.dtype:
         return matmul(adjoint(u), a)
     out = np.empty((u.shape[-1], a.shape[-1]), u.dtype)

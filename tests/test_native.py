@@ -1,4 +1,4 @@
-"""The compiled sweeps, held beside XLA's programs for the same rounding."""
+"""What is compiled from C++, held beside XLA and NumPy for the same work."""
 
 import os
 import subprocess
@@ -208,6 +208,30 @@ def test_a_program_for_new_shapes_is_small() -> None:
         text = jax.jit(lambda t: tt.round(t, rank=5)).lower(t).as_text()
         assert text.count("custom_call @tensorjax_round") == 1
         assert text.count("dot_general") <= 2  # of the draw of the sketch
+
+
+@built
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 16_384), (7, 16_391), (64, 20_000), (301, 16_385)]
+)
+def test_passes_over_wide_matrices(rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows)
+    a, u = rng.normal(size=(rows, columns)), rng.normal(size=(rows, min(rows, 5)))
+    assert _native.is_wide(a)
+    np.testing.assert_allclose(_native.gram(a), a @ a.T, rtol=0, atol=1e-12 * columns)
+    np.testing.assert_allclose(_native.project(u, a), u.T @ a, rtol=0, atol=1e-12 * rows)
+    a[rows // 2, columns - 1] = np.nan
+    assert np.isnan(_native.gram(a)[rows // 2]).all()
+
+
+@built
+def test_passes_take_only_what_they_can() -> None:
+    a = np.zeros((4, 40_000))
+    assert _native.is_wide(a)
+    assert not _native.is_wide(a.T)
+    assert not _native.is_wide(a[:, ::2])
+    assert not _native.is_wide(a.astype(np.float32))
+    assert not _native.is_wide(a[:, :100])
 
 
 def test_it_can_be_turned_off() -> None:

@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from tensorjax._native.level import level
-from tensorjax._subspace import OVERSAMPLE
 
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
 _EXACT_COLUMNS = 32
@@ -30,21 +29,27 @@ _EXACT_COLUMNS = 32
 @functools.cache
 def status() -> str:
     """Why the sweeps cannot be called here; empty if they can."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, str]:
+    """The library, ready to be called, or why there is none."""
     if os.environ.get("TENSORJAX_NATIVE", "1") == "0":
-        return "turned off by TENSORJAX_NATIVE=0"
+        return None, "turned off by TENSORJAX_NATIVE=0"
     path, why = _library()
     if path is None:
-        return why
+        return None, why
     try:
         library = ctypes.CDLL(str(path))
         if library.tensorjax_interface() > _interface():
-            return f"{path.name} was built for a newer jaxlib; install tensorjax again"
+            return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")))
         handler = jax.ffi.pycapsule(library.tensorjax_round)
         jax.ffi.register_ffi_target("tensorjax_round", handler, platform="cpu")
     except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
-        return f"{path.name}: {error}"
-    return ""
+        return None, f"{path.name}: {error}"
+    return library, ""
 
 
 def _library() -> tuple[Path | None, str]:
@@ -83,20 +88,20 @@ def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int
     """
     if np.dtype(dtype) not in (np.float32, np.float64) or len(shape) < 2 or 0 in shape:
         return False
-    if exact and max(columns(shape, ranks, None)) > _EXACT_COLUMNS:
+    if exact and max(_columns(shape, ranks)) > _EXACT_COLUMNS:
         return False
     return jax.default_backend() == "cpu" and not status()
 
 
-def columns(
-    shape: Sequence[int], ranks: Sequence[int], kept: Sequence[int] | None
+def _columns(
+    shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
     """Of the bases at all bonds: all of a left side, or what a sketch of the right side sees."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)
-        if kept is not None:
-            left = min(left, kept[k] + OVERSAMPLE, math.prod(shape[k + 1 :]))
+        if widths is not None:
+            left = min(left, widths[k], math.prod(shape[k + 1 :]))
         out.append(left)
     return tuple(out)
 
@@ -108,7 +113,8 @@ def round_to_ranks(
 
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
-      draw: (Σ n, w) random numbers of the sketch's train; w = 0 for bases by QR, without a sketch.
+      draw: (Σ n, w) random numbers of the sketch's train; every bond gets as many columns above its
+        rank as w has above the largest. w = 0 for bases by QR, without a sketch.
       mix: (w, w), orthogonal.
       ranks: d−1, none above what the modes or the present ranks allow.
     """
@@ -119,10 +125,45 @@ def round_to_ranks(
         jax.ShapeDtypeStruct((new[k], n, new[k + 1]), cores[0].dtype) for k, n in enumerate(shape)
     ]
     call = jax.ffi.ffi_call("tensorjax_round", results, vmap_method="broadcast_all")
-    kept = None if mix.shape[-1] == 0 else ranks
+    width = mix.shape[-1]
+    widths = [r + width - max(ranks) for r in ranks] if width else None
     out = call(
         draw, mix, *cores,
         ranks=np.asarray(ranks, np.int64),
-        columns=np.asarray(columns(shape, old, kept), np.int64),
+        columns=np.asarray(_columns(shape, old, widths), np.int64),
     )  # fmt: skip
     return list(out)
+
+
+# Smaller products are left to NumPy: they fit into caches, and calls take their time too.
+_WIDE = 2**14
+
+
+def is_wide(a: np.ndarray) -> bool:
+    """Whether `gram` and `project` take this host matrix, and are quicker than NumPy at it."""
+    wide = a.ndim == 2 and a.shape[0] <= 512 and a.shape[1] >= _WIDE and a.dtype == np.float64
+    return wide and a.flags.c_contiguous and a.flags.aligned and not status()
+
+
+def gram(a: np.ndarray) -> np.ndarray:
+    """A Aᵀ of a wide matrix, in one pass."""
+    out = np.empty((len(a), len(a)))
+    _called("tensorjax_gram", *a.shape, a, out)
+    return out
+
+
+def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Uᵀ A of a wide matrix, in one pass."""
+    u = np.ascontiguousarray(u, np.float64)
+    out = np.empty((u.shape[1], a.shape[1]))
+    _called("tensorjax_project", *a.shape, u.shape[1], u, a, out)
+    return out
+
+
+def _called(name: str, *arguments: int | np.ndarray) -> None:
+    call = getattr(_loaded()[0], name)
+    call.restype = None
+    call(*(
+        ctypes.c_long(x) if isinstance(x, int) else ctypes.c_void_p(x.ctypes.data)
+        for x in arguments
+    ))  # fmt: skip

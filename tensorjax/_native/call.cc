@@ -1,9 +1,10 @@
-// The entry points: XLA's foreign-function interface.
+// The entry points: for XLA by its foreign-function interface, for the host by plain calls.
 
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 
+#include "passes.h"
 #include "rounding.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -156,3 +157,15 @@ extern "C" void tensorjax_lapack(void* syevd, void* gesdd) {
 }
 
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
+
+// G (rows × rows) = A Aᵀ, and P (few × columns) = Uᵀ A, for A (rows × columns) on the host.
+extern "C" void tensorjax_gram(long rows, long columns, const double* a, double* g) {
+  tensorjax::Team team(tensorjax::threads_for(0.5 * rows * rows * columns));
+  tensorjax::wide_gram(team, rows, columns, a, g);
+}
+
+extern "C" void tensorjax_project(long rows, long columns, long few, const double* u,
+                                  const double* a, double* p) {
+  tensorjax::Team team(tensorjax::threads_for(1.0 * rows * few * columns));
+  tensorjax::wide_project(team, rows, columns, few, u, a, p);
+}

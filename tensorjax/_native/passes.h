@@ -1,0 +1,86 @@
+// Passes over a wide matrix (rows × columns, row-major) that does not fit into any cache: its Gram
+// matrix, and its projection. A BLAS packs such a matrix first, at the cost of another pass or two.
+#pragma once
+
+#include <vector>
+
+#include "products.h"
+#include "team.h"
+
+namespace tensorjax {
+
+constexpr long kStrip = 512;  // columns that are worked on while they are in the cache
+
+// Strips shared out in a number of pieces that does not depend on the number of threads.
+struct Strips {
+  long count, pieces;
+  explicit Strips(long columns)
+      : count((columns + kStrip - 1) / kStrip), pieces(std::min(count, 16L)) {}
+  long start(long piece) const { return piece * count / pieces; }
+};
+
+// G = A Aᵀ (rows × rows).
+inline void wide_gram(Team& team, long rows, long columns, const double* a, double* g) {
+  const Strips strips(columns);
+  const long whole = columns / kLanes * kLanes;
+  std::vector<double> sums(strips.pieces * rows * rows, 0.0);
+  team.run(strips.pieces, [&](long piece, int) {
+    double* sum = sums.data() + piece * rows * rows;
+    double part[kSide * kSide];
+    for (long strip = strips.start(piece); strip < strips.start(piece + 1); strip++) {
+      const long from = strip * kStrip, depth = std::max(0L, std::min(kStrip, whole - from));
+      for (long i = 0; i < rows; i += kSide)
+        for (long j = 0; j <= i; j += kSide) {
+          const long p = std::min(kSide, rows - i), q = std::min(kSide, rows - j);
+          inner(p, q, depth, a + i * columns + from, columns, a + j * columns + from, columns, part,
+                kSide);
+          for (long x = 0; x < p; x++)
+            for (long y = 0; y < q; y++) sum[(i + x) * rows + j + y] += part[x * kSide + y];
+        }
+    }
+  });
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j <= i; j++) {
+      double total = 0;
+      for (long piece = 0; piece < strips.pieces; piece++)
+        total += sums[(piece * rows + i) * rows + j];
+      for (long x = whole; x < columns; x++) total += a[i * columns + x] * a[j * columns + x];
+      g[i * rows + j] = g[j * rows + i] = total;
+    }
+}
+
+// P = Uᵀ A (few × columns), U (rows × few).
+inline void wide_project(Team& team, long rows, long columns, long few, const double* u,
+                         const double* a, double* out) {
+  const Strips strips(columns);
+  const long whole = columns / kLanes * kLanes;
+  team.run(strips.pieces, [&](long piece, int) {
+    constexpr long kWide = 3 * kLanes;
+    std::vector<double> packed(kDepth * kWide);
+    const long from = strips.start(piece) * kStrip;
+    const long to = std::min(whole, strips.start(piece + 1) * kStrip);
+    for (long j = from; j < to;) {
+      const long width = std::min(kWide, to - j);
+      for (long p = 0; p < rows; p += kDepth) {
+        const long depth = std::min(kDepth, rows - p);
+        for (long q = 0; q < depth; q++) {
+          const double* row = a + (p + q) * columns + j;
+          for (long v = 0; v < width; v += kLanes) {
+            __builtin_prefetch(row + v + 8 * kWide, 0, 2);
+            store(packed.data() + q * width + v, load(row + v));
+          }
+        }
+        times_panel(few, width, depth, u + p * few, 1, few, packed.data(), out + j, columns, p > 0);
+      }
+      j += width;
+    }
+  });
+  for (long b = 0; b < few; b++)
+    for (long x = whole; x < columns; x++) {
+      double total = 0;
+      for (long i = 0; i < rows; i++) total += u[i * few + b] * a[i * columns + x];
+      out[b * columns + x] = total;
+    }
+}
+
+}  // namespace tensorjax
