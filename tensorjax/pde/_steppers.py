@@ -25,8 +25,8 @@ from tensorjax.tt._system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
 STAGE = 0.25
-# What rounding may take of the mass before it is put back, in units of the tolerance. Putting back
-# all of it in every step stirs up small parts of v: in ten and more dimensions errors are doubled.
+# What rounding may take of the mass before it is put back, in units of the tolerance; with
+# `conserve=`, all of it is put back in every step.
 _LOST = 5
 # Ranks of a sum above this times the largest of the last step, and more beside, look unstable.
 _JUMP, _LEAP = 2, 12
