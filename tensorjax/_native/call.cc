@@ -35,7 +35,7 @@ class Blocks {
   }
 
   void give_back(Lent lent) {
-    constexpr long kMost = 32 << 20;  // of 8 bytes
+    constexpr long kMost = 8 << 20;  // numbers: 64 MiB
     if (lent.size > kMost) return;
     std::lock_guard<std::mutex> hold(guard_);
     auto* least = &kept_[0];
