@@ -96,9 +96,13 @@ class Fields:
         """p of every field, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
-    @functools.cached_property
+    @property
     def axes(self) -> np.ndarray:
         """j(m), (M,)."""
+        return self._axes
+
+    @functools.cached_property
+    def _axes(self) -> np.ndarray:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
