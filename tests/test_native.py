@@ -225,6 +225,21 @@ def test_passes_over_wide_matrices(rows: int, columns: int) -> None:
 
 
 @built
+@pytest.mark.parametrize(("size", "rank"), [(1, 1), (9, 9), (40, 13), (40, 40)])
+def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
+    a = np.random.default_rng(size).normal(size=(size, rank))
+    g = a @ a.T
+    roundoff = 2 * np.finfo(float).eps * np.trace(g)
+    assert _native.factors(g)
+    lower = _native.pivoted_cholesky(g, roundoff)
+    assert lower.shape == (size, rank)
+    np.testing.assert_allclose(lower @ lower.T, g, rtol=0, atol=10 * roundoff)
+    nothing = _native.pivoted_cholesky(0 * g, 0.0)
+    assert nothing.shape == (size, 1)
+    assert not nothing.any()
+
+
+@built
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
     assert _native.is_wide(a)

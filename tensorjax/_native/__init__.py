@@ -160,10 +160,26 @@ def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
     return out
 
 
-def _called(name: str, *arguments: int | np.ndarray) -> None:
+def factors(g: np.ndarray) -> bool:
+    """Whether `pivoted_cholesky` takes this host matrix."""
+    return g.dtype == np.float64 and g.ndim == 2 and not status()
+
+
+def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
+    """L (n, m) with L Lᵀ = G, but for a rest without an entry above ``roundoff``; m ≥ 1."""
+    g = np.ascontiguousarray(g)
+    lower = np.empty(g.shape)
+    rank = _called("tensorjax_factor", len(g), g, float(roundoff), lower)
+    return lower[:rank].T
+
+
+def _called(name: str, *arguments: int | float | np.ndarray) -> int:
     call = getattr(_loaded()[0], name)
-    call.restype = None
-    call(*(
-        ctypes.c_long(x) if isinstance(x, int) else ctypes.c_void_p(x.ctypes.data)
-        for x in arguments
-    ))  # fmt: skip
+    call.restype = ctypes.c_long
+    return call(*map(_c, arguments))
+
+
+def _c(x: int | float | np.ndarray) -> Any:
+    if isinstance(x, np.ndarray):
+        return ctypes.c_void_p(x.ctypes.data)
+    return ctypes.c_double(x) if isinstance(x, float) else ctypes.c_long(x)

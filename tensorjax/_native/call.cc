@@ -156,6 +156,11 @@ extern "C" void tensorjax_lapack(void* syevd, void* gesdd) {
   lapack.gesdd = reinterpret_cast<decltype(lapack.gesdd)>(gesdd);
 }
 
+// Lᵀ (m × n) with G = L Lᵀ up to roundoff; returns m.
+extern "C" long tensorjax_factor(long n, const double* g, double roundoff, double* lower) {
+  return tensorjax::pivoted_cholesky(n, g, roundoff, lower);
+}
+
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
 
 // G (rows × rows) = A Aᵀ, and P (few × columns) = Uᵀ A, for A (rows × columns) on the host.

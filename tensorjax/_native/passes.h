@@ -2,6 +2,8 @@
 // matrix, and its projection. A BLAS packs such a matrix first, at the cost of another pass or two.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "products.h"
@@ -81,6 +83,33 @@ inline void wide_project(Team& team, long rows, long columns, long few, const do
       for (long i = 0; i < rows; i++) total += u[i * few + b] * a[i * columns + x];
       out[b * columns + x] = total;
     }
+}
+
+// Lᵀ (m × n) with L Lᵀ = G (n × n) but for what is left when no pivot is above `roundoff`; m ≥ 1.
+inline long pivoted_cholesky(long n, const double* g, double roundoff, double* lower) {
+  std::vector<double> left(n);
+  for (long i = 0; i < n; i++) left[i] = g[i * n + i];
+  for (long m = 0; m < n; m++) {
+    const long p = std::max_element(left.begin(), left.end()) - left.begin();
+    if (!(left[p] > roundoff)) {
+      if (m == 0) std::fill(lower, lower + n, 0.0);
+      return std::max(m, 1L);
+    }
+    double* row = lower + m * n;
+    std::copy(g + p * n, g + (p + 1) * n, row);
+    for (long i = 0; i < m; i++) {
+      const double by = lower[i * n + p];
+      const double* above = lower + i * n;
+      for (long x = 0; x < n; x++) row[x] -= by * above[x];
+    }
+    const double by = 1 / std::sqrt(left[p]);
+    for (long x = 0; x < n; x++) {
+      row[x] *= by;
+      left[x] -= row[x] * row[x];
+    }
+    left[p] = 0;
+  }
+  return n;
 }
 
 }  // namespace tensorjax

@@ -221,7 +221,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> Cor
         images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
         matrix = np.concatenate([m.reshape(rows * n, -1) for m in images], 1)
-        u = sweeps.gram_basis(matrix, factors[k], share * total / (order - 1))
+        u = sweeps.gram_basis(matrix, sweeps.gram_factor(factors[k]), share * total / (order - 1))
         out.append(u.reshape(rows, n, -1))
         sides = np.cumsum([m[0, 0].size for m in images])[:-1]
         parts = np.split(linalg.project(u, matrix), sides, 1)

@@ -6,14 +6,14 @@ matrix (r_k, f) with F Fᴴ the Gram matrix of everything right of the bond, exa
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax import linalg
+from tensorjax import _native, linalg
 from tensorjax._cores import Cores, absorb, tall, times_right, wide
 
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
@@ -43,15 +43,22 @@ def balanced(cores: Cores) -> Cores:
     return [*(c * 2.0**share for c in first), last * 2.0 ** (-share * len(first))]
 
 
-def grams(cores: Cores) -> tuple[Cores, Any]:
-    """Right Gram matrices themselves, (r_k, r_k), by matrix products alone; and ‖t‖²."""
-    out: Cores = []
-    g = None
+class RightFactor(NamedTuple):
+    """F (r, m) with F Fᴴ a Gram matrix up to roundoff, m its rank to roundoff; and its norm."""
+
+    matrix: Any
+    norm: float
+
+
+def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
+    """Right factors of host cores by Gram matrices, and ‖t‖²."""
+    out: list[RightFactor] = []
+    f = None
     for core in reversed(cores):
-        weighted = core if g is None else times_right(core, g)
-        g = linalg.matmul(wide(weighted), linalg.adjoint(wide(core)))
-        out.append(g)
-    return out[-2::-1], out[-1][0, 0].real
+        g = linalg.gram(wide(core if f is None else times_right(core, f.matrix)))
+        f = gram_factor(g)
+        out.append(f)
+    return out[-2::-1], g[0, 0].real
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
@@ -201,13 +208,13 @@ def gram_round(cores: Cores, share: float) -> Cores:
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
-    factors, total = grams(cores)
+    factors, total = right_factors(cores)
     tail = share * total / (len(cores) - 1)
     out: Cores = []
     core = cores[0]
-    for k, g in enumerate(factors):
+    for k, f in enumerate(factors):
         matrix = tall(core)
-        u = gram_basis(matrix, g, tail)
+        u = gram_basis(matrix, f, tail)
         out.append(u.reshape(*core.shape[:2], -1))
         core = absorb(linalg.project(u, matrix), cores[k + 1])
     # Projections are orthogonal, so the energy that is missing now is the error.
@@ -216,16 +223,16 @@ def gram_round(cores: Cores, share: float) -> Cores:
     return [*out, core]
 
 
-def gram_basis(matrix: Any, g: Any, tail: float) -> Any:
-    """The leading left subspace of matrix · F, F Fᴴ = g, which leaves out at most ``tail``.
+def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
+    """The leading left subspace of matrix · F, which leaves out at most ``tail``.
 
     Raises:
       InaccurateGram: roundoff is not small beside ``tail``.
     """
-    noise = np.finfo(g.real.dtype).eps * np.linalg.norm(g) * _spectral_energy(matrix)
+    noise = np.finfo(matrix.real.dtype).eps * f.norm * _spectral_energy(matrix)
     if not 4 * noise <= tail:
         raise InaccurateGram
-    seen = linalg.matmul(matrix, _cholesky(g))
+    seen = linalg.matmul(matrix, f.matrix)
     return linalg.left_basis(seen, tail=tail - 2 * noise, method="gram").u
 
 
@@ -241,10 +248,24 @@ def _spectral_energy(a: Any) -> float:
     return estimate
 
 
-def _cholesky(g: Any) -> Any:
+def gram_factor(g: Any) -> RightFactor:
+    """Of a host Gram matrix: by Cholesky, with pivots as far as they are more than roundoff.
+
+    Raises:
+      InaccurateGram: there is no factor.
+    """
+    norm = float(np.linalg.norm(g))
+    if not np.isfinite(norm):
+        raise InaccurateGram
+    roundoff = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
+    if _native.factors(g):
+        return RightFactor(_native.pivoted_cholesky(g, roundoff), norm)
+    return RightFactor(_cholesky(g, roundoff), norm)
+
+
+def _cholesky(g: Any, shift: float) -> Any:
     """Lower factor of a positive semi-definite matrix, shifted by no more than roundoff needs."""
     eye = np.eye(len(g), dtype=g.dtype)
-    shift = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
     for _ in range(8):
         try:
             return np.linalg.cholesky(g + shift * eye)
