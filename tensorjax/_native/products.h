@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 namespace tensorjax {
 
@@ -16,6 +17,7 @@ constexpr int kBytes = 64, kRows = 8;
 constexpr int kBytes = 32, kRows = 4;
 #endif
 constexpr long kLanes = kBytes / sizeof(double);
+constexpr double kEps = std::numeric_limits<double>::epsilon();
 constexpr long kPad = 8;      // rows are padded to a multiple of this, for every width of vectors
 constexpr long kDepth = 256;  // of a packed panel
 

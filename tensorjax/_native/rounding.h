@@ -80,7 +80,6 @@ class Rounding {
 
  private:
   static constexpr long kAtOnce = 16;  // left indices of a piece of a sketch, at most
-  static constexpr double kEps = std::numeric_limits<double>::epsilon();
 
   // Rows shared out in up to four pieces, whatever the number of threads.
   struct Rows {

@@ -51,7 +51,16 @@ class RightFactor(NamedTuple):
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Right factors of host cores by Gram matrices, and ‖t‖²."""
+    """Right factors of host cores by Gram matrices, and ‖t‖².
+
+    Raises:
+      InaccurateGram: a Gram matrix overflows.
+    """
+    if all(_native.factors(wide(c)) for c in cores):
+        found, total = _native.right_factors(cores)
+        if not np.isfinite(total):
+            raise InaccurateGram
+        return [RightFactor(*f) for f in found], total
     out: list[RightFactor] = []
     f = None
     for core in reversed(cores):
