@@ -1,5 +1,6 @@
 """GPT-2's weights as published: there and back, Hugging Face's own model, damaged folders."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -87,7 +88,8 @@ def test_what_is_written_has_the_published_names_and_shapes(written) -> None:
 
 def test_there_and_back(written) -> None:
     model = from_huggingface(written)
-    assert model.config == CONFIG
+    # How its loop runs is not written down.
+    assert model.config == dataclasses.replace(CONFIG, unroll=None)
     same(model)
     other = from_huggingface(written, dropout=0.0, remat="full", dtype=jnp.bfloat16)
     assert (other.config.dropout, other.config.remat) == (0.0, "full")
