@@ -6,6 +6,7 @@ Doctests do not pass through here: they run as a user would, in JAX's default mo
 import gc
 import os
 from collections.abc import Iterator
+from importlib import metadata
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -16,12 +17,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR; each halves it.
 # XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
 # Doctests, benchmarks and notebooks are compiled as ever. With TENSORJAX_TESTS_MLIR=1 tests go by
-# way of MLIR, as programs of users do: slow ones, and the contract table with the newest JAX.
+# way of MLIR, as programs of users do: slow ones, and all with the newest JAX, which knows no other
+# way and refuses the flag.
+_plain = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + " --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters="
-    + ("true" if os.environ.get("TENSORJAX_TESTS_MLIR") else "false")
+    + " --xla_cpu_parallel_codegen_split_count=1"
+    + " --xla_cpu_use_fusion_emitters=false" * (_plain and "TENSORJAX_TESTS_MLIR" not in os.environ)
 )
 
 import jax
