@@ -19,12 +19,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Doctests, benchmarks and notebooks are compiled as ever. With TENSORJAX_TESTS_MLIR=1 tests go by
 # way of MLIR, as programs of users do: slow ones, and all with the newest JAX, which knows no other
 # way and refuses the flag.
-_plain = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     + " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false" * (_plain and "TENSORJAX_TESTS_MLIR" not in os.environ)
+    + " --xla_cpu_use_fusion_emitters=false"
+    * (
+        "TENSORJAX_TESTS_MLIR" not in os.environ
+        and tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+    )
 )
 
 import jax
