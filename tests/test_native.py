@@ -240,22 +240,6 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 
 
 @built
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (1, 7, 1, 2), (9, 10, 11, 12, 3)])
-def test_right_factors_are_those_of_the_gram_matrices(shape: tuple[int, ...]) -> None:
-    t = train(3, shape, 9)
-    cores = [np.asarray(c) for c in (t + t).cores]
-    factors, total = _native.right_factors(cores)
-    np.testing.assert_allclose(total, 4 * float(tt.norm(t)) ** 2, rtol=1e-12)
-    right = np.ones((1, 1))
-    for (lower, norm), core in zip(factors[::-1], cores[:0:-1], strict=True):
-        right = np.tensordot(core, right, 1).reshape(len(core), -1)
-        np.testing.assert_allclose(lower @ lower.T, right @ right.T, rtol=0, atol=1e-13 * norm)
-        np.testing.assert_allclose(norm, np.linalg.norm(right @ right.T), rtol=1e-12)
-        assert lower.shape[1] <= len(core) // 2
-    assert not np.isfinite(_native.right_factors([np.full(c.shape, np.inf) for c in cores])[1])
-
-
-@built
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
     assert _native.is_wide(a)

@@ -173,35 +173,6 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     return lower[:rank].T
 
 
-def right_factors(cores: Sequence[np.ndarray]) -> tuple[list[tuple[np.ndarray, float]], float]:
-    """Factors of the Gram matrices of all that is right of each bond, and ‖t‖².
-
-    Args:
-      cores: of a train, float64 on the host.
-
-    Returns:
-      For bonds 0 … d−2, L (r, m) with L Lᵀ the Gram matrix up to roundoff, as `pivoted_cholesky`,
-      and the matrix's Frobenius norm; the squared norm of the train, not finite where anything is.
-    """
-    cores = [np.ascontiguousarray(c) for c in cores]
-    order = len(cores)
-    modes = np.array([c.shape[1] for c in cores], np.int_)
-    bonds = np.array([*(c.shape[0] for c in cores), 1], np.int_)
-    lower = [np.empty((r, r)) for r in bonds[:-1]]
-    ranks, norms = np.zeros(order, np.int_), np.zeros(order)
-    call = _loaded()[0].tensorjax_right_factors
-    call.restype = ctypes.c_double
-    total = call(
-        *map(_c, (order, modes, bonds)), _table(cores), _table(lower), _c(ranks), _c(norms)
-    )
-    factors = [(lower[k][: ranks[k]].T, float(norms[k])) for k in range(1, order)]
-    return factors, float(total)
-
-
-def _table(arrays: Sequence[np.ndarray]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
-
-
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:
     call = getattr(_loaded()[0], name)
     call.restype = ctypes.c_long

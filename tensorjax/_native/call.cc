@@ -156,15 +156,6 @@ extern "C" void tensorjax_lapack(void* syevd, void* gesdd) {
   lapack.gesdd = reinterpret_cast<decltype(lapack.gesdd)>(gesdd);
 }
 
-extern "C" double tensorjax_right_factors(long order, const long* n, const long* r,
-                                          const double* const* cores, double* const* lower,
-                                          long* ranks, double* norms) {
-  double work = 0;
-  for (long k = 0; k < order; k++) work += 1.5 * r[k] * n[k] * r[k + 1] * std::max(r[k], r[k + 1]);
-  tensorjax::Team team(tensorjax::threads_for(work));
-  return tensorjax::right_factors(team, order, n, r, cores, lower, ranks, norms);
-}
-
 // Lᵀ (m × n) with G = L Lᵀ up to roundoff; returns m.
 extern "C" long tensorjax_factor(long n, const double* g, double roundoff, double* lower) {
   return tensorjax::pivoted_cholesky(n, g, roundoff, lower);

@@ -1,6 +1,6 @@
 // Products on the host. Of wide matrices (rows × columns, row-major) that do not fit into any cache:
-// Gram matrix and projection, which a BLAS packs first, at the cost of another pass or two. Of trains:
-// factors of the Gram matrices from the right, no wider than their rank.
+// Gram matrix and projection, which a BLAS packs first, at the cost of another pass or two. Of Gram
+// matrices: factors no wider than their rank.
 #pragma once
 
 #include <algorithm>
@@ -111,50 +111,6 @@ inline long pivoted_cholesky(long n, const double* g, double roundoff, double* l
     left[p] = 0;
   }
   return n;
-}
-
-// Factors of the Gram matrices of everything right of each bond of a train: at k, for k > 0, Lᵀ
-// (m × r_{k-1}) of bond k − 1 in `lower[k]`, m in `ranks[k]`, and the norm of the matrix in
-// `norms[k]`. Returns the squared norm of the train; not finite where any Gram matrix is not.
-inline double right_factors(Team& team, long order, const long* n, const long* r,
-                            const double* const* cores, double* const* lower, long* ranks,
-                            double* norms) {
-  std::vector<double> factor, image, g;
-  long m = 1;
-  for (long k = order - 1; k >= 0; k--) {
-    const long left = r[k], s = r[k + 1], rows = left * n[k], wide = padded(m), across = n[k] * wide;
-    factor.assign(s * wide, 0.0);
-    for (long b = 0; b < s; b++)
-      for (long j = 0; j < m; j++) factor[b * wide + j] = k + 1 < order ? lower[k + 1][j * s + b] : 1;
-    image.resize(rows * wide);
-    g.resize(left * left);
-    const long chunk = std::max(8L, (rows + 7) / 8);
-    team.run((rows + chunk - 1) / chunk, [&](long piece, int) {
-      double room[3 * kLanes * kDepth];
-      const long from = piece * chunk;
-      times(std::min(chunk, rows - from), wide, s, cores[k] + from * s, s, 1, factor.data(), wide,
-            image.data() + from * wide, wide, room);
-    });
-    team.run((left + kSide - 1) / kSide, [&](long side, int) {
-      double part[kSide * kSide];
-      const long i = side * kSide, some = std::min(kSide, left - i);
-      for (long j = 0; j <= i; j += kSide) {
-        const long few = std::min(kSide, left - j);
-        inner(some, few, across, image.data() + i * across, across, image.data() + j * across,
-              across, part, kSide);
-        for (long x = 0; x < some; x++)
-          for (long y = 0; y < few; y++)
-            g[(i + x) * left + j + y] = g[(j + y) * left + i + x] = part[x * kSide + y];
-      }
-    });
-    double squares = 0, trace = 0;
-    for (double x : g) squares += x * x;
-    for (long i = 0; i < left; i++) trace += g[i * left + i];
-    norms[k] = std::sqrt(squares);
-    if (k == 0 || !std::isfinite(norms[k])) return k ? norms[k] : g[0];
-    m = ranks[k] = pivoted_cholesky(left, g.data(), 2 * kEps * trace, lower[k]);
-  }
-  return 0;  // no cores
 }
 
 }  // namespace tensorjax

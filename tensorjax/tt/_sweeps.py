@@ -56,18 +56,16 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
     Raises:
       InaccurateGram: a Gram matrix overflows.
     """
-    if all(_native.factors(wide(c)) for c in cores):
-        found, total = _native.right_factors(cores)
-        if not np.isfinite(total):
-            raise InaccurateGram
-        return [RightFactor(*f) for f in found], total
-    out: list[RightFactor] = []
-    f = None
+    factors: list[RightFactor] = []
+    g: Any = None
     for core in reversed(cores):
-        g = linalg.gram(wide(core if f is None else times_right(core, f.matrix)))
-        f = gram_factor(g)
-        out.append(f)
-    return out[-2::-1], g[0, 0].real
+        if factors and _native.factors(g):
+            g = linalg.gram(wide(times_right(core, factors[-1].matrix)))
+        else:  # a factor that is shifted is not passed on: shifts would add up
+            weighted = core if g is None else times_right(core, g)
+            g = linalg.matmul(wide(weighted), linalg.adjoint(wide(core)))
+        factors.append(gram_factor(g))
+    return factors[-2::-1], g[0, 0].real
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
