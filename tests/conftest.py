@@ -14,7 +14,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Read once, when JAX first asks for its devices: before anything else imports it. Most of the time
 # of the tests goes into compiling small programs that run once or twice: LLVM is asked not to
-# optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR; each halves it.
+# optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR.
 # XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
 # Doctests, benchmarks and notebooks are compiled as ever. With TENSORJAX_TESTS_MLIR=1 tests go by
 # way of MLIR, as programs of users do: slow ones, and all with the newest JAX, which knows no other

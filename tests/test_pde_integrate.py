@@ -507,6 +507,24 @@ def test_negative_diffusion_is_refused():
         pde.OrnsteinUhlenbeck(-np.eye(2), [[1.0, 0.5], [0.0, 1.0]], start, pde.Box.fourier(2, 24))
 
 
+class Turning(pde.Problem):
+    """u_t = D(t) Δu, D negative from t = 0.05 on."""
+
+    def right_side(self, map: Any, t: Any) -> Any:
+        spread = (0.05 - t) * map.matrix @ map.matrix.T
+        return pde.RightSide(self.box, pde.Coefficients(diffusion=spread))
+
+
+def test_diffusion_that_turns_negative_ends_the_run_with_the_last_good_state():
+    start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+    problem = Turning(start, pde.Box.fourier(2, 24))
+    solution = pde.integrate(problem, t1=0.2, dt=0.01, tol=1e-6, coordinates="fixed")
+    assert solution.result == pde.Result.failed
+    assert "negative diffusion" in solution.message
+    assert 0.03 < solution.final.t <= 0.05
+    assert np.isfinite(tt.norm(solution.final.v))
+
+
 def test_runs_end_early_by_callback_or_by_their_number_of_steps(capsys: Any):
     problem = turning(24)
     options: dict[str, Any] = {"t1": 0.2, "dt": 0.02, "tol": 1e-4, "coordinates": "fixed"}
