@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tensorjax import _native, tt
-from tensorjax._native.level import level
 
 ROOT = Path(__file__).resolve().parents[1]
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
@@ -47,26 +46,6 @@ def compiled(t: tt.TT, rank: int, **options: object) -> tt.TT:
     text = jax.jit(lambda t: tt.round(t, rank=rank, **options)).lower(t).as_text()
     assert "tensorjax_round" in text
     return tt.round(t, rank=rank, **options)
-
-
-def test_there_is_a_library_wherever_there_is_a_compiler(tmp_path: Path) -> None:
-    code = (
-        "import pathlib, sys; from hatch_build import build_sweeps\n"
-        "print(*build_sweeps(pathlib.Path('.'), pathlib.Path(sys.argv[1])), sep='|')"
-    )
-
-    def build(**environment: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, text=True,
-            capture_output=True, env={**os.environ, **environment},
-        )  # fmt: skip
-        return done.stdout.strip().split("|")
-
-    assert build(CXX="no-such-compiler")[0] == "None"
-    library, why = build()
-    assert (library == "None") == bool(why)
-    if not why:
-        assert Path(library).name == f"sweeps-{level()}.so"
 
 
 @built

@@ -393,28 +393,6 @@ def test_options_of_the_ring_work_or_say_why_not(folder: Path, option: str) -> N
         assert holds(store, "a", 1)
 
 
-def test_the_extension_is_built_or_a_reason_given(tmp_path: Path) -> None:
-    """And a missing compiler never breaks an installation."""
-    root = Path(__file__).parents[1]
-    code = (
-        "import pathlib, sys; from hatch_build import build_uring as build\n"
-        "print(*build(pathlib.Path('.'), pathlib.Path(sys.argv[1])), sep='|')"
-    )
-
-    def build(**environment: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], cwd=root, check=True, text=True,
-            capture_output=True, env={**os.environ, **environment},
-        )  # fmt: skip
-        return done.stdout.strip().split("|")
-
-    assert build(CC="no-such-compiler")[0] == "None"
-    library, why = build()
-    assert (library == "None") == bool(why)
-    if not why:
-        assert Path(library).stat().st_size > 1000
-
-
 # Two processes, other models, bad input.
 
 

@@ -1,0 +1,42 @@
+"""What is written in C and C++ is built on installation, or a reason given why not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorjax._native.level import level
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "compiler", "stem"),
+    [("build_uring", "CC", "_uring_c."), ("build_sweeps", "CXX", f"sweeps-{level()}.")],
+)
+def test_it_is_built_or_a_reason_given(
+    function: str, compiler: str, stem: str, tmp_path: Path
+) -> None:
+    """And a missing compiler never breaks an installation."""
+    code = (
+        f"import pathlib, sys; from hatch_build import {function}\n"
+        f"print(*{function}(pathlib.Path('.'), pathlib.Path(sys.argv[1])), sep='|')"
+    )
+
+    def build(**environment: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, text=True,
+            capture_output=True, env={**os.environ, **environment},
+        )  # fmt: skip
+        return done.stdout.strip().split("|")
+
+    library, why = build(**{compiler: "no-such-compiler"})
+    assert library == "None"
+    assert why
+    library, why = build()
+    assert (library == "None") == bool(why)
+    if not why:
+        assert Path(library).name.startswith(stem)
+        assert Path(library).stat().st_size > 1000
