@@ -24,8 +24,10 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def device() -> dict[str, Any]:
-    """Returns what JAX ran on, and the processor of the host."""
+    """Returns what JAX ran on, the host's processor, and whether sweeps are compiled for it."""
     import jax
+
+    from tensorjax import _native
 
     first = jax.devices()[0]
     return {
@@ -38,6 +40,7 @@ def device() -> dict[str, Any]:
         else os.cpu_count(),
         "x64": bool(jax.config.read("jax_enable_x64")),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "compiled_sweeps": _native.status() or "yes",
     }
 
 
