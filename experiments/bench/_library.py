@@ -87,7 +87,10 @@ class Tensorjax(Library):
         yield "", lambda: ready(tt.from_dense(array, tol=tol))
 
     def round_rank(self, cores: Cores, rank: int) -> Ways:
-        yield from self._both(functools.partial(tt.round, rank=rank), self.train(cores))
+        train = self.train(cores)
+        yield from self._both(functools.partial(tt.round, rank=rank), train)
+        quick = jax.jit(functools.partial(tt.round, rank=rank, oversample=0))
+        yield "jit, oversample=0", lambda: ready(quick(train))
 
     def round_tol(self, cores: Cores, tol: float) -> Ways:
         train = self.train(cores)

@@ -78,11 +78,10 @@ def _reachable(case: Case, results: list[Result]) -> float:
     return max([case.tolerance, *([min(errors)] if errors else [])])
 
 
-def ours(case: Case, results: Iterable[Result]) -> Result | None:
-    """The result of ours that the goals of a case are about."""
-    return fastest(
-        r for r in results if r.library == "tensorjax" and case.ours in (None, r.variant)
-    )
+def ours(case: Case, results: Iterable[Result], variant: str | None = None) -> Result | None:
+    """The result of ours that the goals of a case are about, or the one of a variant."""
+    wanted = variant or case.ours
+    return fastest(r for r in results if r.library == "tensorjax" and wanted in (None, r.variant))
 
 
 def fastest(results: Iterable[Result]) -> Result | None:
@@ -123,6 +122,7 @@ class Target:
         ratio: Time of the other over ours, if the goal is about time.
         wanted: The ratio that meets the goal.
         fastest: Who the other was.
+        ours: Which of our ways was held against it.
         error, its_error: Of ours and of the other.
     """
 
@@ -135,6 +135,7 @@ class Target:
     ratio: float | None = None
     wanted: float = 1.0
     fastest: str = ""
+    ours: str = ""
     error: float | None = None
     its_error: float | None = None
 
@@ -143,6 +144,7 @@ class Target:
         return {
             "group": self.group,
             "case": self.case,
+            "ours": self.ours,
             "against": self.fastest or self.against,
             "goal": self.asked,
             "reached": self.reached,
@@ -155,7 +157,7 @@ class Target:
 def targets(case: Case, results: Sequence[Result]) -> list[Target]:
     """One target per goal of a case."""
     base = ours(case, results)
-    found = [_target(case, goal, base, results) for goal in case.goals]
+    found = [_target(case, goal, ours(case, results, goal.ours), results) for goal in case.goals]
     if case.most_programs is not None:
         programs = base.programs if base else None
         met = programs is not None and programs <= case.most_programs
@@ -169,7 +171,7 @@ def targets(case: Case, results: Sequence[Result]) -> list[Target]:
 
 
 def _target(case: Case, goal: Goal, base: Result | None, results: Sequence[Result]) -> Target:
-    other = fastest(r for r in results if _meant(goal, r))
+    other = fastest(r for r in results if _meant(goal, r, base))
     said = "at least" if goal.at_most is None else "at most"
     asked = f"{said} {goal.at_most or goal.at_least:g}"
     if base is None or other is None:
@@ -186,14 +188,18 @@ def _target(case: Case, goal: Goal, base: Result | None, results: Sequence[Resul
         ratio=ratio,
         wanted=goal.ratio,
         fastest=other.label,
+        ours=base.variant,
         error=base.error,
         its_error=other.error,
     )
 
 
-def _meant(goal: Goal, result: Result) -> bool:
+def _meant(goal: Goal, result: Result, base: Result | None) -> bool:
     if goal.against == "fastest peer":
         return result.peer
+    if goal.against == "peer as accurate":
+        limit = max(_SLACK * (base.error or 0.0), EXACT) if base else 0.0
+        return result.peer and (result.error or 0.0) <= limit
     return result.library == goal.against and goal.variant in (None, result.variant)
 
 

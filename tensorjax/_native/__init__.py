@@ -114,7 +114,8 @@ def round_to_ranks(
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
       draw: (Σ n, w) random numbers of the sketch's train; every bond gets as many columns above its
-        rank as w has above the largest. w = 0 for bases by QR, without a sketch.
+        rank as w has above the largest, and with none nothing is cut afterwards. w = 0 for bases
+        by QR, without a sketch.
       mix: (w, w), orthogonal.
       ranks: d−1, none above what the modes or the present ranks allow.
     """

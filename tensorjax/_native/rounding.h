@@ -12,6 +12,7 @@
 // All cuts are taken of the same train, not one after another, so 4 and 5 run in parallel; the
 // error is bounded by the root of the sum of squares of what each cut discards, as ever. A cut too
 // deep for Gram matrices sends the train through singular value decompositions instead of 3 to 5.
+// Where no basis is wider than asked there is nothing to cut, and they are left out.
 #pragma once
 
 #include <cmath>
@@ -73,6 +74,7 @@ class Rounding {
     if (!s_.exact()) sketch(team);
     bases(team);
     if (!finite_) return fill(out);
+    if (s_.c == s_.t) return plain(team, out);
     energies(team);
     if (cut(team)) trim(team, out);
     else careful(out);
@@ -368,13 +370,14 @@ class Rounding {
   void absorb(Team& team, long k, double by, double* half) {
     const long c = s_.c[k], r = s_.r[k], n = s_.n[k], s = right(k), ld = padded(s);
     const Panels panels(ld);
+    const long ahead = team.size();  // the slice that this thread is likely to take next
     slabs_.assign(n, 0);
     team.run(n, [&](long i, int who) {
       double* packed = own_[who].packed;
       for (long a = 0; a < r; a++) {
         const double* row = core_[k] + (a * n + i) * s;
-        if (i + 1 < n)
-          for (long z = 0; z < s; z += 8) __builtin_prefetch(row + s + z, 0, 2);
+        if (i + ahead < n)
+          for (long z = 0; z < s; z += 8) __builtin_prefetch(row + ahead * s + z, 0, 2);
         for (long x = 0; x < panels.count; x++) {
           const long j = panels.start(x), width = panels.start(x + 1) - j;
           double* to = packed + j * r + a * width;
@@ -489,6 +492,19 @@ class Rounding {
         part = both;
       }
       put(part, before * n, t, ld, scale_of(k), out[k]);
+    });
+  }
+
+  // Instead of 3 to 5, where no basis is wider than asked: Q_k W_k as they are.
+  template <class T>
+  void plain(Team& team, T* const* out) const {
+    const long d = s_.order;
+    team.run(d, [&](long k, int who) {
+      const long c = basis(k), wide = padded(c), rows = s_.rows(k);
+      if (k == d - 1) return put(last_, rows, 1, kPad, scale_of(k), out[k]);
+      double* image = own_[who].image;
+      times(rows, wide, c, q_[k], wide, 1, w_[k], ld_, image, wide, own_[who].panel, true);
+      put(image, rows, c, wide, scale_of(k), out[k]);
     });
   }
 

@@ -40,6 +40,8 @@ class Team {
     for (auto& thread : threads_) thread.join();
   }
 
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+
   // Calls step(piece, thread) for pieces 0 … count−1, and returns when all are done.
   template <class Step>
   void run(long count, const Step& step) {
@@ -49,6 +51,7 @@ class Team {
     }
     call_ = [](const void* s, long piece, int who) { (*static_cast<const Step*>(s))(piece, who); };
     step_ = &step;
+    count_ = count;
     done_.store(0, std::memory_order_relaxed);
     const uint64_t phase = (turn_.load(std::memory_order_relaxed) >> 32) + 1;
     turn_.store(phase << 32 | static_cast<uint64_t>(count), std::memory_order_release);
@@ -64,7 +67,7 @@ class Team {
     uint64_t turn = turn_.load(std::memory_order_acquire);
     while (turn & 0xffffffff) {
       if (!turn_.compare_exchange_weak(turn, turn - 1, std::memory_order_acq_rel)) continue;
-      call_(step_, static_cast<long>(turn & 0xffffffff) - 1, who);
+      call_(step_, count_ - static_cast<long>(turn & 0xffffffff), who);
       done_.fetch_add(1, std::memory_order_acq_rel);
       return true;
     }
@@ -99,6 +102,7 @@ class Team {
   std::vector<std::thread> threads_;
   void (*call_)(const void*, long, int) = nullptr;
   const void* step_ = nullptr;
+  long count_ = 0;
   std::atomic<uint64_t> turn_{0};
   std::atomic<long> done_{0};
   std::atomic<bool> over_{false};

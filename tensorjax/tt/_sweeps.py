@@ -126,27 +126,30 @@ def _coordinates(u: Any, matrix: Any) -> Any:
     return w + linalg.project(u, matrix - u @ w) if linalg.is_host(u) else w
 
 
-def random_round(cores: Cores, key: Any, ranks: Sequence[int]) -> tuple[Cores, Any]:
+def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tuple[Cores, Any]:
     """Rounds to ``ranks``: a random range finder left to right, then a truncation back.
 
-    The first sweep leaves a left-orthogonal train a few ranks wider than asked; the second takes
-    those off again, bond after bond, by the singular values of the whole unfolding. Returns the
-    cores, and the exponent of two by which to scale them back.
+    The first sweep leaves a left-orthogonal train, ``extra`` ranks wider than asked; the second
+    takes those off again, bond after bond, by the singular values of the whole unfolding. Returns
+    the cores, and the exponent of two by which to scale them back.
     """
-    factors = sketches(cores, max(ranks) + linalg.OVERSAMPLE, key)
+    factors = sketches(cores, max(ranks) + extra, key)
     modes = [c.shape[1] for c in cores]
     wider, weights = [], []  # cores, and small matrices that make their columns orthonormal
     core, exponent = linalg.normalized(cores[0])
     for k, f in enumerate(factors):
         matrix = tall(core)
         # No wider than the space right of the bond: more columns would be dependent.
-        columns = min(ranks[k] + linalg.OVERSAMPLE, math.prod(modes[k + 1 :]))
+        columns = min(ranks[k] + extra, math.prod(modes[k + 1 :]))
         w, q = _range_rows(matrix, f[:, :columns])
         wider.append(linalg.adjoint(q).reshape(-1, modes[k], q.shape[0]))
         weights.append(linalg.adjoint(w))
         projected, e = linalg.normalized(linalg.matmul(w, linalg.matmul(q, matrix)))
         core = absorb(projected, cores[k + 1])
         exponent = exponent + e
+    if extra == 0:
+        pairs = zip(wider, weights, strict=True)
+        return [*(times_right(c, w) for c, w in pairs), core], exponent
     return truncate_back([*wider, core], weights, ranks), exponent
 
 
