@@ -174,6 +174,26 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     return lower[:rank].T
 
 
+def rounds(cores: Sequence[np.ndarray]) -> bool:
+    """Whether `gram_round` takes these host cores."""
+    fit = all(c.dtype == np.float64 and c.flags.c_contiguous and c.flags.aligned for c in cores)
+    return fit and len(cores) > 1 and all(c.size for c in cores) and not status()
+
+
+def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
+    """A train that lacks at most ``share`` of the energy; None where Gram matrices cannot tell."""
+    modes = np.array([c.shape[1] for c in cores], np.int64)
+    ranks = np.array([1, *(c.shape[2] for c in cores)], np.int64)
+    pointers = np.array([c.ctypes.data for c in cores], np.uintp)
+    out = np.empty(sum(c.size for c in cores))
+    arguments = len(cores), modes, ranks, pointers, float(share), out
+    if not _called("tensorjax_gram_round", *arguments):
+        return None
+    shapes = list(zip(ranks[:-1], modes, ranks[1:], strict=True))
+    ends = np.cumsum([math.prod(s) for s in shapes])
+    return [a.reshape(s) for a, s in zip(np.split(out[: ends[-1]], ends[:-1]), shapes, strict=True)]
+
+
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:
     call = getattr(_loaded()[0], name)
     call.restype = ctypes.c_long

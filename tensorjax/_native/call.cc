@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "grams.h"
 #include "passes.h"
 #include "rounding.h"
 #include "xla/ffi/api/ffi.h"
@@ -158,7 +159,23 @@ extern "C" void tensorjax_lapack(void* syevd, void* gesdd) {
 
 // Lᵀ (m × n) with G = L Lᵀ up to roundoff; returns m.
 extern "C" long tensorjax_factor(long n, const double* g, double roundoff, double* lower) {
-  return tensorjax::pivoted_cholesky(n, g, roundoff, lower);
+  return tensorjax::pivoted_cholesky(n, n, g, roundoff, lower);
+}
+
+// Rounds to a share of the energy: `ranks` (d + 1) become those of the result, and its cores are
+// written to `out`, one after another. 0 where Gram matrices are too coarse for that.
+extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* ranks,
+                                     const double* const* cores, double share, double* out) {
+  const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
+  double work = 0;
+  for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
+  const int threads = tensorjax::threads_for(work);
+  tensorjax::Team team(threads);
+  tensorjax::GramRounding rounding(n, r, cores, tensorjax::lapack, threads);
+  if (!rounding.run(team, share)) return 0;
+  std::copy(rounding.ranks().begin(), rounding.ranks().end(), ranks);
+  rounding.put(out);
+  return 1;
 }
 
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }

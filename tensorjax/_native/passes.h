@@ -86,25 +86,26 @@ inline void wide_project(Team& team, long rows, long columns, long few, const do
     }
 }
 
-// Lᵀ (m × n) with L Lᵀ = G (n × n) but for what is left when no pivot is above `roundoff`; m ≥ 1.
-inline long pivoted_cholesky(long n, const double* g, double roundoff, double* lower) {
-  std::vector<double> left(n);
-  for (long i = 0; i < n; i++) left[i] = g[i * n + i];
+// Lᵀ (m × n, rows ld apart) with L Lᵀ = G (n × n) but for what is left when no pivot is above
+// `roundoff`; m ≥ 1. Columns of G after the n-th are read, and zeros.
+inline long pivoted_cholesky(long n, long ld, const double* g, double roundoff, double* lower) {
+  std::vector<double> left(ld, 0.0);
+  for (long i = 0; i < n; i++) left[i] = g[i * ld + i];
   for (long m = 0; m < n; m++) {
     const long p = std::max_element(left.begin(), left.end()) - left.begin();
     if (!(left[p] > roundoff)) {
-      if (m == 0) std::fill(lower, lower + n, 0.0);
+      if (m == 0) std::fill(lower, lower + ld, 0.0);
       return std::max(m, 1L);
     }
-    double* row = lower + m * n;
-    std::copy(g + p * n, g + (p + 1) * n, row);
+    double* row = lower + m * ld;
+    std::copy(g + p * ld, g + (p + 1) * ld, row);
     for (long i = 0; i < m; i++) {
-      const double by = lower[i * n + p];
-      const double* above = lower + i * n;
-      for (long x = 0; x < n; x++) row[x] -= by * above[x];
+      const double by = lower[i * ld + p];
+      const double* above = lower + i * ld;
+      for (long x = 0; x < ld; x++) row[x] -= by * above[x];
     }
     const double by = 1 / std::sqrt(left[p]);
-    for (long x = 0; x < n; x++) {
+    for (long x = 0; x < ld; x++) {
       row[x] *= by;
       left[x] -= row[x] * row[x];
     }

@@ -77,10 +77,11 @@ inline void times_panel(long rows, long width, long depth, const double* a, long
 }
 
 // C (rows × columns) = A B. A has any strides, B and C are row-major; columns are whole vectors.
-// `room` holds a packed panel (kDepth × 3 vectors). With `upper`, B is upper triangular.
+// `room` holds a packed panel (kDepth × 3 vectors). With `upper`, B is upper triangular; with `add`,
+// the product is added to C.
 inline void times(long rows, long columns, long depth, const double* a, long row, long column,
                   const double* b, long ldb, double* c, long ldc, double* room,
-                  bool upper = false) {
+                  bool upper = false, bool add = false) {
   const Panels panels(columns);
   for (long x = 0; x < panels.count; x++) {
     const long j = panels.start(x), width = panels.start(x + 1) - j;
@@ -90,7 +91,7 @@ inline void times(long rows, long columns, long depth, const double* a, long row
       for (long q = 0; q < part; q++)
         for (long v = 0; v < width; v += kLanes)
           store(room + q * width + v, load(b + (p + q) * ldb + j + v));
-      times_panel(rows, width, part, a + p * column, row, column, room, c + j, ldc, p > 0);
+      times_panel(rows, width, part, a + p * column, row, column, room, c + j, ldc, add || p > 0);
     }
   }
 }

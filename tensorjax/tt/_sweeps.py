@@ -218,6 +218,8 @@ def gram_round(cores: Cores, share: float) -> Cores:
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
+    if _native.rounds(cores) and (found := _native.gram_round(cores, share)):
+        return found
     factors, total = right_factors(cores)
     tail = share * total / (len(cores) - 1)
     out: Cores = []
