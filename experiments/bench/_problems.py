@@ -85,6 +85,12 @@ def _matvecs(a: tt.TTMatrix, x: tt.TT, exact: tt.TT) -> list[Way]:
     ours = compared(exact, lambda t: t.cores)
     ways = [
         Way("tensorjax", "", lambda: jax.block_until_ready(tt.matvec(a, x, rank=rank)), ours),
+        Way(
+            "tensorjax",
+            "oversample=0",
+            lambda: jax.block_until_ready(tt.matvec(a, x, rank=rank, oversample=0)),
+            ours,
+        ),
         Way("tensorjax", "tol 1e-6", lambda: tt.matvec(a, x, tol=1e-6), ours),
     ]
     if (torchtt := found("torchtt")) is not None:

@@ -44,7 +44,7 @@ def _loaded() -> tuple[Any, str]:
         library = ctypes.CDLL(str(path))
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")))
+        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *_blas_threads())
         handler = jax.ffi.pycapsule(library.tensorjax_round)
         jax.ffi.register_ffi_target("tensorjax_round", handler, platform="cpu")
     except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
@@ -77,6 +77,19 @@ def _lapack(name: str) -> ctypes.c_void_p:
     return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
 
 
+def _blas_threads() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """What gets and what sets the number of threads of that LAPACK; null where it is unknown."""
+    library = ctypes.CDLL(importlib.import_module("scipy.linalg.cython_lapack").__file__)
+    for prefix in ("scipy_openblas", "openblas"):  # as SciPy's wheels name it, and as others do
+        try:
+            found = [getattr(library, f"{prefix}_{verb}_num_threads") for verb in ("get", "set")]
+        except AttributeError:
+            continue
+        get, put = (ctypes.cast(f, ctypes.c_void_p) for f in found)
+        return get, put
+    return ctypes.c_void_p(), ctypes.c_void_p()
+
+
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
     """Whether `round_to_ranks` can round trains of this dtype, shape and these ranks here.
 
@@ -107,9 +120,13 @@ def _columns(
 
 
 def round_to_ranks(
-    cores: Sequence[jax.Array], draw: jax.Array, mix: jax.Array, ranks: tuple[int, ...]
+    cores: Sequence[jax.Array],
+    draw: jax.Array,
+    mix: jax.Array,
+    ranks: tuple[int, ...],
+    matrices: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Cores of a train of these TT-ranks near the given one.
+    """Cores of a train of these TT-ranks near the given one, or near a matrix train times it.
 
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
@@ -118,9 +135,12 @@ def round_to_ranks(
         by QR, without a sketch.
       mix: (w, w), orthogonal.
       ranks: d−1, none above what the modes or the present ranks allow.
+      matrices: cores (a_{k-1}, m_k, n_k, a_k) of the matrix train; the product, with modes m_k, is
+        not formed. Not with w = 0.
     """
-    shape = [c.shape[1] for c in cores]
-    old = (1, *(c.shape[2] for c in cores))
+    shape = [c.shape[1] for c in matrices or cores]
+    bonds = [c.shape[-1] * (matrices[k].shape[-1] if matrices else 1) for k, c in enumerate(cores)]
+    old = (1, *bonds)
     new = (1, *ranks, 1)
     results = [
         jax.ShapeDtypeStruct((new[k], n, new[k + 1]), cores[0].dtype) for k, n in enumerate(shape)
@@ -129,7 +149,7 @@ def round_to_ranks(
     width = mix.shape[-1]
     widths = [r + width - max(ranks) for r in ranks] if width else None
     out = call(
-        draw, mix, *cores,
+        draw, mix, *matrices, *cores,
         ranks=np.asarray(ranks, np.int64),
         columns=np.asarray(_columns(shape, old, widths), np.int64),
     )  # fmt: skip

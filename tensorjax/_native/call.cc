@@ -69,16 +69,42 @@ int threads_for(double work) {
 // Multiplications of a rounding, about.
 double work_of(const Sizes& s) {
   double work = 0;
-  for (long k = 0; k < s.order; k++)
-    work += double(s.n[k]) * s.r[k + 1] * (double(s.r[k]) * s.width + 3.0 * s.c[k] * s.c[k + 1] +
-                                           double(s.c[k]) * s.r[k]);
+  for (long k = 0; k < s.order; k++) {
+    const double left = s.bond(k), right = s.bond(k + 1), n = s.n[k];
+    const double through = s.product() ? left * s.j[k] * s.r[k + 1] : n * left * right;
+    work += through * (s.width + s.c[k]) + 3 * n * right * s.c[k] * s.c[k + 1];
+  }
   return work;
 }
 
+// Arrays of one item of a batch.
+template <class T>
+struct Item {
+  std::vector<const T*> matrices, cores;
+  std::vector<T*> out;
+  const T *draw, *mix;
+
+  Item(long item, const Sizes& s, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+    const auto at = [&](size_t i, long size) {
+      return args.get<ffi::AnyBuffer>(i)->template typed_data<T>() + item * size;
+    };
+    long modes = 0;
+    for (long n : s.n) modes += n;
+    draw = at(0, modes * s.width);
+    mix = at(1, s.width * s.width);
+    const long d = s.order;
+    for (long k = 0; k < d; k++) {
+      if (s.product()) matrices.push_back(at(k + 2, s.a[k] * s.n[k] * s.j[k] * s.a[k + 1]));
+      cores.push_back(at(k + 2 + (s.product() ? d : 0), s.cells(k)));
+      out.push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>() +
+                    item * s.t[k] * s.n[k] * s.t[k + 1]);
+    }
+  }
+};
+
 template <class T>
 ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const double work = work_of(s);
-  const int threads = threads_for(work * batch);
+  const int threads = threads_for(work_of(s) * batch);
   const bool alone = batch > 1;  // each train by one thread
   const int inside = alone ? 1 : threads;
   const bool widen = !std::is_same_v<T, double>;
@@ -89,23 +115,12 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
     if (!lent.back().block) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory");
   }
   const auto round = [&](Team& team, long item, int who) {
-    std::vector<const T*> cores;
-    std::vector<T*> out;
-    for (long k = 0; k < s.order; k++) {
-      cores.push_back(args.get<ffi::AnyBuffer>(k + 2)->template typed_data<T>() +
-                      item * s.r[k] * s.n[k] * s.r[k + 1]);
-      out.push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>() +
-                    item * s.t[k] * s.n[k] * s.t[k + 1]);
-    }
-    long modes = 0;
-    for (long n : s.n) modes += n;
+    const Item<T> x(item, s, args, rets);
     Rounding(s, lapack, inside, widen, lent[who].block.get())
-        .run(team, cores.data(),
-             args.get<ffi::AnyBuffer>(0)->template typed_data<T>() + item * modes * s.width,
-             args.get<ffi::AnyBuffer>(1)->template typed_data<T>() + item * s.width * s.width,
-             out.data());
+        .run(team, x.matrices.data(), x.cores.data(), x.draw, x.mix, x.out.data());
   };
   {
+    const Alone without_others(lapack);
     Team team(threads);
     if (alone) team.run(batch, [&](long item, int who) {
       Team single(1);
@@ -117,29 +132,38 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
   return ffi::Error::Success();
 }
 
-// Operands: draw (…, Σn, w), mix (…, w, w), the cores (…, r, n, s); results: cores of ranks t. All
-// of one dtype, float32 or float64, and one batch shape.
+// Operands: draw (…, Σn, w), mix (…, w, w), for a product the cores (…, a, n, j, b) of a matrix,
+// then the cores (…, r, n, s); results: cores of ranks t. All of one dtype, float32 or float64, and
+// one batch shape.
 ffi::Error Round(ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Span<const int64_t> ranks, ffi::Span<const int64_t> columns) {
   Sizes s;
-  s.order = static_cast<long>(args.size()) - 2;
-  const auto first = args.get<ffi::AnyBuffer>(2);
-  if (s.order < 2 || !first.has_value())
+  s.order = static_cast<long>(rets.size());
+  const bool product = static_cast<long>(args.size()) == 2 + 2 * s.order;
+  const size_t first = product ? 2 + s.order : 2;
+  if (s.order < 2 || args.size() != first + s.order)
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, "two cores at least are needed");
   long batch = 1;
-  const auto shape = first->dimensions();
-  for (size_t i = 0; i + 3 < shape.size(); i++) batch *= shape[i];
+  const auto mix = args.get<ffi::AnyBuffer>(1);
+  const auto shape = mix->dimensions();
+  for (size_t i = 0; i + 2 < shape.size(); i++) batch *= shape[i];
+  s.width = shape.back();
   s.r = s.t = s.c = {1};
+  if (product) s.a = {1};
   for (long k = 0; k < s.order; k++) {
-    const auto dims = args.get<ffi::AnyBuffer>(k + 2)->dimensions();
+    const auto dims = args.get<ffi::AnyBuffer>(k + first)->dimensions();
     s.n.push_back(dims[dims.size() - 2]);
     s.r.push_back(dims[dims.size() - 1]);
     s.t.push_back(k + 1 < s.order ? ranks[k] : 1);
     s.c.push_back(k + 1 < s.order ? columns[k] : 1);
+    if (!product) continue;
+    const auto matrix = args.get<ffi::AnyBuffer>(k + 2)->dimensions();
+    s.j.push_back(s.n[k]);
+    s.n[k] = matrix[matrix.size() - 3];
+    s.a.push_back(matrix[matrix.size() - 1]);
   }
-  s.width = args.get<ffi::AnyBuffer>(1)->dimensions().back();
-  if (first->element_type() == ffi::DataType::F64) return round_all<double>(batch, s, args, rets);
-  if (first->element_type() == ffi::DataType::F32) return round_all<float>(batch, s, args, rets);
+  if (mix->element_type() == ffi::DataType::F64) return round_all<double>(batch, s, args, rets);
+  if (mix->element_type() == ffi::DataType::F32) return round_all<float>(batch, s, args, rets);
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
 }
 
@@ -151,10 +175,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_round, tensorjax::Round,
                                   .Attr<ffi::Span<const int64_t>>("ranks")
                                   .Attr<ffi::Span<const int64_t>>("columns"));
 
-extern "C" void tensorjax_lapack(void* syevd, void* gesdd) {
+extern "C" void tensorjax_lapack(void* syevd, void* gesdd, void* threads, void* set_threads) {
   using tensorjax::lapack;
   lapack.syevd = reinterpret_cast<decltype(lapack.syevd)>(syevd);
   lapack.gesdd = reinterpret_cast<decltype(lapack.gesdd)>(gesdd);
+  lapack.threads = reinterpret_cast<decltype(lapack.threads)>(threads);
+  lapack.set_threads = reinterpret_cast<decltype(lapack.set_threads)>(set_threads);
 }
 
 // Lᵀ (m × n) with G = L Lᵀ up to roundoff; returns m.
@@ -170,6 +196,7 @@ extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* rank
   double work = 0;
   for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
   const int threads = tensorjax::threads_for(work);
+  const tensorjax::Alone without_others(tensorjax::lapack);
   tensorjax::Team team(threads);
   tensorjax::GramRounding rounding(n, r, cores, tensorjax::lapack, threads);
   if (!rounding.run(team, share)) return 0;

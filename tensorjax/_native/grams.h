@@ -16,9 +16,9 @@
 #include <cmath>
 #include <vector>
 
+#include "lapack.h"
 #include "passes.h"
 #include "products.h"
-#include "rounding.h"
 #include "team.h"
 
 namespace tensorjax {

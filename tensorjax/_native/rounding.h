@@ -2,6 +2,8 @@
 //
 // Notation: core k is (r_{k-1}, n_k, r_k), row-major, r_{-1} = r_{d-1} = 1. Left of bond k stands a
 // basis Q_k W_k of c_k columns; in the end t_k of them are kept.
+// The train may be a product A x that is never formed: of a matrix train A with cores (a, n, j, a'),
+// and of x with cores (r, j, r'). Its bonds are pairs; rows of x's half are padded to whole vectors.
 //
 //  1. sketches   right factors F_k (r_k × w) by a random train, from the right
 //  2. bases      from the left: Q_k W_k spans (core F_k), the rest of the core goes into the next
@@ -23,24 +25,22 @@
 #include <type_traits>
 #include <vector>
 
+#include "lapack.h"
 #include "products.h"
 #include "team.h"
 
 namespace tensorjax {
 
-// LAPACK by its Fortran interface; from SciPy's, as JAX's own.
-struct Lapack {
-  void (*syevd)(char*, char*, int*, double*, int*, double*, double*, int*, int*, int*, int*);
-  void (*gesdd)(char*, int*, int*, double*, int*, double*, double*, int*, double*, int*, double*,
-                int*, int*, int*);
-};
-
 struct Sizes {
   long order, width;              // width of the sketches; 0 for exact bases
   std::vector<long> n, r, t, c;   // n_k at k; r_k, t_k, c_k at k + 1, with 1 at both ends
+  std::vector<long> a, j;         // of the matrix train: bonds and columns; none for a plain train
 
   bool exact() const { return width == 0; }
+  bool product() const { return !a.empty(); }
   long rows(long k) const { return c[k] * n[k]; }
+  long bond(long k) const { return product() ? a[k] * padded(r[k]) : r[k]; }  // k from 0 to d
+  long cells(long k) const { return r[k] * (product() ? j[k] : n[k]) * r[k + 1]; }  // of core k
 };
 
 class Room {  // cuts arrays of whole cache lines out of one block; without a block it only counts
@@ -66,11 +66,13 @@ class Rounding {
   }
   long needed() const { return room_.used(); }
 
-  // Cores, draw (Σn × width) and mix (width × width) as JAX has them; out: cores of ranks t.
-  // NaN or Inf in any core makes all of the result NaN.
+  // Cores (matrices: of A, or none), draw (Σn × width) and mix (width × width) as JAX has them; out:
+  // cores of ranks t. NaN or Inf in any core makes all of the result NaN.
   template <class T>
-  void run(Team& team, const T* const* cores, const T* draw, const T* mix, T* const* out) {
+  void run(Team& team, const T* const* matrices, const T* const* cores, const T* draw, const T* mix,
+           T* const* out) {
     read(team, cores, draw, mix);
+    if (s_.product()) arrange(matrices);
     if (!s_.exact()) sketch(team);
     bases(team);
     if (!finite_) return fill(out);
@@ -93,7 +95,7 @@ class Rounding {
     long count(long piece) const { return std::min(chunk, all - start(piece)); }
   };
 
-  long right(long k) const { return s_.r[k + 1]; }
+  long right(long k) const { return s_.bond(k + 1); }
   long basis(long k) const { return s_.c[k + 1]; }
   long kept(long k) const { return s_.t[k + 1]; }
 
@@ -104,7 +106,7 @@ class Rounding {
 
   void allocate(bool widen) {
     const long d = s_.order, w = padded(s_.width);
-    long columns = kPad, bonds = kPad, area = 1, rows = 1, mode = 1, cells = 1;
+    long columns = kPad, bonds = kPad, area = 1, rows = 1, mode = 1, cells = 1, between = 0, strip = 0;
     for (long k = 0; k < d; k++) {
       columns = std::max(columns, padded(basis(k)));
       bonds = std::max(bonds, padded(right(k)));
@@ -112,14 +114,22 @@ class Rounding {
       area = std::max(area, s_.rows(k) * padded(right(k)));
       cells = std::max(cells, s_.r[k] * padded(right(k)));
       mode = std::max(mode, s_.n[k]);
+      if (s_.product()) {
+        const long a = s_.a[k], j = s_.j[k];
+        between = std::max(between, s_.c[k] * a * j * padded(s_.r[k + 1]));
+        strip = std::max(strip, w * (kAtOnce * (a + j * s_.a[k + 1]) + a * s_.n[k]));
+      }
       modes_ += s_.n[k];
     }
     ld_ = columns;
     const long square = columns * columns;
     wide_.assign(d, nullptr);
-    for (auto* list : {&f_, &q_, &w_, &g_, &u_}) list->assign(d, nullptr);
+    for (auto* list : {&f_, &q_, &w_, &g_, &u_, &seen_, &applied_}) list->assign(d, nullptr);
     for (long k = 0; k < d; k++) {
-      if (widen) wide_[k] = room_.take(s_.r[k] * s_.n[k] * right(k));
+      if (widen) wide_[k] = room_.take(s_.cells(k));
+      if (s_.product())
+        for (auto* list : {&seen_, &applied_})
+          (*list)[k] = room_.take(s_.a[k] * s_.n[k] * s_.j[k] * s_.a[k + 1]);
       if (k == d - 1) break;
       f_[k] = room_.take(right(k) * w);
       q_[k] = room_.take(s_.rows(k) * padded(basis(k)));
@@ -127,6 +137,8 @@ class Rounding {
     }
     omega_ = room_.take(modes_ * w);
     mix_ = room_.take(s_.width * w);
+    ones_ = room_.take(w);
+    between_ = room_.take(between);
     for (auto& half : halves_) half = room_.take(area);
     y_ = room_.take(rows * columns);
     z_ = room_.take(columns * bonds);
@@ -141,7 +153,7 @@ class Rounding {
     for (auto& own : own_) {
       own.panel = room_.take(3 * kLanes * kDepth);
       own.packed = room_.take(cells);
-      own.image = room_.take(std::max(kAtOnce * (mode + 1) * w, 2 * rows * columns));
+      own.image = room_.take(std::max({kAtOnce * (mode + 1) * w, strip, 2 * rows * columns}));
       own.square = room_.take(2 * square);
       own.work = room_.take(1 + 6 * columns + 2 * square);
       own.integers = reinterpret_cast<int*>(room_.take(3 + 5 * columns));
@@ -155,12 +167,29 @@ class Rounding {
       for (long k = 0; k < s_.order; k++) core_[k] = cores[k];
     } else {
       team.run(s_.order, [&](long k, int) {
-        std::copy(cores[k], cores[k] + s_.r[k] * s_.n[k] * right(k), wide_[k]);
+        std::copy(cores[k], cores[k] + s_.cells(k), wide_[k]);
         core_[k] = wide_[k];
       });
     }
     copy(draw, s_.exact() ? 0 : modes_, s_.width, omega_);
     copy(mix, s_.width, s_.width, mix_);
+  }
+
+  // Of A's cores: ((a, n), (j, a')) for sketches, ((n, a'), (a, j)) for the way back.
+  template <class T>
+  void arrange(const T* const* matrices) {
+    std::fill(ones_, ones_ + padded(s_.width), 1.0);
+    for (long k = 0; k < s_.order; k++) {
+      const long a = s_.a[k], n = s_.n[k], j = s_.j[k], b = s_.a[k + 1];
+      const T* from = matrices[k];
+      for (long x = 0; x < a; x++)
+        for (long i = 0; i < n; i++)
+          for (long l = 0; l < j; l++)
+            for (long y = 0; y < b; y++, from++) {
+              seen_[k][((x * n + i) * j + l) * b + y] = *from;
+              applied_[k][((i * b + y) * a + x) * j + l] = *from;
+            }
+    }
   }
 
   template <class T>
@@ -205,6 +234,7 @@ class Rounding {
       const long chunk = std::min(kAtOnce, (r + 7) / 8);
       team.run((r + chunk - 1) / chunk, [&](long piece, int who) {
         const long a = piece * chunk, count = std::min(chunk, r - a);
+        if (s_.product()) return sketch_product(k, a, count, omega, own_[who]);
         const double* core = core_[k] + a * n * s;
         double *sums = own_[who].image, *image = sums + kAtOnce * ld, *panel = own_[who].panel;
         if (k < d - 1) times(count * n, ld, s, core, s, 1, f_[k], ld, image, ld, panel);
@@ -222,16 +252,37 @@ class Rounding {
         times(count, ld, w, sums, ld, 1, mix_, ld, f + a * ld, ld, panel);
       });
       int e;
-      const double by = normaliser(largest(r, w, f, ld), &e);
-      for (long i = 0; i < r * ld; i++) f[i] *= by;
+      const long rows = s_.product() ? r * s_.a[k] : r;
+      const double by = normaliser(largest(rows, w, f, ld), &e);
+      for (long i = 0; i < rows * ld; i++) f[i] *= by;
     }
+  }
+
+  // The same of A x, for `count` rows of x's core; rows of F are (r, a), a fastest.
+  void sketch_product(long k, long first, long count, const double* omega, Own& own) {
+    const long w = s_.width, ld = padded(w), a = s_.a[k], n = s_.n[k], j = s_.j[k], b = s_.a[k + 1];
+    const long s = s_.r[k + 1], block = j * b * ld;
+    const double* f = k + 1 < s_.order ? f_[k] : ones_;
+    double *sums = own.image, *image = sums + kAtOnce * a * ld, *both = image + kAtOnce * block;
+    times(count * j, b * ld, s, core_[k] + first * j * s, s, 1, f, b * ld, image, b * ld, own.panel);
+    for (long x = 0; x < count; x++) {
+      times(a * n, ld, j * b, seen_[k], j * b, 1, image + x * block, ld, both, ld, own.panel);
+      for (long y = 0; y < a; y++) {
+        double* sum = sums + (x * a + y) * ld;
+        std::fill(sum, sum + ld, 0.0);
+        for (long i = 0; i < n; i++)
+          for (long l = 0; l < ld; l++) sum[l] += both[(y * n + i) * ld + l] * omega[i * ld + l];
+      }
+    }
+    times(count * a, ld, w, sums, ld, 1, mix_, ld, f_[k - 1] + first * a * ld, ld, own.panel);
   }
 
   // 2. From the left. Ends with the last core, (c × n), in last_, and the exponent of two.
   void bases(Team& team) {
     const double* a = halves_[1];
-    copy(core_[0], s_.n[0], right(0), halves_[1]);
-    finite_ = std::isfinite(largest(s_.n[0], right(0), core_[0], right(0)));
+    std::fill(p_, p_ + padded(s_.bond(0)), 0.0);
+    p_[0] = 1;
+    absorb(team, 0, 1, halves_[1]);
     for (long k = 0; k + 1 < s_.order; k++) {
       const long rows = s_.rows(k), c = basis(k), r = right(k), ld = padded(r);
       if (rows <= c) whole(k, a);
@@ -311,9 +362,7 @@ class Rounding {
     team.run(share.pieces, [&](long piece, int who) {
       const long from = share.start(piece), some = share.count(piece);
       double* panel = own_[who].panel;
-      if (!all)
-        times(some, wide, r, a + from * ld, ld, 1, f_[k], padded(s_.width), y_ + from * wide, wide,
-              panel);
+      if (!all) sketched(k, some, a + from * ld, y_ + from * wide, panel);
       gram(some, c, y + from * ldy, ldy, grams_[piece], ld_, panel);
     });
     double trace = 0;
@@ -357,6 +406,16 @@ class Rounding {
     });
   }
 
+  // Rows of A F_k.
+  void sketched(long k, long rows, const double* a, double* y, double* panel) const {
+    const long ld = padded(right(k)), wide = padded(basis(k)), width = padded(s_.width);
+    if (!s_.product()) return times(rows, wide, right(k), a, ld, 1, f_[k], width, y, wide, panel);
+    const long b = s_.a[k + 1], s = s_.r[k + 1];
+    for (long x = 0; x < b; x++)
+      times(rows, wide, s, a + x * padded(s), ld, 1, f_[k] + x * width, b * width, y, wide, panel,
+            false, x > 0);
+  }
+
   void summed(const std::vector<double*>& parts, long count, long n, double* out) const {
     for (long i = 0; i < n; i++)
       for (long j = i / kPad * kPad; j < padded(n); j++) {
@@ -368,6 +427,19 @@ class Rounding {
 
   // Half = by · P core_k, (c × n × r) with rows of whole vectors. The core is read row by row.
   void absorb(Team& team, long k, double by, double* half) {
+    if (s_.product()) absorb_product(team, k, by, half);
+    else absorb_core(team, k, by, half);
+    // Its squares must neither overflow nor vanish, however the norm is spread over the cores.
+    int e;
+    const double size = largest(1, slabs_.size(), slabs_.data(), slabs_.size());
+    const double again = normaliser(size, &e);
+    finite_ = finite_ && std::isfinite(size);
+    if (std::abs(e) < 64) return;
+    exponent_ += e;
+    for (long i = 0; i < s_.rows(k) * padded(right(k)); i++) half[i] *= again;
+  }
+
+  void absorb_core(Team& team, long k, double by, double* half) {
     const long c = s_.c[k], r = s_.r[k], n = s_.n[k], s = right(k), ld = padded(s);
     const Panels panels(ld);
     const long ahead = team.size();  // the slice that this thread is likely to take next
@@ -393,13 +465,35 @@ class Rounding {
       }
       slabs_[i] = largest(c, s, half + i * ld, n * ld);
     });
-    // Its squares must neither overflow nor vanish, however the norm is spread over the cores.
-    int e;
-    const double size = largest(1, n, slabs_.data(), n), again = normaliser(size, &e);
-    finite_ = finite_ && std::isfinite(size);
-    if (std::abs(e) < 64) return;
-    exponent_ += e;
-    for (long i = 0; i < c * n * ld; i++) half[i] *= again;
+  }
+
+  // First x's core, slice by slice: (c, a, j, s), then A's.
+  void absorb_product(Team& team, long k, double by, double* half) {
+    const long c = s_.c[k], a = s_.a[k], b = s_.a[k + 1], n = s_.n[k], j = s_.j[k];
+    const long r = s_.r[k], s = s_.r[k + 1], ld = padded(s), block = a * j * ld;
+    const Panels panels(ld);
+    team.run(j * panels.count, [&](long piece, int who) {
+      const long i = piece / panels.count, x = piece % panels.count;
+      const long from = panels.start(x), width = panels.start(x + 1) - from;
+      double* packed = own_[who].packed;
+      for (long y = 0; y < r; y++) {
+        const double* row = core_[k] + (y * j + i) * s + from;
+        for (long v = 0; v < width; v++) packed[y * width + v] = from + v < s ? row[v] * by : 0;
+      }
+      for (long y = 0; y < a; y++)
+        times_panel(c, width, r, p_ + y * padded(r), a * padded(r), 1, packed,
+                    between_ + (y * j + i) * ld + from, block);
+    });
+    slabs_.assign(c, 0);
+    const Rows share(c);
+    team.run(share.pieces, [&](long piece, int who) {
+      for (long x = share.start(piece); x < share.start(piece) + share.count(piece); x++) {
+        double* to = half + x * n * b * ld;
+        times(n * b, ld, a * j, applied_[k], a * j, 1, between_ + x * block, ld, to, ld,
+              own_[who].panel);
+        slabs_[x] = largest(1, n * b * ld, to, n * b * ld);
+      }
+    });
   }
 
   // 3. G_k, whole, in the bases Q_k W_k.
@@ -525,39 +619,35 @@ class Rounding {
   template <class T>
   void careful(T* const* out) {
     const long d = s_.order;
-    std::vector<double> next(s_.c[d - 1] * s_.n[d - 1]), seen, core;
-    for (size_t i = 0; i < next.size(); i++) next[i] = last_[i * kPad];
-    seen = next;
+    double* panel = own_[0].panel;
+    std::vector<double> next(last_, last_ + s_.rows(d - 1) * kPad), seen = next, core, turned;
     for (long k = d - 2; k >= 0; k--) {
-      const long c = basis(k), t = kept(k), rows = s_.rows(k), wide = padded(c);
-      const long across = s_.n[k + 1] * kept(k + 1);
-      std::vector<double> values, u = left_vectors(seen, c, across, t, &values);
-      core.assign(t * across, 0);
-      for (long b = 0; b < t; b++)
-        for (long i = 0; i < c; i++)
-          for (long j = 0; j < across; j++) core[b * across + j] += u[i * t + b] * next[i * across + j];
-      put(core.data(), t * s_.n[k + 1], kept(k + 1), kept(k + 1), scale_of(k + 1), out[k + 1]);
-      std::vector<double> turned(c * t, 0);
-      for (long i = 0; i < c; i++)
-        for (long l = 0; l < c; l++)
-          for (long b = 0; b < t; b++) turned[i * t + b] += w_[k][i * ld_ + l] * u[l * t + b];
-      next.assign(rows * t, 0);
-      for (long i = 0; i < rows; i++)
-        for (long l = 0; l < c; l++)
-          for (long b = 0; b < t; b++) next[i * t + b] += q_[k][i * wide + l] * turned[l * t + b];
+      const long c = basis(k), t = kept(k), rows = s_.rows(k), wide = padded(t);
+      const long across = s_.n[k + 1] * padded(kept(k + 1));
+      std::vector<double> values, u = left_vectors(std::move(seen), c, across, t, &values);
+      core.resize(t * across);
+      times(t, across, c, u.data(), 1, wide, next.data(), across, core.data(), across, panel);
+      put(core.data(), t * s_.n[k + 1], kept(k + 1), padded(kept(k + 1)), scale_of(k + 1),
+          out[k + 1]);
+      turned.resize(c * wide);
+      times(c, wide, c, w_[k], ld_, 1, u.data(), wide, turned.data(), wide, panel);
+      next.resize(rows * wide);
+      times(rows, wide, c, q_[k], padded(c), 1, turned.data(), wide, next.data(), wide, panel);
       seen = next;
-      for (long i = 0; i < rows * t; i++) seen[i] *= values[i % t];
+      for (long i = 0; i < rows; i++)
+        for (long j = 0; j < t; j++) seen[i * wide + j] *= values[j];
     }
-    put(next.data(), s_.n[0], kept(0), kept(0), scale_of(0), out[0]);
+    put(next.data(), s_.n[0], kept(0), padded(kept(0)), scale_of(0), out[0]);
   }
 
-  // The first t left singular vectors (rows × t) of a (rows × columns), and all singular values.
+  // The first t left singular vectors of a (rows × columns), in rows of whole vectors, and all
+  // singular values.
   std::vector<double> left_vectors(std::vector<double> a, long rows, long columns, long t,
                                    std::vector<double>* values) const {
     const long few = std::min(rows, columns);
     char job = 'S';
     int m = columns, n = rows, small = few, info = 0, size = -1;  // LAPACK sees the transpose
-    std::vector<double> left(columns * few), right(few * rows), u(rows * t), work(1);
+    std::vector<double> left(columns * few), right(few * rows), u(rows * padded(t), 0.0), work(1);
     std::vector<int> integers(8 * few);
     values->assign(few, 0);
     for (int pass = 0; pass < 2; pass++) {
@@ -567,7 +657,7 @@ class Rounding {
     }
     for (long i = 0; i < rows; i++)
       for (long b = 0; b < t; b++)
-        u[i * t + b] = info ? std::numeric_limits<double>::quiet_NaN() : right[i * few + b];
+        u[i * padded(t) + b] = info ? std::numeric_limits<double>::quiet_NaN() : right[i * few + b];
     return u;
   }
 
@@ -580,7 +670,8 @@ class Rounding {
   std::vector<const double*> core_;
   std::vector<double> slabs_;
   std::vector<double*> wide_, f_, q_, w_, g_, u_, grams_, parts_;
-  double *omega_, *mix_, *halves_[2], *y_, *z_, *p_, *h_, *inverse_, *diagonal_;
+  std::vector<double*> seen_, applied_;
+  double *omega_, *mix_, *ones_, *between_, *halves_[2], *y_, *z_, *p_, *h_, *inverse_, *diagonal_;
   const double* last_ = nullptr;
 };
 

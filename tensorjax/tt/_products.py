@@ -1,5 +1,6 @@
 """Products and sums of trains: exact, or rounded without being formed."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check, _native, linalg
 from tensorjax._cores import cut_ranks, placed_like
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _fused as fused
@@ -34,7 +35,13 @@ _TRUNCATION, _SKETCH = 0.7, 0.35
 
 
 def hadamard(
-    x: Train, y: Train, *, tol: float | None = None, rank: Rank = None, key: Any = None
+    x: Train,
+    y: Train,
+    *,
+    tol: float | None = None,
+    rank: Rank = None,
+    key: Any = None,
+    oversample: int = linalg.OVERSAMPLE,
 ) -> Train:
     """x * y entry by entry; TT-ranks multiply, or are brought down at once.
 
@@ -44,6 +51,7 @@ def hadamard(
       tol: relative error, and with it ranks as found; see `linear_combination`.
       rank: TT-ranks of the result, static. The product, of ranks r², is never formed.
       key: of the random sketches; a fixed draw if None.
+      oversample: columns of the sketches above ``rank``; see `round`.
 
     Example:
       >>> from tensorjax import tt
@@ -61,13 +69,19 @@ def hadamard(
     if tol is None and rank is None:
         return exact_hadamard(x, y)
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
-        out = _rounded([(fold(x), fold(y))], [1.0], tol, rank, key)
+        out = _rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
         return unfold(out, x.row_shape, x.col_shape)
-    return _rounded([(x, y)], [1.0], tol, rank, key)
+    return _rounded([(x, y)], [1.0], tol, rank, key, oversample)
 
 
 def matvec(
-    a: TTMatrix, x: TT, *, tol: float | None = None, rank: Rank = None, key: Any = None
+    a: TTMatrix,
+    x: TT,
+    *,
+    tol: float | None = None,
+    rank: Rank = None,
+    key: Any = None,
+    oversample: int = linalg.OVERSAMPLE,
 ) -> TT:
     """A x for a TT-matrix (rows m_k, columns n_k) and a train of shape n.
 
@@ -79,6 +93,7 @@ def matvec(
       tol: relative error, and with it ranks as found; see `linear_combination`.
       rank: TT-ranks of the result, static. The product of all ranks is never formed.
       key: of the random sketches; a fixed draw if None.
+      oversample: columns of the sketches above ``rank``; see `round`.
 
     Returns:
       TT of shape ``a.row_shape``.
@@ -100,11 +115,17 @@ def matvec(
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
         return exact_product(a, x, "aijb,cjd->acibd", TT)
-    return _rounded([(a, x)], [1.0], tol, rank, key)
+    return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
 def matmul(
-    a: TTMatrix, b: TTMatrix, *, tol: float | None = None, rank: Rank = None, key: Any = None
+    a: TTMatrix,
+    b: TTMatrix,
+    *,
+    tol: float | None = None,
+    rank: Rank = None,
+    key: Any = None,
+    oversample: int = linalg.OVERSAMPLE,
 ) -> TTMatrix:
     """A B for TT-matrices; TT-ranks multiply, or are brought down at once.
 
@@ -114,6 +135,7 @@ def matmul(
       tol: relative error, and with it ranks as found; see `linear_combination`.
       rank: TT-ranks of the result, static. The product of all ranks is never formed.
       key: of the random sketches; a fixed draw if None.
+      oversample: columns of the sketches above ``rank``; see `round`.
 
     Example:
       >>> from tensorjax import tt
@@ -126,7 +148,7 @@ def matmul(
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
         return exact_product(a, b, "aijb,cjkd->acikbd", TTMatrix)
-    return unfold(_rounded([(a, b)], [1.0], tol, rank, key), a.row_shape, b.col_shape)
+    return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 
 def linear_combination(
@@ -137,6 +159,7 @@ def linear_combination(
     rank: Rank = None,
     method: Literal["randomized", "gram"] = "randomized",
     key: Any = None,
+    oversample: int = linalg.OVERSAMPLE,
 ) -> TT:
     """Σ_i w_i x_i of trains and of products of trains; rounded in one pass, if asked.
 
@@ -160,6 +183,7 @@ def linear_combination(
         trains and O(d n r⁵) for a product of two; and where ``tol`` is near or below √eps, the sum
         is formed and rounded by SVD.
       key: of the random sketches; a fixed draw if None.
+      oversample: columns of the sketches above ``rank``; see `round`.
 
     Returns:
       TT. With neither ``tol`` nor ``rank`` it is exact, and ranks add.
@@ -202,7 +226,7 @@ def linear_combination(
             raise ValueError('method: "gram" finds the ranks; expected tol= alone with it')
         return _rounded_by_grams(pairs, weights, tol)
     if tol is not None or rank is not None:
-        return _rounded(pairs, weights, tol, rank, key)
+        return _rounded(pairs, weights, tol, rank, key, oversample)
     return _formed(pairs, weights, dtype)
 
 
@@ -255,7 +279,10 @@ def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
     return out
 
 
-def _rounded(terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank, key: Any) -> TT:
+def _rounded(
+    terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank, key: Any, oversample: int
+) -> TT:
+    extra = _check.integer("oversample", oversample, low=0)
     _check.tol_or_rank(tol, rank, *terms, *weights)
     for i, term in enumerate(terms):
         _check.finite(f"terms[{i}]" if len(terms) > 1 else "x, y", term)
@@ -269,7 +296,7 @@ def _rounded(terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank,
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
-    out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks)
+    out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     return TT._unchecked(placed_like(out.cores, given))
 
 
@@ -300,20 +327,59 @@ def _full_ranks(terms: Sequence[fused.Term]) -> tuple[tuple[int, ...], list[int]
     return cut_ranks((1, *total[1:-1], 1), modes)[1:-1], modes
 
 
-@jax.jit(static_argnums=4)
-def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]) -> TT:
+@jax.jit(static_argnums=(4, 5))
+def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
+    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
+    work = linalg.factor_dtype(dtype)
+    if tol is None and _compiles(terms, work):
+        pair = [t.astype(work) for t in terms[0]]
+        cores = _compiled(*pair, weights[0].astype(work), key, ranks, extra)
+        return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+    return _by_xla(terms, weights, tol, key, ranks, extra)
+
+
+def _compiles(terms: Any, dtype: Any) -> bool:
+    """Whether the sweeps in C++ take this sum: one matrix times a vector."""
+    if len(terms) > 1 or not isinstance(terms[0][0], TTMatrix):
+        return False
+    a, x = terms[0]
+    shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)]
+    return _native.serves(dtype, exact=False, shape=shape, ranks=x.ranks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _compiled(
+    a: TTMatrix, x: TT, weight: Any, key: Any, ranks: tuple[int, ...], extra: int
+) -> list[Any]:
+    draw, mix = sweeps.random_train(a.cores, max(ranks) + extra, key)
+    *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
+    return [*first, weight * last]
+
+
+@_compiled.defjvp
+def _compiled_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
+    """Through XLA's sweeps, by the same random train."""
+    *arrays, key = primals
+
+    def differentiable(a: TTMatrix, x: TT, weight: Any) -> list[Any]:
+        return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
+
+    return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
+
+
+def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
     factors = [factors_of(term, work) for term in terms]
     full, modes = _full_ranks(factors)
     widths = cut_ranks(
-        (1, *(min(r + linalg.OVERSAMPLE, f) for r, f in zip(ranks, full, strict=True)), 1), modes
+        (1, *(min(r + extra, f) for r, f in zip(ranks, full, strict=True)), 1), modes
     )
     weights = [w.astype(work) for w in weights]
     cores, exponent = fused.projected(factors, weights, widths[1:-1], key)
     if tol is not None and len(modes) > 1:
         cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
-    elif len(modes) > 1:
+    elif len(modes) > 1 and widths[1:-1] != ranks:
         cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks)
     cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
