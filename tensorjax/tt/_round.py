@@ -153,7 +153,7 @@ def _compressed(
     t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any, extra: int
 ) -> TT:
     if tol is not None and _on_host(t, tol):
-        out = _dynamic(t, tol, method, key)
+        out = _dynamic(t, tol, method, key, at_once=ranks is None)
         if ranks is None:
             return out
         if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
@@ -198,8 +198,12 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
-def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+def _dynamic(t: TT, tol: float, method: Method, key: Any, *, at_once: bool) -> TT:
+    """On the host: in double precision, exact ranks, no compilation.
+
+    ``at_once`` lets all bonds be cut in one and the same train; else they are cut one after
+    another, as compiled programs do, whose results are the same then.
+    """
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     host = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     eps = linalg.epsilon(t.dtype)
@@ -207,7 +211,8 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     for share in (budget, budget / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
-        cores = sweeps.balanced(_compress(host, None, share, chosen, key)[0])
+        found = sweeps.gram_round_at_once(host, share) if at_once and chosen == "gram" else None
+        cores = sweeps.balanced(found or _compress(host, None, share, chosen, key)[0])
         out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
