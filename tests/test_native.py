@@ -1,5 +1,6 @@
 """What is compiled from C++, held beside XLA and NumPy for the same work."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -187,6 +188,154 @@ def test_a_program_for_new_shapes_is_small() -> None:
         text = jax.jit(lambda t: tt.round(t, rank=5)).lower(t).as_text()
         assert text.count("custom_call @tensorjax_round") == 1
         assert text.count("dot_general") <= 2  # of the draw of the sketch
+
+
+@built
+@pytest.mark.parametrize("off", [False, True])
+def test_without_columns_to_spare_the_error_is_some_times_the_best(
+    off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = decaying(3, (6,) * 6, 24, 0.7)
+    best = error(t, tt.round(t, rank=9, method="svd"))
+    with monkeypatch.context() as patch:
+        if off:
+            patch.setattr(_native, "status", lambda: "off")
+            jax.clear_caches()
+        out = tt.round(t, rank=9, method="randomized", oversample=0)
+        same = tt.round(t + t, rank=24, method="randomized", oversample=0)
+        wide = tt.round(t, rank=9, method="randomized", oversample=20)
+    jax.clear_caches()
+    assert out.ranks == (1, 6, 9, 9, 9, 6, 1)
+    assert best < error(t, out) < 10 * best
+    assert error(t, wide) < 1.02 * best
+    assert error(t + t, same) < 1e-10
+    with pytest.raises(ValueError, match="oversample"):
+        tt.round(t, rank=9, oversample=-1)
+
+
+def pair(
+    key: int, rows: tuple[int, ...], columns: tuple[int, ...], left: int, right: int
+) -> tuple[tt.TTMatrix, tt.TT]:
+    keys = jax.random.split(jax.random.key(key))
+    a = tt.random_matrix(keys[0], rows, columns, left, jnp.dtype("float64"))
+    return a, decaying(key + 1, columns, right, 0.6)
+
+
+@built
+@pytest.mark.parametrize(
+    ("rows", "columns", "left", "right", "kept"),
+    [
+        ((4, 4, 4, 4), (3, 3, 3, 3), 2, 5, 6),
+        ((2,) * 7, (2,) * 7, 3, 8, 7),
+        ((5, 1, 6, 2), (2, 4, 1, 3), 2, 4, 5),  # modes of size one on either side
+        ((6, 6, 6), (7, 7, 7), 1, 7, 3),
+        ((3, 8), (2, 9), 4, 9, 2),
+    ],
+)
+def test_a_matrix_times_a_vector_is_not_formed(
+    rows: tuple[int, ...], columns: tuple[int, ...], left: int, right: int, kept: int
+) -> None:
+    a, x = pair(11, rows, columns, left, right)
+    exact = tt.matvec(a, x)
+    text = jax.jit(lambda a, x: tt.matvec(a, x, rank=kept)).lower(a, x).as_text()
+    assert "tensorjax_round" in text
+    best = tt.round(exact, rank=kept, method="svd")
+    out = tt.matvec(a, x, rank=kept)
+    assert out.ranks == best.ranks
+    assert error(exact, out) <= 1.05 * error(exact, best) + 1e-13
+    rough = tt.matvec(a, x, rank=kept, oversample=0)
+    assert error(exact, rough) <= 20 * error(exact, best) + 1e-13
+    scaled = tt.linear_combination([(a, x)], [-3.0], rank=kept)
+    assert error(-3.0 * exact, scaled) <= 1.05 * error(exact, best) + 1e-13
+
+
+@built
+def test_products_in_batches_in_single_precision_and_not_finite() -> None:
+    pairs = [pair(20 + k, (3, 4, 3), (4, 3, 5), 2, 6) for k in range(3)]
+    stacked = jax.tree.map(lambda *c: jnp.stack(c), *pairs)
+    out = jax.vmap(lambda p: tt.matvec(*p, rank=3))(stacked)
+    for k, (a, x) in enumerate(pairs):
+        for many, one in zip(out.cores, tt.matvec(a, x, rank=3).cores, strict=True):
+            np.testing.assert_array_equal(many[k], one)
+    a, x = pairs[0]
+    single = tt.matvec(a.astype(jnp.float32), x.astype(jnp.float32), rank=12)
+    assert single.dtype == jnp.float32
+    assert error(tt.matvec(a, x), single.astype(float)) < 1e-5
+    broken = tt.TTMatrix((a.cores[0], a.cores[1].at[0, 1, 1, 0].set(np.nan), a.cores[2]))
+    spoilt = jax.jit(lambda a, x: tt.matvec(a, x, rank=3))(broken, x)
+    assert all(np.isnan(c).all() for c in spoilt.cores)
+
+
+@built
+def test_gradients_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = pair(30, (3, 3, 3), (3, 3, 3), 2, 2)
+
+    def value(a: tt.TTMatrix, x: tt.TT) -> jax.Array:
+        return tt.norm(tt.matvec(a, x, rank=2))
+
+    got = jax.grad(value, argnums=(0, 1))(a, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "status", lambda: "off")
+        jax.clear_caches()
+        want = jax.grad(value, argnums=(0, 1))(a, x)
+    jax.clear_caches()
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-7)
+
+
+def host(t: tt.TT) -> list[np.ndarray]:
+    return [np.asarray(c) for c in t.cores]
+
+
+@built
+@pytest.mark.parametrize("tol", [0.3, 1e-2, 1e-4, 1e-6])
+def test_gram_matrices_from_both_ends_keep_the_tolerance(tol: float) -> None:
+    powers = (140, -140, 140, -70, -60)
+    trains = [
+        decaying(40, (5,) * 7, 25, 0.6),
+        train(41, (3, 1, 7, 2, 6), 5) + train(42, (3, 1, 7, 2, 6), 4),
+        train(43, (9, 8), 8),
+        tt.TT(
+            tuple(c * 10.0**e for c, e in zip(train(44, (4,) * 5, 6).cores, powers, strict=True))
+        ),
+    ]
+    for t in trains:
+        cores = _native.gram_round(host(t), tol**2)
+        assert cores is not None
+        out = tt.TT(tuple(jnp.asarray(c) for c in cores))
+        assert error(t, out) <= tol
+        exact = tt.round(t, tol=tol, method="svd")
+        assert all(r <= s + 1 for r, s in zip(out.ranks, exact.ranks, strict=True))
+        assert tt.round(t, tol=tol).ranks == out.ranks
+
+
+@built
+def test_gram_matrices_that_cannot_tell_give_the_train_back() -> None:
+    t = train(45, (4,) * 5, 3)
+    nothing = tt.TT(tuple(0 * c for c in t.cores))
+    for given, tol in (
+        (t - t * (1 + 1e-9), 1e-3),  # cancels to below √eps
+        (t, 1e-9),
+        (nothing, 1e-3),
+        (tt.TT((t.cores[0] * np.nan, *t.cores[1:])), 1e-3),
+    ):
+        assert _native.gram_round(host(given), tol**2) is None
+    assert error(t - t * (1 + 1e-9), tt.round(t - t * (1 + 1e-9), tol=1e-3)) <= 1e-3
+    assert tt.round(nothing, tol=1e-3).ranks == (1,) * 6
+    assert not _native.rounds([c.astype(np.complex128) for c in host(t)])
+    assert not _native.rounds([c.T for c in host(t)])
+
+
+@built
+def test_the_threads_of_lapack_come_back() -> None:
+    get, put = _native._blas_threads()
+    if not get.value:
+        pytest.skip("this BLAS does not tell its threads")
+    threads = ctypes.CFUNCTYPE(ctypes.c_int)(get.value)
+    before = threads()
+    compiled(train(46, (6,) * 5, 20), 4)
+    assert threads() == before
+    assert put.value
 
 
 @built
