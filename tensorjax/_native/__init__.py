@@ -2,9 +2,10 @@
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks` calls a compiled sweep instead, under jit and
-vmap like any other operation; `gram_round` and the passes over data serve the host. hatch_build.py compiles it on installation if there is a compiler;
-without it, on other machines and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the
-environment turns it off, as for `jax.export`, which refuses calls that it does not know.
+vmap like any other operation; `gram_round` and the passes over data serve the host. hatch_build.py
+compiles them on installation if there is a compiler; without it, on other machines and for other
+dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as for
+`jax.export`, which refuses calls that it does not know.
 """
 
 import ctypes

@@ -107,7 +107,8 @@ def matvec(
       [[1. 1.]
        [1. 1.]]
 
-    Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`.
+    Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`. On CPUs,
+    ``rank`` is served by compiled sweeps for real trains, as in `round`.
     """
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
@@ -351,7 +352,7 @@ def _compiles(terms: Any, dtype: Any) -> bool:
 def _compiled(
     a: TTMatrix, x: TT, weight: Any, key: Any, ranks: tuple[int, ...], extra: int
 ) -> list[Any]:
-    draw, mix = sweeps.random_train(a.cores, max(ranks) + extra, key)
+    draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
     *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
     return [*first, weight * last]
 

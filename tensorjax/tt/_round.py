@@ -126,8 +126,10 @@ def round(
     exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
     what the sketch misses. On CPUs, ``rank`` alone is served by compiled sweeps (tensorjax/_native)
     for real trains, in double precision whatever their dtype; there the last truncation takes the
-    subspaces of all bonds of one and the same train, within the same bound. XLA splits no such call
-    over devices: a batch sharded over several CPUs is rounded where it lies under `shard_map`.
+    subspaces of all bonds of one and the same train, within the same bound. So does ``tol`` alone
+    there, by Gram matrices from both ends at once, and the distance is measured before the result
+    is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
+    where it lies under `shard_map`.
     """
     single("t", t)
     linalg.choose(method, None, t.dtype)
