@@ -30,12 +30,6 @@ Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m
 Term = list[Factors]
 
 
-def ranks_of(term: Term) -> list[int]:
-    """The TT-ranks r_0 … r_d of a term."""
-    left = [int(np.prod([c.shape[0] for c in factors])) for factors in term]
-    return [*left, 1]
-
-
 def modes_of(term: Term) -> list[int]:
     """The mode sizes of a term."""
     return [_mode(factors) for factors in term]

@@ -1,6 +1,7 @@
 """Products and sums of trains: exact, or rounded without being formed."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -293,7 +294,7 @@ def _rounded(
     if rank is None:
         out = _dynamic(terms, weights, tol, key, dtype)
         return TT._unchecked(placed_like(out.cores, given))
-    full, modes = _full_ranks([factors_of(t, dtype) for t in terms])
+    full, modes = _full_ranks(terms)
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
@@ -321,10 +322,13 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
     return round(_formed(terms, weights, dtype), tol=tol)
 
 
-def _full_ranks(terms: Sequence[fused.Term]) -> tuple[tuple[int, ...], list[int]]:
+def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
     """Ranks that the sum of the terms cannot exceed, and its modes."""
-    modes = fused.modes_of(terms[0])
-    total = [sum(r) for r in zip(*(fused.ranks_of(t) for t in terms), strict=True)]
+    first, *second = terms[0]
+    columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
+    modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
+    bonds = [[math.prod(r) for r in zip(*(t.ranks for t in term), strict=True)] for term in terms]
+    total = [sum(r) for r in zip(*bonds, strict=True)]
     return cut_ranks((1, *total[1:-1], 1), modes)[1:-1], modes
 
 
@@ -341,7 +345,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 def _compiles(terms: Any, dtype: Any) -> bool:
     """Whether the sweeps in C++ take this sum: one matrix times a vector."""
-    if len(terms) > 1 or not isinstance(terms[0][0], TTMatrix):
+    if len(terms) > 1 or [type(t) for t in terms[0]] != [TTMatrix, TT]:
         return False
     a, x = terms[0]
     shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)]
@@ -372,7 +376,7 @@ def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
     factors = [factors_of(term, work) for term in terms]
-    full, modes = _full_ranks(factors)
+    full, modes = _full_ranks(terms)
     widths = cut_ranks(
         (1, *(min(r + extra, f) for r, f in zip(ranks, full, strict=True)), 1), modes
     )
@@ -392,7 +396,7 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]
     weights = [np.asarray(w).astype(wide) for w in weights]
-    full, modes = _full_ranks(factors)
+    full, modes = _full_ranks(terms)
     keys = (None, None) if key is None else jax.random.split(key)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
     width = max(max(t.ranks) for term in terms for t in term) + linalg.OVERSAMPLE
