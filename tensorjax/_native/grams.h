@@ -13,7 +13,9 @@
 // is not small beside what may go, or the check fails, the train is given back.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "lapack.h"
@@ -45,12 +47,16 @@ class GramRounding {
       if (side == 0) from_left(d_ - 1, input, input, true, own_[who], left_.data());
       else from_right(0, input, input, true, own_[who], right_.data());
     });
-    std::vector<double> coarse(d_, 0);
-    team.run(d_ - 1, [&](long k, int who) { coarse[k] = cut(k, share, own_[who]); });
-    coarse_ = *std::max_element(coarse.begin(), coarse.end());
-    if (!(4 * (d_ - 1) * coarse_ <= share)) return false;
+    // Roundoff of the check, as a share of the whole.
+    double roundoff = 0;
+    for (long k = 0; k + 1 < d_; k++) roundoff = std::max(roundoff, 8 * kEps * size(k));
+    std::vector<char> fine(d_, 1);
+    team.run(d_ - 1, [&](long k, int who) {
+      fine[k] = cut(k, (share - 2 * roundoff) / (d_ - 1), own_[who]);
+    });
+    if (std::find(fine.begin(), fine.end(), 0) != fine.end()) return false;
     team.run(d_, [&](long k, int who) { trim(k, own_[who]); });
-    return missing(team) <= share - 8 * coarse_;
+    return missing(team) <= share - roundoff;
   }
 
   const std::vector<long>& ranks() const { return t_; }
@@ -194,14 +200,42 @@ class GramRounding {
     return sum;
   }
 
-  // Chooses the rank, V and W at bond k; roundoff in the energies, as a share of the whole.
-  double cut(long k, double share, Own& own) {
+  // ‖GL‖ ‖GR‖ beside the energy that both make up: 1 at least, more where much cancels.
+  double size(long k) const {
+    const Numbers &gl = left_[k].m, &gr = right_[k].m;
+    const double size = std::sqrt(dot(gl, gl) * dot(gr, gr)) / dot(gl, gr);
+    return size >= 0 ? size : std::numeric_limits<double>::infinity();
+  }
+
+  // About ‖G‖_2, by three power steps: enough to bound roundoff.
+  static double spectral(const Numbers& g, long r, long ld) {
+    Numbers v(r), w(r);
+    for (long i = 0; i < r; i++) v[i] = 1 + 0.5 * i / r;
+    double estimate = 0;
+    for (int step = 0; step < 3; step++) {
+      double before = 0, after = 0;
+      for (long i = 0; i < r; i++) {
+        w[i] = 0;
+        for (long j = 0; j < r; j++) w[i] += g[i * ld + j] * v[j];
+        before += v[i] * v[i];
+        after += w[i] * w[i];
+      }
+      estimate = std::sqrt(after / before);
+      if (!(after > 0)) break;
+      for (long i = 0; i < r; i++) v[i] = w[i] / std::sqrt(after);
+    }
+    return estimate;
+  }
+
+  // Chooses the rank, V and W at bond k, so that `share` of the energy may go; false where roundoff
+  // is not small beside that.
+  bool cut(long k, double share, Own& own) {
     const long r = r_[k + 1], ld = padded(r);
     const Numbers &gl = left_[k].m, &gr = right_[k].m;
     const double total = dot(gl, gr);
-    const double noise = kEps * std::sqrt(dot(gl, gl) * dot(gr, gr)) / total;
-    const double tail = (share / (d_ - 1) - (2 + 16.0 / (d_ - 1)) * noise) * total;
-    if (!(tail > 0)) return std::numeric_limits<double>::infinity();
+    const double noise = kEps * spectral(gl, r, ld) * spectral(gr, r, ld);
+    if (!(4 * noise <= share * total)) return false;
+    const double tail = share * total - 2 * noise;
     Numbers l(r * ld), right(r * ld);
     long m = factor(r, ld, gl, l), o = factor(r, ld, gr, right);
     const bool swapped = m > o;  // the smaller side's squares are diagonalised
@@ -219,7 +253,7 @@ class GramRounding {
       for (long j = 0; j <= i; j += kSide)
         inner(std::min(kSide, m - i), std::min(kSide, m - j), wide, seen.data() + i * wide, wide,
               seen.data() + j * wide, wide, vectors.data() + i * m + j, m);
-    if (!eigen(m, vectors, values)) return std::numeric_limits<double>::infinity();
+    if (!eigen(m, vectors, values)) return false;
     long less = 0;
     for (double gone = std::max(values[0], 0.0); less + 1 < m && gone <= tail;)
       gone += std::max(values[++less], 0.0);
@@ -245,7 +279,7 @@ class GramRounding {
     v_[k].assign(r * padded(t), 0.0);
     for (long i = 0; i < t; i++)
       for (long j = 0; j < r; j++) v_[k][j * padded(t) + i] = far[i * ld + j];
-    return noise;
+    return true;
   }
 
   // Rows of Lᵀ with L Lᵀ = G but for roundoff.
@@ -313,7 +347,6 @@ class GramRounding {
   std::vector<Own> own_;
   std::vector<Side> left_, right_;
   std::vector<Numbers> w_, v_, out_;
-  double coarse_ = 0;
 };
 
 }  // namespace tensorjax
