@@ -1,16 +1,13 @@
-// Rounding to a share of the energy by Gram matrices from both ends, in double precision; see
-// `gram_round` of tensorjax/tt/_sweeps.py.
+// Rounding to a share of the energy by Gram matrices, in double precision; see `gram_round` of
+// tensorjax/tt/_sweeps.py.
 //
-//  1. grams  A_kᵀA_k and B_k B_kᵀ of all left sides A_k and right sides B_k, one end per thread
-//  2. cuts   at every bond, V_k W_k in place of the identity: A_k V_k W_k B_k is the best low-rank
-//            matrix near A_k B_k, for A_kᵀA_k = L Lᵀ, B_k B_kᵀ = R Rᵀ and Lᵀ R = U S Vᵀ
-//  3. cores  W_{k−1} core_k V_k
-//  4. check  the distance from the result, by inner products
+//  1. from the right  Gram matrices G_k = B_k B_kᵀ = R Rᵀ of all that lies right of each bond
+//  2. from the left   A_kᵀA_k = L Lᵀ of what lies left, cut already; with Lᵀ R = U S Vᵀ,
+//                     Q = A_k R V S⁻¹ is orthonormal and Uᵀ Lᵀ goes into the next core
+//  3. check           the distance from the result, by inner products
 //
-// Every cut is an orthogonal projection of the left side of one and the same train, so the squares
-// of what they discard add up to no less than the squared error. Nothing in a train of d cores waits
-// for more than the 2 d steps of 1. Squares of singular values are lost below roundoff: where that
-// is not small beside what may go, or the check fails, the train is given back.
+// Squares of singular values are lost below roundoff: where that is not small beside what may go,
+// or the check fails, the train is given back.
 #pragma once
 
 #include <algorithm>
@@ -38,24 +35,37 @@ class GramRounding {
   GramRounding(const std::vector<long>& n, const std::vector<long>& r, const double* const* cores,
                const Lapack& lapack, int threads)
       : d_(static_cast<long>(n.size())), n_(n), r_(r), t_(r), cores_(cores), lapack_(lapack),
-        own_(threads), left_(d_), right_(d_), w_(d_), v_(d_), out_(d_) {}
+        own_(threads), right_(d_), factors_(d_), few_(d_), out_(d_) {}
 
   // Whether a train was found that lacks at most `share` of the energy.
   bool run(Team& team, double share) {
-    const auto input = [&](long k, Numbers& room) { return this->input(k, room); };
-    team.run(2, [&](long side, int who) {
-      if (side == 0) from_left(d_ - 1, input, input, true, own_[who], left_.data());
-      else from_right(0, input, input, true, own_[who], right_.data());
+    right_sides(team);
+    team.run(d_ - 1, [&](long k, int) {
+      factors_[k].resize(r_[k + 1] * padded(r_[k + 1]));
+      few_[k] = factor(r_[k + 1], right_[k].m, factors_[k]);
     });
-    // Roundoff of the check, as a share of the whole.
-    double roundoff = 0;
-    for (long k = 0; k + 1 < d_; k++) roundoff = std::max(roundoff, 8 * kEps * size(k));
-    std::vector<char> fine(d_, 1);
-    team.run(d_ - 1, [&](long k, int who) {
-      fine[k] = cut(k, (share - 2 * roundoff) / (d_ - 1), own_[who]);
-    });
-    if (std::find(fine.begin(), fine.end(), 0) != fine.end()) return false;
-    team.run(d_, [&](long k, int who) { trim(k, own_[who]); });
+    double roundoff = 0;  // of the check, as a share of the whole
+    Side left;
+    for (long k = 0; k + 1 < d_; k++) {
+      const Slab part = absorbed(team, k);
+      left.m = squares(team, part, own_);
+      normalise(left);  // so that the norm stays in the cores that have it
+      if (k == 0) {
+        total_ = dot(left.m, right_[0].m);
+        exponent_ = left.e + right_[0].e;
+      }
+      roundoff = std::max(roundoff, 8 * kEps * size(left.m, right_[k].m));
+      if (!cut(k, left, share - 2 * roundoff, own_[0])) return false;
+      out_[k].resize(part.r * part.n * padded(t_[k + 1]));
+      const long pieces = (part.r + 7) / 8, next = padded(t_[k + 1]);
+      team.run(pieces, [&](long piece, int who) {
+        const long from = 8 * piece, rows = std::min(8L, part.r - from) * part.n;
+        times(rows, next, part.s, part.at + from * part.row(), part.ld, 1, v_.data(), next,
+              out_[k].data() + from * part.n * next, next, own_[who].panel.data());
+      });
+    }
+    const Slab last = absorbed(team, d_ - 1);
+    out_[d_ - 1].assign(last.at, last.at + last.r * last.row());
     return missing(team) <= share - roundoff;
   }
 
@@ -92,10 +102,7 @@ class GramRounding {
     Slab x{cores_[k], r_[k], n_[k], r_[k + 1], padded(r_[k + 1])};
     if (x.ld == x.s) return x;
     double* to = room(copy, x.r * x.row());
-    for (long i = 0; i < x.r * x.n; i++) {
-      std::copy(x.at + i * x.s, x.at + (i + 1) * x.s, to + i * x.ld);
-      std::fill(to + i * x.ld + x.s, to + (i + 1) * x.ld, 0.0);
-    }
+    pad(x, 0, x.r * x.n, to);
     x.at = to;
     return x;
   }
@@ -124,25 +131,88 @@ class GramRounding {
         for (long j = 0; j < i; j++) next[i * x.ld + j] = next[j * x.ld + i];
   }
 
-  // Z' (x.r × y.r) = Σ_i x_i Z y_iᵀ; `same` as above.
+  static constexpr long kBlock = 2 * kSide;  // rows of a step to the left that go together
+
+  // Rows of Z' (x.r × y.r) = Σ_i x_i Z y_iᵀ; with `same`, those on and below the diagonal.
   static void step_left(const Slab& x, const Slab& y, const Numbers& z, Numbers& next, bool same,
-                        Own& own) {
-    constexpr long kBlock = 2 * kSide;
-    const long ld = padded(y.r);
-    next.assign(x.r * ld, 0.0);
+                        long from, Own& own) {
+    const long ld = padded(y.r), some = std::min(kBlock, x.r - from);
     double* image = room(own.image, kBlock * y.row());
-    for (long from = 0; from < x.r; from += kBlock) {
-      const long some = std::min(kBlock, x.r - from);
-      times(some * x.n, y.ld, x.s, x.at + from * x.row(), x.ld, 1, z.data(), y.ld, image, y.ld,
-            own.panel.data());
-      for (long j = 0; j < (same ? from + some : y.r); j += kSide)
-        for (long i = 0; i < some; i += kSide)
-          inner(std::min(kSide, some - i), std::min(kSide, y.r - j), y.row(), image + i * y.row(),
-                y.row(), y.at + j * y.row(), y.row(), next.data() + (from + i) * ld + j, ld);
+    times(some * x.n, y.ld, x.s, x.at + from * x.row(), x.ld, 1, z.data(), y.ld, image, y.ld,
+          own.panel.data());
+    for (long j = 0; j < (same ? from + some : y.r); j += kSide)
+      for (long i = 0; i < some; i += kSide)
+        inner(std::min(kSide, some - i), std::min(kSide, y.r - j), y.row(), image + i * y.row(),
+              y.row(), y.at + j * y.row(), y.row(), next.data() + (from + i) * ld + j, ld);
+  }
+
+  static void mirror_up(Numbers& g, long n) {
+    const long ld = padded(n);
+    for (long i = 0; i < n; i++)
+      for (long j = i + 1; j < n; j++) g[i * ld + j] = g[j * ld + i];
+  }
+
+  // Core k, copied by all threads where its rows are not whole vectors.
+  Slab core(Team& team, long k) {
+    Slab x{cores_[k], r_[k], n_[k], r_[k + 1], padded(r_[k + 1])};
+    if (x.ld == x.s) return x;
+    double* to = room(core_, x.r * x.row());
+    const long pieces = (x.r + kBlock - 1) / kBlock;
+    team.run(pieces, [&](long piece, int) {
+      pad(x, kBlock * piece * x.n, std::min(x.r, kBlock * (piece + 1)) * x.n, to);
+    });
+    x.at = to;
+    return x;
+  }
+
+  static void pad(const Slab& x, long from, long end, double* to) {
+    for (long i = from; i < end; i++) {
+      std::copy(x.at + i * x.s, x.at + (i + 1) * x.s, to + i * x.ld);
+      std::fill(to + i * x.ld + x.s, to + (i + 1) * x.ld, 0.0);
     }
-    if (same)
-      for (long i = 0; i < x.r; i++)
-        for (long j = i + 1; j < x.r; j++) next[i * ld + j] = next[j * ld + i];
+  }
+
+  // 1. B_k B_kᵀ.
+  void right_sides(Team& team) {
+    Side side = one();
+    for (long k = d_ - 1; k > 0; k--) {
+      const Slab x = core(team, k);
+      Side next{Numbers(x.r * padded(x.r), 0.0), side.e};
+      team.run((x.r + kBlock - 1) / kBlock, [&](long piece, int who) {
+        step_left(x, x, side.m, next.m, true, piece * kBlock, own_[who]);
+      });
+      mirror_up(next.m, x.r);
+      normalise(next);
+      side = right_[k - 1] = std::move(next);
+    }
+  }
+
+  // 2. W_{k−1} core_k.
+  Slab absorbed(Team& team, long k) {
+    Slab x = core(team, k);
+    if (k == 0) return x;
+    double* to = room(part_, t_[k] * x.row());
+    team.run(x.n, [&](long i, int who) {
+      times(t_[k], x.ld, x.r, w_.data(), padded(x.r), 1, x.at + i * x.ld, x.row(), to + i * x.ld,
+            x.row(), own_[who].panel.data());
+    });
+    x.at = to;
+    x.r = t_[k];
+    return x;
+  }
+
+  // PᵀP for P (r n × s).
+  static Numbers squares(Team& team, const Slab& p, std::vector<Own>& own) {
+    Numbers g(p.s * p.ld, 0.0);
+    const Panels panels(p.ld);
+    team.run(panels.count, [&](long x, int who) {
+      const long j = panels.start(x), width = panels.start(x + 1) - j;
+      times(std::min(p.s, j + width), width, p.r * p.n, p.at, 1, p.ld, p.at + j, p.ld, g.data() + j,
+            p.ld, own[who].panel.data());
+    });
+    for (long i = 0; i < p.s; i++)
+      for (long j = 0; j < i; j++) g[i * p.ld + j] = g[j * p.ld + i];
+    return g;
   }
 
   // Divides by a power of four, so that the largest entry is about one.
@@ -163,9 +233,9 @@ class GramRounding {
     return side;
   }
 
-  // XᵀY for the left sides X and Y of two trains at bond `last` − 1, and at all before if asked.
+  // XᵀY for the left sides X and Y of two trains at bond `last` − 1.
   template <class X, class Y>
-  Side from_left(long last, const X& x, const Y& y, bool same, Own& own, Side* all = nullptr) const {
+  Side from_left(long last, const X& x, const Y& y, bool same, Own& own) const {
     Side side = one();
     for (long k = 0; k < last; k++) {
       Side next{{}, side.e};
@@ -173,23 +243,22 @@ class GramRounding {
       step_right(a, b, side.m, next.m, same, own);
       normalise(next);
       side = std::move(next);
-      if (all) all[k] = side;
     }
     return side;
   }
 
-  // X Yᵀ for the right sides at bond `first`, and at all after if asked.
+  // X Yᵀ for the right sides at bond `first`.
   template <class X, class Y>
-  Side from_right(long first, const X& x, const Y& y, bool same, Own& own,
-                  Side* all = nullptr) const {
+  Side from_right(long first, const X& x, const Y& y, bool same, Own& own) const {
     Side side = one();
     for (long k = d_ - 1; k > first; k--) {
-      Side next{{}, side.e};
       const Slab a = x(k, own.x), b = same ? a : y(k, own.y);
-      step_left(a, b, side.m, next.m, same, own);
+      Side next{Numbers(a.r * padded(b.r), 0.0), side.e};
+      for (long from = 0; from < a.r; from += kBlock)
+        step_left(a, b, side.m, next.m, same, from, own);
+      if (same) mirror_up(next.m, a.r);
       normalise(next);
       side = std::move(next);
-      if (all) all[k - 1] = side;
     }
     return side;
   }
@@ -201,8 +270,7 @@ class GramRounding {
   }
 
   // ‖GL‖ ‖GR‖ beside the energy that both make up: 1 at least, more where much cancels.
-  double size(long k) const {
-    const Numbers &gl = left_[k].m, &gr = right_[k].m;
+  static double size(const Numbers& gl, const Numbers& gr) {
     const double size = std::sqrt(dot(gl, gl) * dot(gr, gr)) / dot(gl, gr);
     return size >= 0 ? size : std::numeric_limits<double>::infinity();
   }
@@ -227,17 +295,19 @@ class GramRounding {
     return estimate;
   }
 
-  // Chooses the rank, V and W at bond k, so that `share` of the energy may go; false where roundoff
-  // is not small beside that.
-  bool cut(long k, double share, Own& own) {
+  // Chooses the rank, V and W at bond k, so that `share` of the energy may go at all bonds together;
+  // false where roundoff is not small beside that.
+  bool cut(long k, const Side& left, double share, Own& own) {
     const long r = r_[k + 1], ld = padded(r);
-    const Numbers &gl = left_[k].m, &gr = right_[k].m;
-    const double total = dot(gl, gr);
+    const Numbers &gl = left.m, &gr = right_[k].m;
+    const double whole =
+        std::ldexp(total_, static_cast<int>(2 * (exponent_ - left.e - right_[k].e)));
+    const double allowed = share / (d_ - 1) * whole;
     const double noise = kEps * spectral(gl, r, ld) * spectral(gr, r, ld);
-    if (!(4 * noise <= share * total)) return false;
-    const double tail = share * total - 2 * noise;
-    Numbers l(r * ld), right(r * ld);
-    long m = factor(r, ld, gl, l), o = factor(r, ld, gr, right);
+    if (!(4 * noise <= allowed)) return false;
+    const double tail = allowed - 2 * noise;
+    Numbers l(r * ld), right = factors_[k];
+    long m = factor(r, gl, l), o = few_[k];
     const bool swapped = m > o;  // the smaller side's squares are diagonalised
     if (swapped) {
       std::swap(m, o);
@@ -275,15 +345,16 @@ class GramRounding {
     }
     if (swapped) std::swap(near, far);
     t_[k + 1] = t;
-    w_[k] = std::move(near);
-    v_[k].assign(r * padded(t), 0.0);
+    w_ = std::move(near);
+    v_.assign(r * padded(t), 0.0);
     for (long i = 0; i < t; i++)
-      for (long j = 0; j < r; j++) v_[k][j * padded(t) + i] = far[i * ld + j];
+      for (long j = 0; j < r; j++) v_[j * padded(t) + i] = far[i * ld + j];
     return true;
   }
 
   // Rows of Lᵀ with L Lᵀ = G but for roundoff.
-  static long factor(long r, long ld, const Numbers& g, Numbers& lower) {
+  static long factor(long r, const Numbers& g, Numbers& lower) {
+    const long ld = padded(r);
     double trace = 0;
     for (long i = 0; i < r; i++) trace += g[i * ld + i];
     return pivoted_cholesky(r, ld, g.data(), 2 * kEps * trace, lower.data());
@@ -298,22 +369,6 @@ class GramRounding {
     lapack_.syevd(&job, &half, &n, a.data(), &n, values.data(), work.data(), &size, integers.data(),
                   &few, &info);
     return info == 0;
-  }
-
-  // W_{k−1} core_k V_k.
-  void trim(long k, Own& own) {
-    Slab x = input(k, own.x);
-    const long t = t_[k], next = padded(t_[k + 1]);
-    if (k > 0) {
-      double* image = room(own.image, t * x.row());
-      times(t, x.row(), x.r, w_[k - 1].data(), padded(x.r), 1, x.at, x.row(), image, x.row(),
-            own.panel.data());
-      x.at = image;
-    }
-    out_[k].resize(t * x.n * next);
-    if (k + 1 == d_) std::copy(x.at, x.at + t * x.row(), out_[k].data());
-    else times(t * x.n, next, x.s, x.at, x.ld, 1, v_[k].data(), next, out_[k].data(), next,
-               own.panel.data());
   }
 
   // ‖x − y‖² / ‖x‖² for the train x and the result y.
@@ -331,12 +386,11 @@ class GramRounding {
         own[task - 2] = left ? from_left(at + 1, output, output, true, own_[who])
                              : from_right(at, output, output, true, own_[who]);
     });
-    const long e = left_[at].e + right_[at].e;
     const auto relative = [&](const Side& a, const Side& b) {
-      return std::ldexp(dot(a.m, b.m), static_cast<int>(2 * (a.e + b.e - e)));
+      return std::ldexp(dot(a.m, b.m), static_cast<int>(2 * (a.e + b.e - exponent_)));
     };
-    const double total = dot(left_[at].m, right_[at].m);
-    return (total - 2 * relative(mixed[0], mixed[1]) + relative(own[0], own[1])) / total;
+    const double lacking = total_ - 2 * relative(mixed[0], mixed[1]) + relative(own[0], own[1]);
+    return lacking / total_;
   }
 
   const long d_;
@@ -345,8 +399,13 @@ class GramRounding {
   const double* const* cores_;
   const Lapack& lapack_;
   std::vector<Own> own_;
-  std::vector<Side> left_, right_;
-  std::vector<Numbers> w_, v_, out_;
+  std::vector<Side> right_;
+  std::vector<Numbers> factors_;  // of the right sides, R transposed
+  std::vector<long> few_;         // their ranks
+  std::vector<Numbers> out_;
+  Numbers v_, w_, core_, part_;
+  double total_ = 0;  // of the energy, divided by 4^exponent_
+  long exponent_ = 0;
 };
 
 }  // namespace tensorjax

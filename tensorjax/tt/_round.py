@@ -126,10 +126,9 @@ def round(
     exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
     what the sketch misses. On CPUs, ``rank`` alone is served by compiled sweeps (tensorjax/_native)
     for real trains, in double precision whatever their dtype; there the last truncation takes the
-    subspaces of all bonds of one and the same train, within the same bound. So does ``tol`` alone
-    there, by Gram matrices from both ends at once, and the distance is measured before the result
-    is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
-    where it lies under `shard_map`.
+    subspaces of all bonds of one and the same train, within the same bound. ``tol`` is served so by
+    "gram", and there the distance is measured before a result is accepted. XLA splits no such call
+    over devices: a batch sharded over several CPUs is rounded where it lies under `shard_map`.
     """
     single("t", t)
     linalg.choose(method, None, t.dtype)
@@ -155,7 +154,7 @@ def _compressed(
     t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any, extra: int
 ) -> TT:
     if tol is not None and _on_host(t, tol):
-        out = _dynamic(t, tol, method, key, at_once=ranks is None)
+        out = _dynamic(t, tol, method, key)
         if ranks is None:
             return out
         if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
@@ -200,12 +199,8 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
-def _dynamic(t: TT, tol: float, method: Method, key: Any, *, at_once: bool) -> TT:
-    """On the host: in double precision, exact ranks, no compilation.
-
-    ``at_once`` lets all bonds be cut in one and the same train; else they are cut one after
-    another, as compiled programs do, whose results are the same then.
-    """
+def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
+    """On the host: in double precision, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     host = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     eps = linalg.epsilon(t.dtype)
@@ -213,8 +208,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any, *, at_once: bool) -> T
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     for share in (budget, budget / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
-        found = sweeps.gram_round_at_once(host, share) if at_once and chosen == "gram" else None
-        cores = sweeps.balanced(found or _compress(host, None, share, chosen, key)[0])
+        cores = sweeps.balanced(_compress(host, None, share, chosen, key)[0])
         out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.

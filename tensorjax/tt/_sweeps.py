@@ -218,6 +218,8 @@ def gram_round(cores: Cores, share: float) -> Cores:
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
+    if _native.rounds(cores) and (found := _native.gram_round(cores, share)):
+        return found
     factors, total = right_factors(cores)
     tail = share * total / (len(cores) - 1)
     out: Cores = []
@@ -231,15 +233,6 @@ def gram_round(cores: Cores, share: float) -> Cores:
     if not total - linalg.energy(tall(core)) <= share * total:
         raise InaccurateGram
     return [*out, core]
-
-
-def gram_round_at_once(cores: Cores, share: float) -> Cores | None:
-    """The same by Gram matrices from both ends and all cuts of one train, where C++ can do it.
-
-    The cores are not isometries. None where it cannot, or where roundoff is not small beside what
-    may be discarded.
-    """
-    return _native.gram_round(cores, share) if _native.rounds(cores) else None
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
