@@ -101,8 +101,8 @@ class Block(nnx.Module):
         """Queries, keys and values (batch, length, heads, features / heads) of the input."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
-        q, k, v = (qkv[..., part, :] for part in range(3))
-        split = (*q.shape[:-1], count, q.shape[-1] // count)
+        q, k, v = jnp.split(qkv, 3, axis=-2)
+        split = (*q.shape[:-2], count, q.shape[-1] // count)
         return q.reshape(split), k.reshape(split), v.reshape(split)
 
     def after(
