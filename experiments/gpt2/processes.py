@@ -81,8 +81,11 @@ class Processes:
                 heartbeat_timeout_seconds=self.timeout,
                 shutdown_timeout_seconds=self.timeout,
             )
-        if devices is not None and given["processes"] is not None:
-            _simulate(devices, given["processes"])
+        count = given["processes"]
+        if count is None and self.cluster in ("auto", "slurm"):
+            count = _number(None, "SLURM_NTASKS")
+        if devices is not None and count is not None:
+            _simulate(devices, count)
         place = f"process {jax.process_index()} of {jax.process_count()}"
         run.console.print(
             f"{place}, with {jax.local_device_count()} of {jax.device_count()} devices; one that "
