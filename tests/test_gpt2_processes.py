@@ -175,3 +175,16 @@ def test_a_discarded_run_keeps_nothing(tmp_path) -> None:
         run.metric("loss", 1.0)
         run.table("rows", [{"a": 1}])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_process_simulates_the_devices_that_it_is_asked_for(command, tmp_path) -> None:
+    """As the README has it: JAX must not have begun to work before."""
+    options = ["--steps", "2", "--evaluations", "1", "--layout", "auto", "--devices", "4"]
+    started = start([*command, *options], [], tmp_path / "0.txt")
+    try:
+        assert started.wait(timeout=300) == 0, (tmp_path / "0.txt").read_text()
+    finally:
+        started.kill()
+    said = (tmp_path / "0.txt").read_text()
+    assert "on 4 of 4 devices" in " ".join(said.split())
