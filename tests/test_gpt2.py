@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
+from tensorjax.models.gpt2._attention import causal
 from tensorjax.models.gpt2._blocks import gelu
 
 CONFIG = GPT2Config.tiny()
@@ -459,3 +460,25 @@ def tiny(**options) -> GPT2:
 def test_bad_input_is_named(model, error, message, call) -> None:
     with pytest.raises(error, match=message):
         call(model)
+
+
+@pytest.mark.parametrize("length", [1, 63, 130])
+def test_attention_on_cpus_is_that_of_jax(length: int) -> None:
+    """In one block of queries, and in two."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (2 * jax.random.normal(key, (2, length, 3, 4)) for key in keys)
+
+    def jax_own(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+
+    def loss(f, *parts):
+        return jnp.sum(jnp.sin(f(*parts)))
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        value, slopes = jax.value_and_grad(functools.partial(loss, jax_own), (0, 1, 2))(q, k, v)
+    found, own = jax.jit(jax.value_and_grad(functools.partial(loss, causal), (0, 1, 2)))(q, k, v)
+    np.testing.assert_allclose(found, value, rtol=1e-5)
+    for a, b in zip(own, slopes, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    # Scores of any size: nothing overflows.
+    assert np.isfinite(jax.jit(causal)(1e4 * q, k, v)).all()

@@ -1,5 +1,6 @@
 """The experiment `gpt2` in several real processes: started, agreed, killed, gone on with."""
 
+import contextlib
 import json
 import os
 import socket
@@ -66,6 +67,22 @@ def pair(command, tmp_path, *, devices):
     )
 
 
+def slurm(command, tmp_path, *, devices):
+    """Two processes with the variables of two tasks of Slurm on this machine."""
+    first = 2**16 - 2**12  # JAX takes the port from the last twelve bits of the job's number
+    for job in range(2**12):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("localhost", first + job))
+            break
+    variables = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    options = ["--layout", "2d", "--devices", str(devices), "--cluster", "slurm"]
+    return tuple(
+        start(command, options, tmp_path / f"{task}.txt", **variables,
+              SLURM_PROCID=str(task), SLURM_LOCALID=str(task))
+        for task in range(2)
+    )  # fmt: skip
+
+
 def losses(results):
     """Steps and losses in the newest run."""
     line = json.loads((results / "gpt2" / "runs.jsonl").read_text().splitlines()[-1])
@@ -109,7 +126,8 @@ def test_a_lost_process_ends_all_and_the_checkpoint_goes_on(command, tmp_path, l
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(command, tmp_path) -> None:
+@pytest.mark.parametrize("pair", [pair, slurm])
+def test_two_processes_train_as_one_does(command, tmp_path, pair) -> None:
     command = [*command, "--steps", "6", "--evaluations", "2"]
     export = ["--export", str(tmp_path / "exported")]
     started = pair([*command, *export], tmp_path, devices=4)
@@ -157,3 +175,16 @@ def test_a_discarded_run_keeps_nothing(tmp_path) -> None:
         run.metric("loss", 1.0)
         run.table("rows", [{"a": 1}])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_process_simulates_the_devices_that_it_is_asked_for(command, tmp_path) -> None:
+    """As the README has it: JAX must not have begun to work before."""
+    options = ["--steps", "2", "--evaluations", "1", "--layout", "auto", "--devices", "4"]
+    started = start([*command, *options], [], tmp_path / "0.txt")
+    try:
+        assert started.wait(timeout=300) == 0, (tmp_path / "0.txt").read_text()
+    finally:
+        started.kill()
+    said = (tmp_path / "0.txt").read_text()
+    assert "on 4 of 4 devices" in " ".join(said.split())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import gelu
 from tensorjax.parallel import Layout
 
@@ -101,7 +102,7 @@ def loss(layout: Layout, config: Config, *, parts: bool = False) -> Callable[...
             y[..., i, :].reshape(*y.shape[:2], count, config.features // config.heads)
             for i in range(3)
         )
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        y = attend(q, k, v, None, is_causal=True)
         x = x + layout.row(y.reshape(*y.shape[:2], -1), w["out"], w["out_bias"])
         y = layout.norm(x, w["scale2"], w["bias2"], 1e-5)
         y = gelu(layout.column(y, w["up"], w["up_bias"]))

@@ -1,8 +1,11 @@
-"""Times a training step of our GPT-2 beside a plain Flax one and nanoGPT's, on one device.
+"""Times a training step of our GPT-2 beside plain Flax, nanoGPT in JAX and in PyTorch.
 
 Source: none; our own measurement. Run it on a quiet machine::
 
     python -m experiments run bench/gpt2
+
+One device; PyTorch where it is installed, by torch.compile on a GPU only. There JAX takes most of
+the memory first: set XLA_PYTHON_CLIENT_PREALLOCATE=false.
 
 All start from the same weights, see the same tokens and run in one process, by turns, warm: loss,
 gradient and an update of AdamW. The loss after the same number of steps is compared. README.md in
@@ -25,6 +28,8 @@ from flax import nnx
 
 from experiments import Run
 from experiments.bench import _decoders, _timing
+from experiments.bench._solving import found
+from experiments.gpt2.training import measured_peak
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
 # Ours is to take no longer than the plain Flax implementation.
@@ -67,12 +72,17 @@ class Config:
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     """Sizes to run."""
 
+    peak: float | None = None
+    """TFLOP/s that the device does, for the utilisation; by default, products of 1024 × 1024."""
+
     small: bool = False
     """Use a size that takes seconds: for trying out, the times mean nothing."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        if self.peak is not None and self.peak <= 0:
+            raise ValueError(f"peak: expected positive TFLOP/s, got {self.peak}")
         known = [case.name for case in CASES]
         for name in self.cases:
             if name not in known:
@@ -98,12 +108,14 @@ def run(config: Config, run: Run) -> None:
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
+        peak = measured_peak(dtype) if config.peak is None else config.peak * 1e12
+        run.metric("peak GFLOP/s", peak / 1e9)
         for case in run.progress(cases, "sizes"):
-            found = measure(case, dtype, config.repeats)
-            rows += found
-            ratios.append(verdict(case, found))
+            timed = measure(case, dtype, config.repeats, peak)
+            rows += timed
+            ratios.append(verdict(case, timed))
     if not gpu:
-        note = "not run: no GPU at hand"
+        note = "not run: no GPU at hand; torch.compile neither"
         rows.append({"size": "124M, bfloat16", "library": "all", "variant": "on a GPU",
                      "note": note})  # fmt: skip
     run.table("steps", rows, key=["size", "library", "variant"], caption=STEPS)
@@ -149,7 +161,7 @@ class Training:
         self.losses.append(float(value))
 
 
-def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Training]:
+def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Any]:
     """All ways to write the model, ours first."""
     model = GPT2(case.config, dtype=dtype, rngs=nnx.Rngs(0))
     out = {}
@@ -160,10 +172,19 @@ def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Training]:
         )
         params = jax.tree.map(lambda _, x: x, params, nnx.split(model)[1])
         out["tensorjax", variant] = Training(case, functools.partial(_ours, graph), params)
+    data = out["tensorjax", ""].data
     graph, params = _decoders.flax_params(model, dtype)
     out["flax", ""] = Training(case, functools.partial(_flax, graph), params)
     nano = functools.partial(_decoders.nano_loss, config=case.config, dtype=dtype)
     out["nanoGPT", ""] = Training(case, nano, _decoders.plain(model))
+    if found("torch"):
+        from experiments.bench._torch_decoder import TorchTraining
+
+        gpu = jax.default_backend() == "gpu"
+        for compiled in (False, True) if gpu else (False,):
+            variant = f"nanoGPT, {'torch.compile' if compiled else 'eager'}"
+            half = jnp.dtype(dtype).itemsize == 2
+            out["torch", variant] = TorchTraining(model, data, half=half, compiled=compiled)
     return out
 
 
@@ -176,8 +197,8 @@ def _flax(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax
     return _decoders.cross_entropy(nnx.merge(graph, params)(tokens), targets)
 
 
-def measure(case: Case, dtype: Any, repeats: int) -> list[dict[str, Any]]:
-    """One row for every way, timed by turns."""
+def measure(case: Case, dtype: Any, repeats: int, peak: float) -> list[dict[str, Any]]:
+    """One row for every way, timed by turns; ``peak`` in operations per second."""
     trainings = ways(case, dtype)
     timings = []
     for (library, variant), training in trainings.items():
@@ -200,6 +221,7 @@ def measure(case: Case, dtype: Any, repeats: int) -> list[dict[str, Any]]:
                 # Without what another program on the same cores takes; the first one compiles.
                 "CPU ms": 1e3 * statistics.median(training.processor[1:]),
                 "tokens/s": tokens / timing.median,
+                "utilisation": tokens * case.config.flops() / timing.median / peak,
                 "first call s": timing.first,
                 "loss error": max(
                     abs(a / b - 1) for a, b in zip(training.losses[:2], first[:2], strict=True)
@@ -217,12 +239,16 @@ def verdict(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
     others = {
         ("flax", ""): "flax",
         ("nanoGPT", ""): "nanoGPT",
+        ("torch", "nanoGPT, eager"): "torch",
+        ("torch", "nanoGPT, torch.compile"): "torch.compile",
         ("tensorjax", "one layer at a time"): "one layer at a time",
     }
     row: dict[str, Any] = {"size": case.name}
     for clock, suffix in (("ms", ""), ("CPU ms", ", CPU time")):
         ms = {(row["library"], row["variant"]): row[clock] for row in rows}
-        row |= {name + suffix: ms[way] / ms[by_default] for way, name in others.items()}
+        row |= {
+            name + suffix: ms[way] / ms[by_default] for way, name in others.items() if way in ms
+        }
     return {**row, "goal": _GOAL, "met": row["flax"] >= _GOAL}
 
 

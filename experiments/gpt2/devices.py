@@ -1,6 +1,5 @@
 """From the options of the command line to a layout on a mesh."""
 
-import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -29,8 +28,7 @@ def layout(
 
     Args:
         name: Of the layout.
-        devices: How many; all by default. On a CPU so many are simulated, if JAX has not
-            begun to work yet.
+        devices: How many; all by default.
         config: Sizes of the model.
         batch: Sequences of a step.
         itemsize: Bytes of a number in the computation, for the plan.
@@ -41,8 +39,6 @@ def layout(
     """
     if devices is not None and devices < 1:
         raise ValueError(f"devices: expected at least 1, got {devices}")
-    if devices is not None and not jax.distributed.is_initialized():
-        _simulate(devices)
     count = jax.device_count() if devices is None else devices
     if count > jax.device_count():
         raise ValueError(
@@ -70,13 +66,3 @@ def layout(
                        ("mlp", config.hidden), ("length", config.length)):  # fmt: skip
         made.padded(axis, size)  # raises where it does not split
     return made
-
-
-def _simulate(count: int) -> None:
-    """Asks for so many simulated devices, which has an effect on CPUs that are not in use yet."""
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return  # whoever set it has chosen how many there are
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        return

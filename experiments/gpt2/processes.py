@@ -46,6 +46,8 @@ class Processes:
     def start(self, run: Run, devices: int | None) -> None:
         """Joins the others, if there are any; all but the first then record nothing.
 
+        JAX must not have begun to work: then a CPU simulates no devices any more.
+
         Args:
             run: Of this process.
             devices: Of all processes together, for the number that a CPU simulates; or None.
@@ -61,6 +63,8 @@ class Processes:
         }
         if self.cluster == "none":
             if all(value is None for value in given.values()):
+                if devices is not None and devices > 0:
+                    _simulate(devices, 1)
                 return
             missing = [name for name, value in given.items() if value is None]
             if missing:
@@ -81,8 +85,11 @@ class Processes:
                 heartbeat_timeout_seconds=self.timeout,
                 shutdown_timeout_seconds=self.timeout,
             )
-        if devices is not None and given["processes"] is not None:
-            _simulate(devices, given["processes"])
+        count = given["processes"]
+        if count is None and self.cluster in ("auto", "slurm"):
+            count = _number(None, "SLURM_NTASKS")
+        if devices is not None and count is not None:
+            _simulate(devices, count)
         place = f"process {jax.process_index()} of {jax.process_count()}"
         run.console.print(
             f"{place}, with {jax.local_device_count()} of {jax.device_count()} devices; one that "
@@ -156,7 +163,10 @@ def _number(given: int | None, variable: str) -> int | None:
 
 
 def _simulate(devices: int, count: int) -> None:
-    """Has a CPU simulate this process's part of all devices, unless XLA_FLAGS says how many."""
+    """Has a CPU simulate this process's part of all devices, unless XLA_FLAGS says how many.
+
+    It has an effect only before JAX begins to work.
+    """
     if devices % count:
         raise ValueError(
             f"devices: expected a multiple of {count} processes, which share them, got {devices}"

@@ -98,7 +98,7 @@ def run(config: Config, run: Run) -> None:
         "and as predicted",
     )
     worst = [abs(row[f"{what} predicted"] / row[what] - 1)
-             for row in rows for what in ("temp", "wire") if row["layout"] != "single"]  # fmt: skip
+             for row in rows for what in ("temp", "wire") if row[what]]  # fmt: skip
     run.metric("worst error of a prediction", max(worst))
     for step in CASES:
         own = {row["layout"]: row for row in rows if row["step"] == step and row["devices"] == 4}

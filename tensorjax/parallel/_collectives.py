@@ -89,7 +89,9 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
     """Sum over the last axis of x and the first one of w, added up in ``dtype`` and of it."""
-    return jnp.tensordot(x, w, axes=1, preferred_element_type=dtype)
+    flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
+    y = jnp.matmul(*flat, preferred_element_type=dtype)
+    return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:

@@ -265,14 +265,15 @@ class Layout(Placing):
         z = logits.astype(linalg.factor_dtype(logits.dtype))
         here = z.shape[-1]
         first = collectives.index(self.wide) * here
+        place = targets.astype(jnp.int32) - first
+        mine = (place >= 0) & (place < here)
+        # Read before the padding is masked: going back, XLA then masks in the same pass.
+        found = jnp.take_along_axis(z, jnp.where(mine, place, 0)[..., None], axis=-1)[..., 0]
         if here * self.ways(self.wide) > vocabulary:
             words = collectives.row(first + jnp.arange(here, dtype=jnp.int32), z.ndim)
             z = jnp.where(words < vocabulary, z, jnp.asarray(-jnp.inf, z.dtype))
         top = collectives.largest(jnp.max(z, axis=-1), self.wide)
         mass = jnp.sum(jnp.exp(z - top[..., None]), axis=-1)
-        place = targets.astype(jnp.int32) - first
-        mine = (place >= 0) & (place < here)
-        found = jnp.take_along_axis(z, jnp.where(mine, place, 0)[..., None], axis=-1)[..., 0]
         found = jnp.where(mine, found, jnp.zeros((), z.dtype))
         mass, found = collectives.total(jnp.stack([mass, found]), self.wide)
         losses = jnp.log(mass) + top - found

@@ -101,8 +101,8 @@ class Block(nnx.Module):
         """Queries, keys and values (batch, length, heads, features / heads) of the input."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
-        q, k, v = (qkv[..., part, :] for part in range(3))
-        split = (*q.shape[:-1], count, q.shape[-1] // count)
+        q, k, v = jnp.split(qkv, 3, axis=-2)
+        split = (*q.shape[:-2], count, q.shape[-1] // count)
         return q.reshape(split), k.reshape(split), v.reshape(split)
 
     def after(
@@ -134,22 +134,6 @@ def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     half = 0.5 * (1 + t)
     slope = half + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * square)
     return x * half, slope * dx
-
-
-def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
-) -> jax.Array:
-    """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention`."""
-    # In half precision it multiplies by numbers in single, and means to. Backwards, where this
-    # setting does not reach, it does so too: a caller under strict promotion has to relax it.
-    dtype = q.dtype
-    if dtype.itemsize == 2 and jax.default_backend() == "cpu":
-        # It asks for a way of multiplying half precision that XLA does not have on CPUs for small
-        # arrays (jaxlib 0.10.1); there, half precision is widened before it is multiplied anyway.
-        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    with jax.numpy_dtype_promotion("standard"):
-        found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
-    return found.astype(dtype)
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], spread: float, dtype: Any) -> jax.Array:

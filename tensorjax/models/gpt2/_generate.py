@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import _check
-from tensorjax.models.gpt2._blocks import attend
+from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._model import GPT2
 from tensorjax.parallel import Single
 

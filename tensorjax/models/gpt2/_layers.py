@@ -10,7 +10,8 @@ from flax import nnx
 
 from tensorjax import nn, offload
 from tensorjax.models._spec import Spec, check_spec
-from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block, attend
+from tensorjax.models.gpt2._attention import attend
+from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._model import GPT2, check_length
 from tensorjax.parallel import Single

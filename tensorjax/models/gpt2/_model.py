@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn
 from tensorjax.models._spec import Spec, check_ids, check_spec
-from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, attend
+from tensorjax.models.gpt2._attention import attend
+from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout, Single
 
