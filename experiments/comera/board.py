@@ -18,7 +18,8 @@ class Board:
     """
 
     def __init__(self, run: Run, total: int) -> None:
-        self.run, self.total, self.done = run, total, 0
+        self.run, self.total = run, total
+        self._seen: set[str] = set()
         self._bars: Any = None
 
     def __enter__(self) -> "Board":
@@ -43,16 +44,21 @@ class Board:
         if self._bars is not None:
             self._bars.stop()
 
-    def skip(self) -> None:
+    @property
+    def done(self) -> int:
+        """How many trainings were begun or found; one that is asked for again counts once."""
+        return len(self._seen)
+
+    def skip(self, task: Task, title: str) -> None:
         """A training that was done before."""
-        self.done += 1
+        self._seen.add(f"{task.name}: {title}")
         if self._bars is not None:
             self._bars.update(self._all, completed=self.done)
 
     def begin(self, task: Task, title: str) -> Watch:
         """Announces a training, and returns what is to be called at its evaluations."""
         start = time.perf_counter()
-        self.done += 1
+        self._seen.add(f"{task.name}: {title}")
         if self._bars is not None:
             self._bars.reset(self._one, total=task.steps, description=f"{task.name}: {title}")
 

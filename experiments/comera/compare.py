@@ -96,12 +96,13 @@ class Comparison:
             branch = self.budget.switch(self.task.steps)
             plan = Plan(stops, shrinks=(branch, stops[-1]), branch=branch)
         settings = self._settings(method, seed, rate, plan)
+        title = f"{NAMES[method]}, seed {seed}, rate {rate:g}"
         known = self.store.get(settings)
         if known is not None and not again:
-            self.board.skip()
+            self.board.skip(self.task, title)
             return known
         variant, programs, begin = self._programs(method)
-        watch = self.board.begin(self.task, f"{NAMES[method]}, seed {seed}, rate {rate:g}")
+        watch = self.board.begin(self.task, title)
         result = training.train(
             programs, begin(seed, rate), plan, seed=seed, watch=watch,
             saved=self.store.path(settings, ".state"), every=self.budget.checkpoint_seconds,
@@ -117,9 +118,10 @@ class Comparison:
         early = self._settings("early", seed, rate, Plan(stops, (switch, stops[-1]), branch=switch))
         plan = Plan(rest, shrinks=rest)
         settings = {**self._settings("late", seed, rate, plan), "target": target}
+        title = f"{NAMES['late']} {target:g}, seed {seed}, rate {rate:g}"
         known = self.store.get(settings)
         if known is not None:
-            self.board.skip()
+            self.board.skip(self.task, title)
             return known
         branch = self.store.path(early, ".branch")
         variant, programs, begin = self._programs("late", switch, target)
@@ -131,7 +133,6 @@ class Comparison:
         assert loaded is not None, f"{branch}: no state was kept at the end of the early stage"
         state, note = loaded
         size = note["records"][-1]["tensorised"]
-        title = f"{NAMES['late']} {target:g}, seed {seed}, rate {rate:g}"
         # The optimiser stops at S₀, so nothing but rounding can lie above it.
         result = training.train(
             programs, state, replace(plan, target=1.001 * target * size), seed=seed,

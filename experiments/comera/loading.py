@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("flights", "tiny"): Setting(
-        {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:2]}, 256, 72, Options(8.0)
+        {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:1]}, 256, 72, Options(8.0)
     ),
     ("flights", "default"): Setting(
         {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1, late_size_weight=3.0)

@@ -1,7 +1,8 @@
 """How long a step of each method takes: all of one task in turn, so that they share what disturbs.
 
-The models have the shapes at the end of their trainings on the first seed; what their numbers are
-does not matter to the time of a step, so they are drawn anew.
+The models have the shapes at the end of their trainings on the first seed, in hasty runs those of
+the last steps, which are compiled already; what their numbers are does not matter to the time of a
+step, so they are drawn anew.
 """
 
 import statistics
@@ -33,7 +34,7 @@ def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[d
     begun = [comparison.last(result) for result in first]
     programs, states = (
         [p for p, _ in begun],
-        [cut(s, r) for (_, s), r in zip(begun, first, strict=True)],
+        [cut(s, r, comparison.budget.hasty) for (_, s), r in zip(begun, first, strict=True)],
     )
     seconds: list[list[float]] = [[] for _ in first]
     for turn in range(ROUNDS + 1):
@@ -59,11 +60,15 @@ def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[d
     return found
 
 
-def cut(state: State, result: Mapping[str, Any]) -> State:
-    """A state with the ranks at the end of a training; as it is, where none were pruned."""
+def cut(state: State, result: Mapping[str, Any], hasty: bool = False) -> State:
+    """A state with the ranks at the end of a training; as it is, where none were pruned.
+
+    With ``hasty`` it is the ranks at the end of the early stage, where a late one has followed.
+    """
     if result["method"] not in ("early", "late"):
         return state
-    left = iter([r for layer in result["records"][-1]["ranks"].values() for r in layer])
+    records = result["early"] if hasty and "early" in result else result["records"]
+    left = iter([r for layer in records[-1]["ranks"].values() for r in layer])
 
     def kept(label: str, leaf: jax.Array) -> jax.Array:
         if label != "gate":

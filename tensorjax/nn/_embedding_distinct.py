@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jax.experimental.shard_alike import shard_alike
 
 from tensorjax import linalg
-from tensorjax.nn._lookup import Network, Tree, gated, make_tables, rows_of, spared_gates
+from tensorjax.nn._lookup import (
+    Network,
+    Tree,
+    gated,
+    in_place,
+    make_tables,
+    rows_of,
+    spared_gates,
+)
 
 _Tables = Sequence[jax.Array]
 
@@ -54,11 +62,12 @@ def lookup(
     tree, network = request.tree, request.network
     few = request.capacity is None
     spared = spared_gates(tree, network, len(ids)) if few else ()
+    kept = in_place(tree, network, len(ids)) if few else ()
     arrays = gated(network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
-    tables = make_tables(tree, network, arrays)
+    tables = make_tables(tree, network, arrays, kept)
     if few:
-        return _marked_rows(request, tables, ids, {k: gates[k] for k in spared})
+        return _marked_rows(request, tables, ids, {k: gates[k] for k in spared}, kept)
     return _distinct_rows(request, tables, ids)
 
 
@@ -67,6 +76,7 @@ def _marked_rows(
     tables: _Tables,
     ids: jax.Array,
     spared: Mapping[int, jax.Array] | None = None,
+    kept: Sequence[int] = (),
 ) -> jax.Array:
     """The rows of ids, those that stand for no row among them. Nothing flows back from the latter.
 
@@ -74,7 +84,7 @@ def _marked_rows(
     """
     inside = ids < request.size
     within = jnp.where(inside, ids, 0)
-    rows = rows_of(request.tree, request.network, tables, within, spared)
+    rows = rows_of(request.tree, request.network, tables, within, spared, kept)
     rows = rows[:, : request.features]
     zero, nan = jnp.zeros((), rows.dtype), jnp.full((), jnp.nan, rows.dtype)
     return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])

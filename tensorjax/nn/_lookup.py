@@ -133,6 +133,22 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
     return tuple(n for n, (k, _) in enumerate(network.gates) if count < rows.get(k, 0))
 
 
+def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
+    """Arrays from which so many ids gather along the mode's own axis.
+
+    As tables they would be brought into another order first, whole, and their gradients back.
+    """
+    if tree.root.table:
+        return ()
+    leaves = [node for node in tree.root.tables() if node.modes and not node.parts]
+    return tuple(
+        node.operands[0]
+        for node in leaves
+        if network.terms[node.operands[0]] != (*node.modes, *node.axes)
+        and 4 * count <= network.sizes[node.modes[0]]
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Node:
     """A partial product.
@@ -313,13 +329,16 @@ class _Search:
         return flops, moved
 
 
-def make_tables(tree: Tree, network: Network, operands: Sequence[jax.Array]) -> list[jax.Array]:
+def make_tables(
+    tree: Tree, network: Network, operands: Sequence[jax.Array], kept: Sequence[int] = ()
+) -> list[jax.Array]:
     """The tables that a tree gathers from: (values of the row modes, …), or (…) without row modes.
 
     Args:
       tree: of `search`.
       network: the network.
       operands: its arrays.
+      kept: arrays that are tables as they are, with the axes in their own order: of `in_place`.
     """
 
     def make(node: Node) -> jax.Array:
@@ -335,6 +354,9 @@ def make_tables(tree: Tree, network: Network, operands: Sequence[jax.Array]) -> 
     sizes = network.sizes
     tables = []
     for node in tree.root.tables():
+        if node.operands[0] in kept:
+            tables.append(operands[node.operands[0]])
+            continue
         rest = [sizes[a] for a in node.axes]
         rows = [math.prod(sizes[k] for k in node.modes)] if node.modes else []
         tables.append(make(node).reshape(*rows, *rest))
@@ -347,6 +369,7 @@ def rows_of(
     tables: Sequence[jax.Array],
     ids: jax.Array,
     spared: Mapping[int, jax.Array] | None = None,
+    kept: Sequence[int] = (),
 ) -> jax.Array:
     """Rows (number of ids, number of columns).
 
@@ -356,6 +379,7 @@ def rows_of(
       tables: of `make_tables`.
       ids: all within the matrix.
       spared: gates by their numbers that the tables lack.
+      kept: as `make_tables` got it.
     """
     sizes, places = network.sizes, _places(network.rows, ids)
     left_over = iter(tables)
@@ -365,12 +389,19 @@ def rows_of(
         if not node.modes:
             return table, [*node.axes]
         where = places[node.modes[0]]
-        for k in node.modes[1:]:
-            where = where * sizes[k] + places[k]
-        # As a matrix: with more axes the gradient's scatter would first copy its updates.
-        rest = table.shape[1:]
-        rows = table.reshape(table.shape[0], -1).at[where].get(mode="promise_in_bounds")
-        rows, axes = rows.reshape(-1, *rest), [_IDS, *node.axes]
+        if node.operands[0] in kept:
+            axes = [*network.terms[node.operands[0]]]
+            axis = axes.index(node.modes[0])
+            axes[axis] = _IDS
+            index = (*(slice(None),) * axis, where)
+            rows = table.at[index].get(mode="promise_in_bounds")
+        else:
+            for k in node.modes[1:]:
+                where = where * sizes[k] + places[k]
+            # As a matrix: with more axes the gradient's scatter would first copy its updates.
+            rest = table.shape[1:]
+            rows = table.reshape(table.shape[0], -1).at[where].get(mode="promise_in_bounds")
+            rows, axes = rows.reshape(-1, *rest), [_IDS, *node.axes]
         for number, gate in (spared or {}).items():
             k, axis = network.gates[number]
             if node.operands == (k,):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments._texts.types import Special
+from experiments._texts.types import Tokenized
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ class Pairs:
     labels: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class PairTask:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairTask(Tokenized):
     """Classification of pairs of texts.
 
     Attributes:
@@ -73,20 +73,9 @@ class PairTask:
         valid: The pairs to choose by.
         test: The pairs to report.
         classes: Names of the classes.
-        vocabulary: Number of tokens, the special ones included.
-        tokenizer: The trained tokenizer, as JSON that ``tokenizers`` reads.
-        facts: What a reader of the results should know.
     """
 
     train: Pairs
     valid: Pairs
     test: Pairs
     classes: tuple[str, ...]
-    vocabulary: int
-    tokenizer: str
-    facts: Mapping[str, Any]
-
-    @property
-    def special(self) -> Special:
-        """The ids of the special tokens."""
-        return Special()
