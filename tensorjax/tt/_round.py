@@ -101,7 +101,7 @@ def round(
         for a rank well below the present one, and "gram" or "svd" for a tolerance.
       key: for "randomized"; a fixed draw if None.
       oversample: for "randomized", columns of the sketch above the rank. With 0 the random bases
-        are the result, in about 0.6 of the time, at several times the best error.
+        are the result, in little more than half the time, at several times the best error.
 
     Returns:
       Train of the kind, shape and dtype of ``t``; outside jit, also sharded over a mesh as ``t`` is
