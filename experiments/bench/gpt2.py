@@ -29,6 +29,7 @@ from flax import nnx
 from experiments import Run
 from experiments.bench import _decoders, _timing
 from experiments.bench._solving import found
+from experiments.bench._torch_decoder import TorchTraining
 from experiments.gpt2.training import measured_peak
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
@@ -177,14 +178,12 @@ def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Any]:
     out["flax", ""] = Training(case, functools.partial(_flax, graph), params)
     nano = functools.partial(_decoders.nano_loss, config=case.config, dtype=dtype)
     out["nanoGPT", ""] = Training(case, nano, _decoders.plain(model))
-    if found("torch"):
-        from experiments.bench._torch_decoder import TorchTraining
-
+    if (torch := found("torch")) is not None:
         gpu = jax.default_backend() == "gpu"
         for compiled in (False, True) if gpu else (False,):
             variant = f"nanoGPT, {'torch.compile' if compiled else 'eager'}"
             half = jnp.dtype(dtype).itemsize == 2
-            out["torch", variant] = TorchTraining(model, data, half=half, compiled=compiled)
+            out["torch", variant] = TorchTraining(torch, model, data, half=half, compiled=compiled)
     return out
 
 
