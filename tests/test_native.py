@@ -83,6 +83,26 @@ def test_what_has_the_rank_comes_back_to_roundoff() -> None:
 
 
 @built
+@pytest.mark.parametrize(
+    "kept", [(4, 5, 5, 9, 4), (4, 5, 5, 6, 4), (3, 5, 9, 9, 4), (4, 3, 5, 9, 2), (4, 7, 5, 9, 4)]
+)
+def test_bonds_that_have_the_rank_stand_beside_bonds_that_are_cut(kept: tuple[int, ...]) -> None:
+    few = tt.random(jax.random.key(5), (4, 6, 5, 6, 5, 4), (4, 5, 5, 9, 4), dtype=jnp.float64)
+    t = few + few
+    best = tt.round(t, rank=kept, method="svd")
+    assert error(t, tt.round(t, rank=kept)) <= 1.2 * error(t, best) + 1e-13
+
+
+@built
+@pytest.mark.parametrize("tail", [1e-9, 1e-12])
+def test_a_small_tail_is_not_taken_for_roundoff(tail: float) -> None:
+    base = train(8, (6,) * 6, 8)
+    t = base + base + tail * train(9, base.shape, 3)
+    best = tt.round(t, rank=10, method="svd")  # one direction of the tail's three is discarded
+    assert error(t, tt.round(t, rank=11)) < 0.1 * error(t, best)
+
+
+@built
 def test_deep_cuts_see_below_the_root_of_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Singular values down to 1e-13 of the largest: Gram matrices end at 1e-8."""
     t = decaying(5, (6,) * 5, 24, 10**-0.8)

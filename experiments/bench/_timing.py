@@ -1,5 +1,6 @@
 """Fair clocks: interleaved warm medians, the first call, and the programs XLA compiles."""
 
+import ctypes
 import gc
 import math
 import os
@@ -26,6 +27,7 @@ _SHORT = 0.2
 # A competitor whose calls are long gets fewer turns than the others, but never fewer than three.
 _SECONDS = 6.0
 _LEAST_TURNS = 3
+_ARENA_MAX = -8  # of malloc.h
 # One call of this length is enough.
 PATIENCE = 20.0
 
@@ -80,6 +82,17 @@ def cores() -> int:
     """Processor cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def one_arena() -> None:
+    """Lets all threads of this process share one arena of glibc's malloc.
+
+    XLA's threads have arenas of their own by default, which go back to the system whenever all of
+    their arrays are freed; then every result comes in fresh pages.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
 
 
 @contextmanager

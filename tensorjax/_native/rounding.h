@@ -14,7 +14,9 @@
 // All cuts are taken of the same train, not one after another, so 4 and 5 run in parallel; the
 // error is bounded by the root of the sum of squares of what each cut discards, as ever. A cut too
 // deep for Gram matrices sends the train through singular value decompositions instead of 3 to 5.
-// Where no basis is wider than asked there is nothing to cut, and they are left out.
+// Where no basis is wider than asked there is nothing to cut, and they are left out. So it is where
+// the columns of a sketch above the rank asked hold nothing new: the train has that rank, and they
+// are dropped at once.
 #pragma once
 
 #include <cmath>
@@ -284,10 +286,12 @@ class Rounding {
     p_[0] = 1;
     absorb(team, 0, 1, halves_[1]);
     for (long k = 0; k + 1 < s_.order; k++) {
-      const long rows = s_.rows(k), c = basis(k), r = right(k), ld = padded(r);
-      if (rows <= c) whole(k, a);
+      const long rows = s_.rows(k), r = right(k), ld = padded(r);
+      s_.c[k + 1] = std::min(basis(k), rows);  // the one on the left may have lost columns
+      if (rows == basis(k)) whole(k, a);
       else if (s_.exact()) reflect(k, a);
       else orthonormalise(team, k, a);
+      const long c = basis(k);
       int e;
       const double by = normaliser(largest(c, r, p_, ld), &e);
       exponent_ += e;
@@ -353,11 +357,12 @@ class Rounding {
 
   // Shifted Cholesky QR twice, as linalg's `orthonormal_rows`: Q W spans A F.
   void orthonormalise(Team& team, long k, const double* a) {
-    const long rows = s_.rows(k), c = basis(k), r = right(k), ld = padded(r), wide = padded(c);
+    const long rows = s_.rows(k), r = right(k), ld = padded(r), wide = padded(basis(k));
+    long c = basis(k);
     const bool all = r <= c;  // the sketch would be no smaller than A
     const double* y = all ? a : y_;
     const long ldy = all ? ld : wide;
-    const Rows share(rows), few(c);
+    const Rows share(rows);
     double *q = q_[k], *shift = diagonal_, *pivots = shift + ld_, *scale = pivots + ld_;
     team.run(share.pieces, [&](long piece, int who) {
       const long from = share.start(piece), some = share.count(piece);
@@ -388,6 +393,8 @@ class Rounding {
       for (long j = i; j < c; j++) h_[i * ld_ + j] *= scale[i] * scale[j];
     double* w = w_[k];
     inverse_factor(c, h_, ld_, shift, w, pivots);
+    if (spent(scale, kept(k), c)) narrow(k, c = kept(k));
+    const Rows few(c);
     // A pivot is the squared sine of the angle to the columns before: of a column in their span,
     // only roundoff is left.
     for (long i = 0; i < c; i++)
@@ -404,6 +411,27 @@ class Rounding {
       const long from = few.start(part);
       times(few.count(part), ld, c, w + from, 1, ld_, z_, ld, p_ + from * ld, ld, own_[who].panel);
     });
+  }
+
+  // Whether columns `from` … `to` − 1 of A F are further than 90 eps ‖A F‖ from the span of those
+  // before, of which h_ and `scale` know: they were divided by the root of 8 eps ‖A F‖² (plus their
+  // squared distance from all columns on their left), then by their norms, and factorised. As images
+  // of random vectors they say the same of A, with high probability.
+  bool spent(const double* scale, long from, long to) const {
+    for (long j = from; j < to; j++) {
+      double distance = 0;
+      for (long i = from; i <= j; i++) distance += h_[i * ld_ + j] * h_[i * ld_ + j];
+      if (scale[j] > 0 && !(distance <= 1024 * kEps * scale[j] * scale[j])) return false;
+    }
+    return from < to;
+  }
+
+  void narrow(long k, long c) {  // drops columns of Q_k
+    const long before = padded(basis(k)), wide = padded(c);
+    double* q = q_[k];
+    for (long i = 0; i < s_.rows(k); i++)
+      for (long j = 0; j < wide; j++) q[i * wide + j] = j < c ? q[i * before + j] : 0;
+    s_.c[k + 1] = c;
   }
 
   // Rows of A F_k.
@@ -545,6 +573,7 @@ class Rounding {
     team.run(s_.order - 1, [&](long k, int who) {
       const long c = basis(k), t = kept(k);
       double *values = own_[who].square, *vectors = values + ld_, *u = u_[k];
+      if (c == t) return unit(u, c, ld_);
       for (long i = 0; i < c; i++) std::copy(g_[k] + i * ld_, g_[k] + i * ld_ + c, vectors + i * c);
       char job = 'V', half = 'L';
       int n = c, info = 0, work = 1 + 6 * c + 2 * c * c, integers = 3 + 5 * c;
@@ -661,7 +690,7 @@ class Rounding {
     return u;
   }
 
-  const Sizes& s_;
+  Sizes s_;  // its c: what is left of the columns that were planned
   const Lapack& lapack_;
   std::vector<Own> own_;
   Room room_;

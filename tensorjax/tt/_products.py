@@ -42,7 +42,7 @@ def hadamard(
     tol: float | None = None,
     rank: Rank = None,
     key: Any = None,
-    oversample: int = linalg.OVERSAMPLE,
+    oversample: int | None = None,
 ) -> Train:
     """x * y entry by entry; TT-ranks multiply, or are brought down at once.
 
@@ -82,7 +82,7 @@ def matvec(
     tol: float | None = None,
     rank: Rank = None,
     key: Any = None,
-    oversample: int = linalg.OVERSAMPLE,
+    oversample: int | None = None,
 ) -> TT:
     """A x for a TT-matrix (rows m_k, columns n_k) and a train of shape n.
 
@@ -127,7 +127,7 @@ def matmul(
     tol: float | None = None,
     rank: Rank = None,
     key: Any = None,
-    oversample: int = linalg.OVERSAMPLE,
+    oversample: int | None = None,
 ) -> TTMatrix:
     """A B for TT-matrices; TT-ranks multiply, or are brought down at once.
 
@@ -161,7 +161,7 @@ def linear_combination(
     rank: Rank = None,
     method: Literal["randomized", "gram"] = "randomized",
     key: Any = None,
-    oversample: int = linalg.OVERSAMPLE,
+    oversample: int | None = None,
 ) -> TT:
     """Σ_i w_i x_i of trains and of products of trains; rounded in one pass, if asked.
 
@@ -282,9 +282,15 @@ def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
 
 
 def _rounded(
-    terms: Sequence[Any], weights: Sequence[Any], tol: Any, rank: Rank, key: Any, oversample: int
+    terms: Sequence[Any],
+    weights: Sequence[Any],
+    tol: Any,
+    rank: Rank,
+    key: Any,
+    oversample: int | None,
 ) -> TT:
-    extra = _check.integer("oversample", oversample, low=0)
+    if oversample is not None:
+        oversample = _check.integer("oversample", oversample, low=0)
     _check.tol_or_rank(tol, rank, *terms, *weights)
     for i, term in enumerate(terms):
         _check.finite(f"terms[{i}]" if len(terms) > 1 else "x, y", term)
@@ -298,6 +304,7 @@ def _rounded(
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
+    extra = sweeps.oversampled(ranks, oversample)
     out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     return TT._unchecked(placed_like(out.cores, given))
 

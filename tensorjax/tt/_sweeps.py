@@ -16,6 +16,7 @@ from jax import lax
 from tensorjax import _native, linalg
 from tensorjax._cores import Cores, absorb, tall, times_right, wide
 
+_VECTOR = 8  # numbers that a processor's vector instructions take at once, at most
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
 
 
@@ -124,6 +125,13 @@ def _coordinates(u: Any, matrix: Any) -> Any:
     """
     w = linalg.project(u, matrix)
     return w + linalg.project(u, matrix - u @ w) if linalg.is_host(u) else w
+
+
+def oversampled(ranks: Sequence[int], asked: int | None) -> int:
+    """Columns of a sketch above the highest rank: as asked, or at least ten, in whole vectors."""
+    widest = max(ranks, default=1)
+    least = -(-(widest + linalg.OVERSAMPLE) // _VECTOR) * _VECTOR - widest
+    return least if asked is None else asked
 
 
 def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tuple[Cores, Any]:
