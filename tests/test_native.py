@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -411,3 +412,62 @@ def test_it_can_be_turned_off() -> None:
         env={**os.environ, "TENSORJAX_NATIVE": "0", "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.stdout.split("\n")[:2] == ["turned off by TENSORJAX_NATIVE=0", "False"]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As without simulated devices; programs made for several are forgotten, and the other way."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@built
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("shape", "left", "right"),
+    [((3,), 1, 1), ((4, 5), 3, 2), ((2,) * 9, 5, 11), ((1, 6, 1, 5), 4, 3), ((7, 3, 9, 4), 9, 20)],
+)
+def test_inner_products_are_those_of_the_dense_tensors(
+    shape: tuple[int, ...], left: int, right: int
+) -> None:
+    x, y = train(1, shape, left), train(2, shape, right)
+    assert "tensorjax_inner" in jax.jit(tt.inner).lower(x, y).as_text()
+    a, b = (np.asarray(tt.to_dense(t)) for t in (x, y))
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    assert abs(tt.inner(x, y) - np.vdot(a, b)) < 1e-14 * lengths
+    assert abs(tt.norm(x) - np.linalg.norm(a)) < 1e-14 * np.linalg.norm(a)
+
+
+@built
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("size", [1e-250, 1e-160, 1e250])
+def test_inner_products_of_cores_that_leave_the_range(size: float) -> None:
+    x = train(1, (5,) * 6, 4)
+    cores = [c * size if k % 2 else c / size for k, c in enumerate(x.cores)]
+    scaled = tt.TT(tuple(cores))
+    np.testing.assert_allclose(tt.norm(scaled), tt.norm(x), rtol=1e-13)
+    np.testing.assert_allclose(tt.inner(scaled, x), tt.norm(x) ** 2, rtol=1e-13)
+    assert tt.inner(0.0 * x, x) == 0.0
+    assert np.isnan(tt.norm(tt.TT((jnp.nan * x.cores[0], *x.cores[1:]))))
+
+
+@built
+@pytest.mark.usefixtures("alone")
+def test_inner_products_in_batches_and_their_gradients() -> None:
+    x, y = train(1, (4, 5, 6), 3), train(2, (4, 5, 6), 2)
+    batch = jax.tree.map(lambda c: jnp.stack([c, 2 * c, -c]), x)
+    found = jax.vmap(tt.inner, (0, None))(batch, y)
+    np.testing.assert_allclose(found, tt.inner(x, y) * np.array([1, 8, -1.0]), rtol=1e-12)
+    np.testing.assert_allclose(jax.vmap(tt.norm)(batch), tt.norm(x) * np.array([1, 8, 1.0]))
+
+    def dense(x: tt.TT, y: tt.TT) -> jax.Array:
+        return jnp.vdot(tt.to_dense(x), tt.to_dense(y))
+
+    for f, g in (
+        (tt.inner, dense),
+        (lambda x, _: tt.norm(x), lambda x, _: dense(x, x) ** 0.5),
+    ):
+        for a, b in zip(jax.grad(f)(x, y).cores, jax.grad(g)(x, y).cores, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)

@@ -27,7 +27,8 @@ _SHORT = 0.2
 # A competitor whose calls are long gets fewer turns than the others, but never fewer than three.
 _SECONDS = 6.0
 _LEAST_TURNS = 3
-_ARENA_MAX = -8  # of malloc.h
+# Of malloc.h: one arena, nothing by mmap, nothing cut off at the top.
+_KEEP = {-8: 1, -4: 0, -1: 2**31 - 1}
 # One call of this length is enough.
 PATIENCE = 20.0
 
@@ -84,15 +85,16 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def one_arena() -> None:
-    """Lets all threads of this process share one arena of glibc's malloc.
+def keep_memory() -> None:
+    """Lets glibc's malloc keep what this process frees, as other allocators do.
 
-    XLA's threads have arenas of their own by default, which go back to the system whenever all of
-    their arrays are freed; then every result comes in fresh pages.
+    By default large arrays, and whatever the threads of XLA allocate, go back to the system as soon
+    as they are freed: results of megabytes then come in fresh pages at every call, which take
+    longer than the arithmetic on them, and how often that happens is chance.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_ARENA_MAX, 1)
+    for option, value in _KEEP.items() if mallopt else ():
+        mallopt(option, value)
 
 
 @contextmanager

@@ -53,8 +53,8 @@ class Config:
     seed: int = 0
     """Seed of all inputs."""
 
-    one_arena: bool = True
-    """Threads share one arena of glibc's malloc, as by MALLOC_ARENA_MAX=1."""
+    keep_memory: bool = True
+    """glibc's malloc keeps what is freed, for all competitors alike."""
 
     small: bool = False
     """Use sizes that take seconds: for trying out, the times mean nothing."""
@@ -70,8 +70,8 @@ class Config:
 
 def run(config: Config, run: Run) -> None:
     """Measures the groups asked for and writes their tables, the targets and a figure."""
-    if config.one_arena:
-        _timing.one_arena()
+    if config.keep_memory:
+        _timing.keep_memory()
     libraries, peers = load(config.skip)
     run.table("peers", peers, caption="Peers: versions, and which are missing")
     sizes = SMALL if config.small else Sizes()

@@ -46,8 +46,9 @@ def _loaded() -> tuple[Any, str]:
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *_blas_threads())
-        handler = jax.ffi.pycapsule(library.tensorjax_round)
-        jax.ffi.register_ffi_target("tensorjax_round", handler, platform="cpu")
+        for name in ("tensorjax_round", "tensorjax_inner"):
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
         return None, f"{path.name}: {error}"
     return library, ""
@@ -155,6 +156,28 @@ def round_to_ranks(
         columns=np.asarray(_columns(shape, old, widths), np.int64),
     )  # fmt: skip
     return list(out)
+
+
+def overlaps(dtype: Any, shape: Sequence[int]) -> bool:
+    """Whether `inner` takes trains of this dtype and shape here."""
+    fits = np.dtype(dtype) == np.float64 and 0 not in shape
+    # Among several devices cores may be sharded, and XLA would gather them for the call.
+    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+
+
+def inner(
+    xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Σ x_i y_i of two trains, or of one with itself, as (m, e): it is m·2^e.
+
+    Args:
+      xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
+      ys: of y, with the same n_k; None stands for x.
+    """
+    shapes = [jax.ShapeDtypeStruct((), np.float64), jax.ShapeDtypeStruct((), np.int32)]
+    call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
+    m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))
+    return m, 2 * e
 
 
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.

@@ -56,13 +56,14 @@ Blocks& blocks() {
   return *all;
 }
 
+constexpr double kWorth = 4e6;  // multiplications that outweigh the start of a thread
+
 int threads_for(double work) {
   int cpus = static_cast<int>(std::thread::hardware_concurrency());
 #ifdef __linux__
   cpu_set_t allowed;
   if (!sched_getaffinity(0, sizeof allowed, &allowed)) cpus = CPU_COUNT(&allowed);
 #endif
-  constexpr double kWorth = 4e6;  // multiplications that outweigh the start of a thread
   return static_cast<int>(std::max(1.0, std::min({4.0, double(cpus), work / kWorth})));
 }
 
@@ -167,8 +168,54 @@ ffi::Error Round(ffi::RemainingArgs args, ffi::RemainingRets rets,
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
 }
 
+// Operands: cores (…, r, n, s) of x, then those of y, or none where y is x; all float64 and of one
+// batch shape. Results: m (float64) and e (int32) of the inner product m 4^e.
+ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order) {
+  const long d = order, trains = static_cast<long>(args.size()) / order;
+  Train like[2];
+  std::vector<std::vector<const double*>> cores(trains);
+  for (long t = 0; t < trains; t++) {
+    like[t].r = {1};
+    for (long k = 0; k < d; k++) {
+      const auto core = args.get<ffi::AnyBuffer>(t * d + k);
+      const auto dims = core->dimensions();
+      like[t].n.push_back(dims[dims.size() - 2]);
+      like[t].r.push_back(dims[dims.size() - 1]);
+      cores[t].push_back(core->template typed_data<double>());
+    }
+  }
+  long batch = 1;
+  double work = 0;
+  for (const long n : rets.get<ffi::AnyBuffer>(0).value()->dimensions()) batch *= n;
+  const Train &x = like[0], &y = like[trains - 1];
+  for (long k = 0; k < d; k++)
+    work += 1.0 * x.n[k] * x.r[k] * y.r[k + 1] * (x.r[k + 1] + y.r[k]);
+  double* m = rets.get<ffi::AnyBuffer>(0).value()->template typed_data<double>();
+  int32_t* e = rets.get<ffi::AnyBuffer>(1).value()->template typed_data<int32_t>();
+  const auto one = [&](Team& team, long item) {
+    Train both[2] = {like[0], like[1]};
+    for (long t = 0; t < trains; t++)
+      for (long k = 0; k < d; k++)
+        both[t].cores.push_back(cores[t][k] + item * both[t].r[k] * both[t].n[k] * both[t].r[k + 1]);
+    long exponent = 0;
+    Overlap(both[0], both[trains - 1]).run(team, m + item, &exponent);
+    e[item] = static_cast<int32_t>(exponent);
+  };
+  Team team(threads_for(batch > 1 ? work * batch : std::min(work, 2 * kWorth)));
+  if (batch == 1) one(team, 0);
+  else team.run(batch, [&](long item, int) {
+    Team single(1);
+    one(single, item);
+  });
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace tensorjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_inner, tensorjax::Inner,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets()
+                                  .Attr<int64_t>("order"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_round, tensorjax::Round,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets()

@@ -16,18 +16,12 @@
 #include <vector>
 
 #include "lapack.h"
+#include "overlaps.h"
 #include "passes.h"
 #include "products.h"
 #include "team.h"
 
 namespace tensorjax {
-
-// A core (r, n, s) whose rows are ld numbers apart; those after the s-th are zeros.
-struct Slab {
-  const double* at = nullptr;
-  long r = 1, n = 1, s = 1, ld = kPad;
-  long row() const { return n * ld; }
-};
 
 class GramRounding {
  public:
@@ -81,22 +75,6 @@ class GramRounding {
   }
 
  private:
-  using Numbers = std::vector<double>;
-
-  struct Side {  // at a bond: a matrix with columns of whole vectors, divided by 4^e
-    Numbers m;
-    long e = 0;
-  };
-
-  struct Own {  // of a thread
-    Numbers x, y, image, panel = Numbers(3 * kLanes * kDepth);
-  };
-
-  static double* room(Numbers& numbers, long size) {
-    if (static_cast<long>(numbers.size()) < size) numbers.resize(size);
-    return numbers.data();
-  }
-
   // Core k of the train; copied where its rows are not whole vectors.
   Slab input(long k, Numbers& copy) const {
     Slab x{cores_[k], r_[k], n_[k], r_[k + 1], padded(r_[k + 1])};
@@ -108,49 +86,6 @@ class GramRounding {
   }
 
   Slab output(long k) const { return {out_[k].data(), t_[k], n_[k], t_[k + 1], padded(t_[k + 1])}; }
-
-  // Z' (x.s × y.s) = Σ_i x_iᵀ Z y_i; with `same`, x is y and only what is above the diagonal is
-  // computed, and mirrored.
-  static void step_right(const Slab& x, const Slab& y, const Numbers& z, Numbers& next, bool same,
-                         Own& own) {
-    const long ldz = padded(y.r);
-    next.assign(x.s * y.ld, 0.0);
-    double *image = room(own.image, y.r * x.ld), *panel = own.panel.data();
-    const Panels panels(y.ld);
-    for (long i = 0; i < x.n; i++) {
-      times(y.r, x.ld, x.r, z.data(), 1, ldz, x.at + i * x.ld, x.row(), image, x.ld, panel);
-      for (long p = 0; p < panels.count; p++) {
-        const long j = panels.start(p), width = panels.start(p + 1) - j;
-        const long rows = same ? std::min(x.s, j + width) : x.s;
-        times(rows, width, y.r, image, 1, x.ld, y.at + i * y.ld + j, y.row(), next.data() + j, y.ld,
-              panel, false, i > 0);
-      }
-    }
-    if (same)
-      for (long i = 0; i < x.s; i++)
-        for (long j = 0; j < i; j++) next[i * x.ld + j] = next[j * x.ld + i];
-  }
-
-  static constexpr long kBlock = 2 * kSide;  // rows of a step to the left that go together
-
-  // Rows of Z' (x.r × y.r) = Σ_i x_i Z y_iᵀ; with `same`, those on and below the diagonal.
-  static void step_left(const Slab& x, const Slab& y, const Numbers& z, Numbers& next, bool same,
-                        long from, Own& own) {
-    const long ld = padded(y.r), some = std::min(kBlock, x.r - from);
-    double* image = room(own.image, kBlock * y.row());
-    times(some * x.n, y.ld, x.s, x.at + from * x.row(), x.ld, 1, z.data(), y.ld, image, y.ld,
-          own.panel.data());
-    for (long j = 0; j < (same ? from + some : y.r); j += kSide)
-      for (long i = 0; i < some; i += kSide)
-        inner(std::min(kSide, some - i), std::min(kSide, y.r - j), y.row(), image + i * y.row(),
-              y.row(), y.at + j * y.row(), y.row(), next.data() + (from + i) * ld + j, ld);
-  }
-
-  static void mirror_up(Numbers& g, long n) {
-    const long ld = padded(n);
-    for (long i = 0; i < n; i++)
-      for (long j = i + 1; j < n; j++) g[i * ld + j] = g[j * ld + i];
-  }
 
   // Core k, copied by all threads where its rows are not whole vectors.
   Slab core(Team& team, long k) {
@@ -165,16 +100,9 @@ class GramRounding {
     return x;
   }
 
-  static void pad(const Slab& x, long from, long end, double* to) {
-    for (long i = from; i < end; i++) {
-      std::copy(x.at + i * x.s, x.at + (i + 1) * x.s, to + i * x.ld);
-      std::fill(to + i * x.ld + x.s, to + (i + 1) * x.ld, 0.0);
-    }
-  }
-
   // 1. B_k B_kᵀ.
   void right_sides(Team& team) {
-    Side side = one();
+    Side side = no_cores();
     for (long k = d_ - 1; k > 0; k--) {
       const Slab x = core(team, k);
       Side next{Numbers(x.r * padded(x.r), 0.0), side.e};
@@ -202,7 +130,7 @@ class GramRounding {
   }
 
   // PᵀP for P (r n × s).
-  static Numbers squares(Team& team, const Slab& p, std::vector<Own>& own) {
+  static Numbers squares(Team& team, const Slab& p, std::vector<Workspace>& own) {
     Numbers g(p.s * p.ld, 0.0);
     const Panels panels(p.ld);
     team.run(panels.count, [&](long x, int who) {
@@ -213,60 +141,6 @@ class GramRounding {
     for (long i = 0; i < p.s; i++)
       for (long j = 0; j < i; j++) g[i * p.ld + j] = g[j * p.ld + i];
     return g;
-  }
-
-  // Divides by a power of four, so that the largest entry is about one.
-  static void normalise(Side& side) {
-    double most = 0;
-    for (double x : side.m) most = std::max(most, std::abs(x));
-    int e = 0;
-    if (most > 0 && std::isfinite(most)) std::frexp(most, &e);
-    e /= 2;
-    const double by = std::ldexp(1.0, -2 * e);
-    for (double& x : side.m) x *= by;
-    side.e += e;
-  }
-
-  static Side one() {
-    Side side{Numbers(kPad, 0.0), 0};
-    side.m[0] = 1;
-    return side;
-  }
-
-  // XᵀY for the left sides X and Y of two trains at bond `last` − 1.
-  template <class X, class Y>
-  Side from_left(long last, const X& x, const Y& y, bool same, Own& own) const {
-    Side side = one();
-    for (long k = 0; k < last; k++) {
-      Side next{{}, side.e};
-      const Slab a = x(k, own.x), b = same ? a : y(k, own.y);
-      step_right(a, b, side.m, next.m, same, own);
-      normalise(next);
-      side = std::move(next);
-    }
-    return side;
-  }
-
-  // X Yᵀ for the right sides at bond `first`.
-  template <class X, class Y>
-  Side from_right(long first, const X& x, const Y& y, bool same, Own& own) const {
-    Side side = one();
-    for (long k = d_ - 1; k > first; k--) {
-      const Slab a = x(k, own.x), b = same ? a : y(k, own.y);
-      Side next{Numbers(a.r * padded(b.r), 0.0), side.e};
-      for (long from = 0; from < a.r; from += kBlock)
-        step_left(a, b, side.m, next.m, same, from, own);
-      if (same) mirror_up(next.m, a.r);
-      normalise(next);
-      side = std::move(next);
-    }
-    return side;
-  }
-
-  static double dot(const Numbers& a, const Numbers& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
-    return sum;
   }
 
   // ‖GL‖ ‖GR‖ beside the energy that both make up: 1 at least, more where much cancels.
@@ -297,7 +171,7 @@ class GramRounding {
 
   // Chooses the rank, V and W at bond k, so that `share` of the energy may go at all bonds together;
   // false where roundoff is not small beside that.
-  bool cut(long k, const Side& left, double share, Own& own) {
+  bool cut(long k, const Side& left, double share, Workspace& own) {
     const long r = r_[k + 1], ld = padded(r);
     const Numbers &gl = left.m, &gr = right_[k].m;
     const double whole =
@@ -381,10 +255,10 @@ class GramRounding {
       const bool left = task % 2;
       if (task < 2)
         mixed[task] = left ? from_left(at + 1, input, output, false, own_[who])
-                           : from_right(at, input, output, false, own_[who]);
+                           : from_right(at + 1, d_, input, output, false, own_[who]);
       else
         own[task - 2] = left ? from_left(at + 1, output, output, true, own_[who])
-                             : from_right(at, output, output, true, own_[who]);
+                             : from_right(at + 1, d_, output, output, true, own_[who]);
     });
     const auto relative = [&](const Side& a, const Side& b) {
       return std::ldexp(dot(a.m, b.m), static_cast<int>(2 * (a.e + b.e - exponent_)));
@@ -398,7 +272,7 @@ class GramRounding {
   std::vector<long> t_;
   const double* const* cores_;
   const Lapack& lapack_;
-  std::vector<Own> own_;
+  std::vector<Workspace> own_;
   std::vector<Side> right_;
   std::vector<Numbers> factors_;  // of the right sides, R transposed
   std::vector<long> few_;         // their ranks

@@ -1,5 +1,6 @@
 """Numbers out of tensor trains: inner products, norms, distances, entries, contracted modes."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check, _native, linalg
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -64,7 +65,7 @@ def norm(x: TT) -> jax.Array:
 
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    mantissa, exponent = _overlap(conj(x), x)
+    mantissa, exponent = _overlap(conj(x), x, True)
     half = exponent // 2
     rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
@@ -74,8 +75,24 @@ def _norm(x: TT) -> jax.Array:
     return jnp.ldexp(root, half)
 
 
-def _overlap(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
-    """Σ x_i y_i as (mantissa, exponent of two)."""
+def _overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
+    if x.dtype == y.dtype and _native.overlaps(x.dtype, x.shape):
+        return _compiled_overlap(x, y, same)
+    return _overlap_by_xla(x, y)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _compiled_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores, None if same else y.cores)
+
+
+@_compiled_overlap.defjvp
+def _compiled_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_overlap_by_xla, primals, tangents)
+
+
+def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     e = jnp.ones((1, 1), x.dtype)
     exponent = jnp.zeros((), jnp.int32)
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
