@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _native, tt
+from tensorjax import _blas, _native, tt
 
 ROOT = Path(__file__).resolve().parents[1]
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
@@ -471,3 +471,21 @@ def test_inner_products_in_batches_and_their_gradients() -> None:
     ):
         for a, b in zip(jax.grad(f)(x, y).cores, jax.grad(g)(x, y).cores, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.skipif(_blas.controls("numpy.linalg._umath_linalg") is None, reason="no OpenBLAS")
+def test_the_threads_of_numpy_come_back() -> None:
+    get, put = _blas.controls("numpy.linalg._umath_linalg")
+    before = get()
+    put(2)
+    try:
+        with pytest.raises(KeyError), _blas.one_thread(True):
+            with _blas.one_thread(True):
+                assert get() == 1
+            assert get() == 1
+            raise KeyError
+        with _blas.one_thread(False):
+            assert get() == 2
+        assert get() == 2
+    finally:
+        put(before)

@@ -76,6 +76,9 @@ class Config:
     peak: float | None = None
     """TFLOP/s that the device does, for the utilisation; by default, products of 1024 × 1024."""
 
+    keep_memory: bool = True
+    """glibc's malloc keeps what is freed, for all competitors alike."""
+
     small: bool = False
     """Use a size that takes seconds: for trying out, the times mean nothing."""
 
@@ -96,6 +99,8 @@ class Config:
 
 def run(config: Config, run: Run) -> None:
     """Measures all sizes and writes the table, and the ratios beside the goal."""
+    if config.keep_memory:
+        _timing.keep_memory()
     gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if gpu else jnp.float32
     cases = [case for case in CASES if case.name in config.cases]

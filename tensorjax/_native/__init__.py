@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tensorjax import _blas
 from tensorjax._native.level import level
 
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
@@ -79,17 +80,10 @@ def _lapack(name: str) -> ctypes.c_void_p:
     return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
 
 
-def _blas_threads() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def _blas_threads() -> list[ctypes.c_void_p]:
     """What gets and what sets the number of threads of that LAPACK; null where it is unknown."""
-    library = ctypes.CDLL(importlib.import_module("scipy.linalg.cython_lapack").__file__)
-    for prefix in ("scipy_openblas", "openblas"):  # as SciPy's wheels name it, and as others do
-        try:
-            found = [getattr(library, f"{prefix}_{verb}_num_threads") for verb in ("get", "set")]
-        except AttributeError:
-            continue
-        get, put = (ctypes.cast(f, ctypes.c_void_p) for f in found)
-        return get, put
-    return ctypes.c_void_p(), ctypes.c_void_p()
+    found = _blas.controls("scipy.linalg.cython_lapack") or (None, None)
+    return [ctypes.cast(f, ctypes.c_void_p) for f in found]
 
 
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
@@ -182,11 +176,12 @@ def inner(
 
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.
 _WIDE = 2**14
+MOST_ROWS = 512
 
 
 def is_wide(a: np.ndarray) -> bool:
     """Whether `gram` and `project` take this host matrix, and are quicker than NumPy at it."""
-    wide = a.ndim == 2 and a.shape[0] <= 512 and a.shape[1] >= _WIDE and a.dtype == np.float64
+    wide = a.ndim == 2 and a.shape[0] <= MOST_ROWS and a.shape[1] >= _WIDE and a.dtype == np.float64
     return wide and a.flags.c_contiguous and a.flags.aligned and not status()
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _blas, _check, _native, linalg
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
@@ -166,16 +166,20 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     # left subspaces of all unfoldings up to it: the cuts are those of a TT-SVD from the left, but
     # the data are read only to make the factor and to project on the outcome.
     rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
-    factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
-    factor = factor.reshape(1, *shape[:lead], -1, 1)
-    tail = None if share is None else share * energies.sum()
-    left = _split(factor, basis, 0, None, tail)[:-1]
-    u = left[0]
-    for core in left[1:]:
-        u = linalg.matmul(u.reshape(-1, u.shape[-1]), core.reshape(core.shape[0], -1))
-        u = u.reshape(1, -1, core.shape[-1])
-    rest = linalg.project(u[0], flat)
-    return left + _split(rest.reshape(-1, *shape[lead:], 1), basis, lead, None, tail)
+    passes = method == "gram" and linalg.is_host(flat) and _native.is_wide(flat)
+    with _blas.one_thread(passes):  # they have threads of their own, and all else is small
+        factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
+        factor = factor.reshape(1, *shape[:lead], -1, 1)
+        tail = None if share is None else share * energies.sum()
+        left = _split(factor, basis, 0, None, tail)[:-1]
+        u = left[0]
+        for core in left[1:]:
+            u = linalg.matmul(u.reshape(-1, u.shape[-1]), core.reshape(core.shape[0], -1))
+            u = u.reshape(1, -1, core.shape[-1])
+        rest = linalg.project(u[0], flat).reshape(-1, *shape[lead:], 1)
+    seen = rest.reshape(rest.shape[0] * rest.shape[1], -1)
+    with _blas.one_thread(passes and len(seen) <= _native.MOST_ROWS):
+        return left + _split(rest, basis, lead, None, tail)
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:

@@ -1,0 +1,62 @@
+"""Threads of the BLAS that NumPy or SciPy was built with, where it is OpenBLAS."""
+
+import ctypes
+import functools
+import importlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_guard = threading.Lock()
+_inside = [0, 1]  # how many are in `one_thread`, and the threads there were before the first
+
+
+def controls(module: str) -> tuple[Any, Any] | None:
+    """What gets and what sets the number of threads of the BLAS that an extension module calls."""
+    try:
+        library = ctypes.CDLL(importlib.import_module(module).__file__)
+    except (ImportError, OSError):
+        return None
+    for prefix in ("scipy_openblas", "openblas"):  # as NumPy's and SciPy's wheels name it, or not
+        for suffix in ("64_", ""):
+            try:
+                get, put = (
+                    getattr(library, f"{prefix}_{verb}_num_threads{suffix}")
+                    for verb in ("get", "set")
+                )
+            except AttributeError:
+                continue
+            return get, put
+    return None
+
+
+@functools.cache
+def _numpy() -> tuple[Any, Any] | None:
+    return controls("numpy.linalg._umath_linalg")
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Holds NumPy's BLAS at one thread, if ``wanted``, in the whole process.
+
+    For factorisations of some hundred rows between passes that have threads of their own: those of
+    OpenBLAS gain nothing there, and go on spinning on cores that the passes need.
+    """
+    found = _numpy() if wanted else None
+    if found is None:
+        yield
+        return
+    get, put = found
+    with _guard:
+        if _inside[0] == 0:
+            _inside[1] = get()
+            put(1)
+        _inside[0] += 1
+    try:
+        yield
+    finally:
+        with _guard:
+            _inside[0] -= 1
+            if _inside[0] == 0:
+                put(_inside[1])
