@@ -15,7 +15,7 @@ _inside = [0, 1]  # how many are in `one_thread`, and the threads there were bef
 def controls(module: str) -> tuple[Any, Any] | None:
     """What gets and what sets the number of threads of the BLAS that an extension module calls."""
     try:
-        library = ctypes.CDLL(importlib.import_module(module).__file__)
+        library = ctypes.CDLL(str(importlib.import_module(module).__file__))
     except (ImportError, OSError):
         return None
     for prefix in ("scipy_openblas", "openblas"):  # as NumPy's and SciPy's wheels name it, or not

@@ -479,13 +479,14 @@ def test_the_threads_of_numpy_come_back() -> None:
     before = get()
     put(2)
     try:
-        with pytest.raises(KeyError), _blas.one_thread(True):
+        with _blas.one_thread(True):
             with _blas.one_thread(True):
                 assert get() == 1
             assert get() == 1
-            raise KeyError
         with _blas.one_thread(False):
             assert get() == 2
+        with pytest.raises(KeyError), _blas.one_thread(True):
+            raise KeyError
         assert get() == 2
     finally:
         put(before)

@@ -82,8 +82,8 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 def _blas_threads() -> list[ctypes.c_void_p]:
     """What gets and what sets the number of threads of that LAPACK; null where it is unknown."""
-    found = _blas.controls("scipy.linalg.cython_lapack") or (None, None)
-    return [ctypes.cast(f, ctypes.c_void_p) for f in found]
+    found = _blas.controls("scipy.linalg.cython_lapack")
+    return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2
 
 
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
