@@ -93,7 +93,9 @@ def keep_memory() -> None:
     longer than the arithmetic on them, and how often that happens is chance.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, value in _KEEP.items() if mallopt else ():
+    if mallopt is None:
+        return
+    for option, value in _KEEP.items():
         mallopt(option, value)
 
 
