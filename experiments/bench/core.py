@@ -53,8 +53,8 @@ class Config:
     seed: int = 0
     """Seed of all inputs."""
 
-    keep_memory: bool = True
-    """glibc's malloc keeps what is freed, for all competitors alike."""
+    keep_memory: bool = False
+    """Have glibc's malloc keep what is freed, for all competitors alike."""
 
     small: bool = False
     """Use sizes that take seconds: for trying out, the times mean nothing."""

@@ -76,8 +76,8 @@ class Config:
     peak: float | None = None
     """TFLOP/s that the device does, for the utilisation; by default, products of 1024 × 1024."""
 
-    keep_memory: bool = True
-    """glibc's malloc keeps what is freed, for all competitors alike."""
+    keep_memory: bool = False
+    """Have glibc's malloc keep what is freed, for all competitors alike."""
 
     small: bool = False
     """Use a size that takes seconds: for trying out, the times mean nothing."""
