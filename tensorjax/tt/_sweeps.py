@@ -97,8 +97,11 @@ def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
     if width == 0:
         return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
     keys = (None, None) if key is None else jax.random.split(key)
-    draw = linalg.random_like(keys[0], (modes, width), cores[0])
-    return draw, linalg.qr(linalg.random_like(keys[1], (width, width), cores[0]))[0]
+    # What is fixed is a constant of the program, H too: no program is to factorise it in every call.
+    like = np.empty((), cores[0].dtype) if key is None else cores[0]
+    draw = linalg.random_like(keys[0], (modes, width), like)
+    mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
+    return (draw, mix) if linalg.is_host(cores[0]) else (jnp.asarray(draw), jnp.asarray(mix))
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
