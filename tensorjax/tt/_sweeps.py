@@ -97,7 +97,7 @@ def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
     if width == 0:
         return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
     keys = (None, None) if key is None else jax.random.split(key)
-    # What is fixed is a constant of the program, H too: no program is to factorise it in every call.
+    # Without a key both are constants of the program: H is not factorised anew in every call.
     like = np.empty((), cores[0].dtype) if key is None else cores[0]
     draw = linalg.random_like(keys[0], (modes, width), like)
     mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
