@@ -37,8 +37,8 @@ def inner(x: TT, y: TT) -> jax.Array:
       >>> print(tt.inner(tt.ones((2, 3)), tt.ones((2, 3))))
       6.0
 
-    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: on a CPU that is the
-    only device, trains in float64 are multiplied from both ends at once by compiled sweeps
+    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: on a CPU that is
+    the only device, trains in float64 are multiplied from both ends at once, by compiled sweeps
     (tensorjax/_native).
     """
     return _inner(*_aligned(x, y))
