@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import linalg, tt
+from tensorjax.tt import _sweeps as sweeps
 from tests.oracles import (
     DTYPES,
     bond_tails,
@@ -365,3 +366,19 @@ BAD = tt.TT([np.full((1, 3, 1), np.nan), np.ones((1, 2, 1))])
 def test_bad_input_is_named(kind, message, call):
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "columns"),
+    [
+        ((32, 7), None, 48),
+        ((50,), None, 64),
+        ((1,), None, 16),
+        ((22, 22), None, 32),
+        ((32,), 3, 35),
+    ],
+)
+def test_sketches_fill_whole_vectors_unless_told(
+    ranks: tuple[int, ...], asked: int | None, columns: int
+) -> None:
+    assert max(ranks) + sweeps.oversampled(ranks, asked) == columns
