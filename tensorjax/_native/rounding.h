@@ -413,7 +413,7 @@ class Rounding {
     });
   }
 
-  // Whether columns `from` … `to` − 1 of A F are further than 90 eps ‖A F‖ from the span of those
+  // Whether no column `from` … `to` − 1 of A F is further than 90 eps ‖A F‖ from the span of those
   // before, of which h_ and `scale` know: they were divided by the root of 8 eps ‖A F‖² (plus their
   // squared distance from all columns on their left), then by their norms, and factorised. As images
   // of random vectors they say the same of A, with high probability.
