@@ -1,11 +1,11 @@
 """Sweeps over tensor trains in C++, for CPUs; an option, which `tensorjax.tt` takes where it can.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
-reach a tenth of what a core can do. `round_to_ranks` calls a compiled sweep instead, under jit and
-vmap like any other operation; `gram_round` and the passes over data serve the host. hatch_build.py
-compiles them on installation if there is a compiler; without it, on other machines and for other
-dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as for
-`jax.export`, which refuses calls that it does not know.
+reach a tenth of what a core can do. `round_to_ranks` and `inner` call compiled sweeps instead,
+under jit and vmap like any other operation; `gram_round` and the passes over data serve the host.
+hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
+and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
+for `jax.export`, which refuses calls that it does not know.
 """
 
 import ctypes

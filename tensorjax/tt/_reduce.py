@@ -39,7 +39,7 @@ def inner(x: TT, y: TT) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: on a CPU that is
     the only device, trains in float64 are multiplied from both ends at once, by compiled sweeps
-    (tensorjax/_native).
+    (tensorjax/_native; `jax.export` needs TENSORJAX_NATIVE=0).
     """
     return _inner(*_aligned(x, y))
 

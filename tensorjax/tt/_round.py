@@ -102,7 +102,7 @@ def round(
       key: for "randomized"; a fixed draw if None.
       oversample: for "randomized", columns of the sketch above the rank; if None 10 to 17, so that
         sketches fill whole vectors. With 0 the random bases are the result, at several times the
-        best error, in half to nine tenths of the time.
+        best error, in half to four fifths of the time.
 
     Returns:
       Train of the kind, shape and dtype of ``t``; outside jit, also sharded over a mesh as ``t`` is
