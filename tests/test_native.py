@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _blas, _native, tt
+from tensorjax import _blas, _native, sketch, tt
+from tensorjax.sketch import _dense
 
 ROOT = Path(__file__).resolve().parents[1]
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
@@ -490,3 +491,55 @@ def test_the_threads_of_numpy_come_back() -> None:
         assert get() == 2
     finally:
         put(before)
+
+
+@built
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("modes", "rows", "rank"),
+    [
+        (((33, 17), (3, 4)), 5, 1),  # one number beyond a vector, and one row beyond a block
+        (((100, 100), (6, 4)), 40, 1),
+        (((4, 8, 5, 9), (3, 2, 1, 2)), 17, 2),
+        (((70, 16), (9, 2)), 3, 2),  # more sums than registers
+    ],
+)
+def test_one_pass_over_rows_is_the_map(
+    modes: tuple[tuple[int, ...], ...], rows: int, rank: int, dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_dense, "_LARGE", 1)
+    p = sketch.ttrp(jax.random.key(0), *modes, rank=rank, dtype=dtype)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, p.in_size)), dtype)
+    assert "tensorjax_sketch" in jax.jit(sketch.apply).lower(p, x).as_text()
+    dense = _dense.merge(_dense.scaled_cores(p))[0, ..., 0]
+    np.testing.assert_allclose(
+        sketch.apply(p, x), x @ dense.T, rtol=1e-10 if dtype == "float64" else 1e-3,
+        atol=(1e-13 if dtype == "float64" else 1e-5) * np.sqrt(p.in_size),
+    )  # fmt: skip
+
+
+@built
+@pytest.mark.usefixtures("alone")
+def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dense, "_LARGE", 1)
+    p = sketch.ttrp(jax.random.key(0), (9, 20), (3, 2), rank=2, dtype="float64")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 180)))
+    y = sketch.apply(p, x)
+    np.testing.assert_allclose(jax.vmap(sketch.apply, (None, 0))(p, x), y, rtol=1e-12)
+
+    def loss(p: sketch.Kronecker, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(sketch.apply(p, x)))
+
+    found = jax.grad(loss, (0, 1))(p, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "status", lambda: "off")
+        jax.clear_caches()
+        np.testing.assert_allclose(sketch.apply(p, x), y, rtol=1e-12)
+        wanted = jax.grad(loss, (0, 1))(p, x)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    for place in (0, 19, 179):
+        with pytest.raises(ValueError, match="NaN"):
+            sketch.apply(p, x.at[1, 2, place].set(jnp.nan))

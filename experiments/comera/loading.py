@@ -33,28 +33,29 @@ class Setting(NamedTuple):
 
 SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("flights", "tiny"): Setting(
-        {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:1]}, 256, 72, Options(8.0)
+        {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:1]}, 256, 72,
+        Options(8.0, gate_rate=0.05),
     ),
     ("flights", "default"): Setting(
-        {}, 2048, 400, Options(300.0, head_start=15.0, size_weight=0.1, late_size_weight=3.0)
+        {}, 2048, 400, Options(300.0, head_start=15.0, gate_rate=0.02)
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
     ("code", "tiny"): Setting(
-        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72, Options(3.0)
+        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72,
+        Options(3.0, gate_rate=0.05),
     ),
     ("code", "default"): Setting(
-        {"vocabulary": 320, "length": 32}, 32, 720,
-        Options(5.0, head_start=4.0, size_weight=0.03),
+        {"vocabulary": 8192, "length": 32}, 32, 1200, Options(10.0)
     ),
     ("code", "published"): Setting(
         {"vocabulary": 30_522, "length": 512}, 32, 100_000, Options(10.0)
     ),
     ("pairs", "tiny"): Setting(
-        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72, Options(3.0)
+        {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72,
+        Options(3.0, gate_rate=0.05),
     ),
     ("pairs", "default"): Setting(
-        {"vocabulary": 1024, "length": 64}, 32, 600,
-        Options(10.0, head_start=5.0, size_weight=0.03),
+        {"vocabulary": 8192, "length": 64}, 32, 900, Options(10.0, head_start=1.5, size_weight=0.3)
     ),
     ("pairs", "published"): Setting({"vocabulary": 30_522}, 32, 100_000, Options(40.0)),
 }  # fmt: skip

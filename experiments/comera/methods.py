@@ -43,7 +43,11 @@ class Options:
             in which a gate can die.
         size_weight: γ of the early stage.
         core_weight: β of both stages.
-        late_size_weight: w₂ of the late stage; w₁ is 1.
+        late_size_weight: w₂ of the late stage at its beginning; w₁ is 1.
+        late_growth: By what w₂ has grown at the end, exponentially: indices that the loss does not
+            miss go first, and S₀ is met all the same.
+        mix: ρ of the late stage. While S > S₀ the loss weighs no more than this, so a small one has
+            the cores stand still while gates die.
         threshold: τ, below which a gate is pruned.
         galore_rank: Rank of the projected gradients.
         galore_gap: Steps between two projections.
@@ -52,12 +56,14 @@ class Options:
     """
 
     compression: float
-    head_start: float = 2.0
+    head_start: float = 1.25
     warmup: float = 0.1
-    gate_rate: float = 0.02
-    size_weight: float = 1e-2
+    gate_rate: float = 0.01
+    size_weight: float = 0.1
     core_weight: float = 1e-4
-    late_size_weight: float = 1.0
+    late_size_weight: float = 0.3
+    late_growth: float = 30.0
+    mix: float = 1.0
     threshold: float = 1e-2
     galore_rank: int = 32
     galore_gap: int = 200
@@ -115,13 +121,23 @@ def variant(
             return galore(rate, task.steps, options)
         if method not in ADAPTIVE:
             return inner
-        late = {} if switch is None else {"switch": switch, "size_fraction": fraction}
+        late = {} if switch is None else _late(options, switch, task.steps, fraction)
         return optim.rank_adaptive(
             inner, size_weight=options.size_weight, core_weight=options.core_weight,
-            threshold=options.threshold, late_size_weight=options.late_size_weight, **late,
+            threshold=options.threshold, **late,
         )  # fmt: skip
 
     return Variant(method, build, optimizer, sizes.count(build), note)
+
+
+def _late(options: Options, switch: int, steps: int, fraction: float | None) -> dict[str, Any]:
+    """Options of the late stage."""
+    weight = optax.schedules.exponential_decay(
+        options.late_size_weight, steps - switch, options.late_growth, transition_begin=switch
+    )
+    return {
+        "switch": switch, "size_fraction": fraction, "late_size_weight": weight, "mix": options.mix,
+    }  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)  # the late stage has the model of the early one

@@ -24,7 +24,7 @@ Batch = Mapping[str, jax.Array]
 MASKED = 0.3  # share of the tokens that are hidden; BERT hides 15 %, but trains for longer
 FIRST = 5  # ids below this are special tokens
 # Rows of text that a validation and a test look at, evenly spaced; None for all.
-LOOKED_AT = {"tiny": (128, 256), "default": (1024, 2048), "published": (None, None)}
+LOOKED_AT = {"tiny": (128, 256), "default": (2048, 4096), "published": (None, None)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Sweeps over tensor trains in C++, for CPUs; an option, which `tensorjax.tt` takes where it can.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
-reach a tenth of what a core can do. `round_to_ranks` and `inner` call compiled sweeps instead,
+reach a tenth of what a core can do. `round_to_ranks`, `inner` and `sketch` call compiled code instead,
 under jit and vmap like any other operation; `gram_round` and the passes over data serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
 and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
@@ -26,6 +26,7 @@ from tensorjax._native.level import level
 
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
 _EXACT_COLUMNS = 32
+_WIDEST = 64  # bytes of a vector
 
 
 @functools.cache
@@ -47,7 +48,7 @@ def _loaded() -> tuple[Any, str]:
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *_blas_threads())
-        for name in ("tensorjax_round", "tensorjax_inner"):
+        for name in ("tensorjax_round", "tensorjax_inner", "tensorjax_sketch"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
@@ -172,6 +173,25 @@ def inner(
     call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
     m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))
     return m, 2 * e
+
+
+def sketches(dtype: Any, modes: int) -> bool:
+    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, here."""
+    fits = np.dtype(dtype) in (np.float32, np.float64) and modes >= _WIDEST // dtype.itemsize
+    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+
+
+def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    """y_bjk = Σ_nmr x_bnm a_njr c_rmk, in one pass over x.
+
+    Args:
+      x: (batch, n, m), float32 or float64; large.
+      a: (n, j, r).
+      c: (r, m, k).
+    """
+    shape = jax.ShapeDtypeStruct((x.shape[0], a.shape[1], c.shape[2]), x.dtype)
+    call = jax.ffi.ffi_call("tensorjax_sketch", shape, vmap_method="broadcast_all")
+    return call(x, a, c)
 
 
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.

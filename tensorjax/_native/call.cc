@@ -7,6 +7,7 @@
 #include "grams.h"
 #include "passes.h"
 #include "rounding.h"
+#include "sketches.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -210,8 +211,37 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
   return ffi::Error::Success();
 }
 
+template <class T>
+ffi::Error sketch_all(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::AnyBuffer y) {
+  const auto dx = x.dimensions(), da = a.dimensions(), dc = c.dimensions();
+  const size_t lead = dx.size() - 3;
+  long items = 1;
+  for (size_t i = 0; i < lead; i++) items *= dx[i];
+  const Sketch<T> sketch(dx[lead], dx[lead + 1], dx[lead + 2], da[lead + 1], da[lead + 2],
+                         dc[lead + 2]);
+  const auto at = [&](ffi::AnyBuffer of, long item) {
+    return of.typed_data<T>() + (items ? item * static_cast<long>(of.element_count()) / items : 0);
+  };
+  Team team(threads_for(sketch.work()));
+  for (long item = 0; item < items; item++)
+    sketch.run(team, at(x, item), at(a, item), at(c, item), at(y, item));
+  return ffi::Error::Success();
+}
+
+// Operands: x (…, batch, n, m), A (…, n, j, r) and C (…, r, m, k); the result is (…, batch, j, k).
+ffi::Error SketchRows(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c,
+                      ffi::Result<ffi::AnyBuffer> y) {
+  if (x.element_type() == ffi::DataType::F32) return sketch_all<float>(x, a, c, *y);
+  if (x.element_type() == ffi::DataType::F64) return sketch_all<double>(x, a, c, *y);
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+}
+
 }  // namespace
 }  // namespace tensorjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_sketch, tensorjax::SketchRows,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_inner, tensorjax::Inner,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets()

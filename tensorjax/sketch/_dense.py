@@ -1,17 +1,20 @@
 """Random maps on dense input: few wide matrix products."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from tensorjax import _native
 from tensorjax.contract import einsum
 from tensorjax.sketch import _groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
 _CHUNK = 2**22  # numbers gathered at a time
+_LARGE = 2**18  # numbers from which on compiled code pays
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
@@ -62,6 +65,13 @@ def merge(cores: list[jax.Array]) -> jax.Array:
 def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    cut = _one_pass(x, n, m, ranks)
+    if cut:
+        cores = scaled_cores(p)
+        left, right = merge(cores[:cut]), merge(cores[cut:])
+        x = x.reshape(batch, math.prod(n[:cut]), -1)
+        y = _halves(x, jnp.swapaxes(left[0], 0, 1), jnp.swapaxes(right[..., 0], 1, 2))
+        return y.reshape(batch, -1)[:, : p.out_size]
     plan = _groups.choose(batch, size, n, m, ranks)
     if plan.pads_input:
         x = _padded(x, math.prod(n))
@@ -71,6 +81,32 @@ def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
         core = merge(cores[s:e])[:, :, : y.shape[1]]
         y = _group(y, core)
     return y.reshape(batch, -1)[:, : p.out_size]
+
+
+def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
+    """Where to cut the modes for compiled code that reads x once; 0 where XLA is to multiply."""
+    batch, size = x.shape
+    if len(n) < 2 or size != math.prod(n) or batch * size < _LARGE:
+        return 0
+    cut = _groups.choose_cut(n, m, ranks)
+    fits = cut and _native.sketches(x.dtype, math.prod(n[cut:]))
+    return cut if fits else 0
+
+
+@jax.custom_jvp
+def _halves(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    return _native.sketch(x, a, c)
+
+
+@_halves.defjvp
+def _halves_jvp(primals: Any, tangents: Any) -> Any:
+    x, a, c = primals
+    _, moved = jax.jvp(_halves_by_xla, primals, tangents)
+    return _halves(x, a, c), moved
+
+
+def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    return einsum("bnm,njr,rmk->bjk", x, a, c, precision=HIGHEST)
 
 
 def _group(y: jax.Array, core: jax.Array) -> jax.Array:
