@@ -543,3 +543,41 @@ def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.M
     for place in (0, 19, 179):
         with pytest.raises(ValueError, match="NaN"):
             sketch.apply(p, x.at[1, 2, place].set(jnp.nan))
+
+
+@built
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_entrywise_products_are_those_of_xla(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "_LARGE", 1)
+    x, y = train(1, (4, 1, 5, 3), 3, dtype), train(2, (4, 1, 5, 3), 5, dtype)
+    assert "tensorjax_multiply" in jax.jit(tt.hadamard).lower(x, y).as_text()
+    found = tt.hadamard(x, y)
+    batch = jax.tree.map(lambda c: jnp.stack([c, 2 * c]), x)
+    many = jax.vmap(tt.hadamard, (0, None))(batch, y)
+
+    def loss(x: tt.TT, y: tt.TT) -> jax.Array:
+        return sum((jnp.sum(jnp.sin(c)) for c in tt.hadamard(x, y).cores), jnp.zeros((), dtype))
+
+    slopes = jax.grad(loss, (0, 1))(x, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "status", lambda: "off")
+        jax.clear_caches()
+        wanted, steeper = tt.hadamard(x, y), jax.grad(loss, (0, 1))(x, y)
+    for a, b, c in zip(found.cores, wanted.cores, many.cores, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(c, np.stack([a, 2 * a]))
+    for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(steeper), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-6)
+
+
+@built
+@pytest.mark.usefixtures("alone")
+def test_entrywise_products_of_large_trains() -> None:
+    """As large as to be compiled without being told to, and to lie in huge pages."""
+    x, y = train(1, (6,) * 5, 20), train(2, (6,) * 5, 25)
+    assert "tensorjax_multiply" in jax.jit(tt.hadamard).lower(x, y).as_text()
+    indices = np.random.default_rng(0).integers(0, 6, (50, 5))
+    product = tt.evaluate(x, indices) * tt.evaluate(y, indices)
+    np.testing.assert_allclose(tt.evaluate(tt.hadamard(x, y), indices), product, rtol=1e-10)
+    assert not _native.multiplies(train(1, (6,) * 5, 2).cores, y.cores)  # small: XLA's

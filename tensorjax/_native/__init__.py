@@ -1,8 +1,9 @@
 """Sweeps over tensor trains in C++, for CPUs; an option, which `tensorjax.tt` takes where it can.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
-reach a tenth of what a core can do. `round_to_ranks`, `inner` and `sketch` call compiled code instead,
-under jit and vmap like any other operation; `gram_round` and the passes over data serve the host.
+reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
+compiled code instead, under jit and vmap like any other operation; `gram_round` and the passes
+serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
 and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
 for `jax.export`, which refuses calls that it does not know.
@@ -27,6 +28,8 @@ from tensorjax._native.level import level
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
 _EXACT_COLUMNS = 32
 _WIDEST = 64  # bytes of a vector
+_LARGE = 2**22  # bytes of a result from which on fresh memory is what it costs
+_CALLS = ("tensorjax_round", "tensorjax_inner", "tensorjax_multiply", "tensorjax_sketch")
 
 
 @functools.cache
@@ -48,7 +51,7 @@ def _loaded() -> tuple[Any, str]:
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *_blas_threads())
-        for name in ("tensorjax_round", "tensorjax_inner", "tensorjax_sketch"):
+        for name in _CALLS:
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
@@ -173,6 +176,31 @@ def inner(
     call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
     m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))
     return m, 2 * e
+
+
+def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
+    """Whether `multiply` takes these cores here, and is quicker than XLA at it."""
+    dtypes = {c.dtype for c in (*xs, *ys)}
+    size = sum(x.size * y.size // max(1, x.shape[1]) for x, y in zip(xs, ys, strict=True))
+    fits = len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+    if not fits or size * xs[0].dtype.itemsize < _LARGE or any(0 in c.shape for c in (*xs, *ys)):
+        return False
+    return jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+
+
+def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
+    """Cores of the train whose entries are the products of those of two trains.
+
+    Args:
+      xs: cores (r, n, s) of x, float32 or float64, none empty.
+      ys: cores (q, n, t) of y, of the same dtype.
+    """
+    shapes = [
+        jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
+        for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
+    ]
+    call = jax.ffi.ffi_call("tensorjax_multiply", shapes, vmap_method="broadcast_all")
+    return list(call(*xs, *ys))
 
 
 def sketches(dtype: Any, modes: int) -> bool:

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "entrywise.h"
 #include "grams.h"
 #include "passes.h"
 #include "rounding.h"
@@ -212,6 +213,48 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
 }
 
 template <class T>
+ffi::Error multiply_all(long items, const std::vector<Pair>& pairs, ffi::RemainingArgs args,
+                        ffi::RemainingRets rets) {
+  const size_t d = pairs.size();
+  long cells = 0;
+  for (const Pair& p : pairs) cells += p.cells();
+  Team team(threads_for(8.0 * cells * items));  // a number written costs as much as some products
+  for (long item = 0; item < items; item++) {
+    std::vector<const T*> x, y;
+    std::vector<T*> z;
+    for (size_t k = 0; k < d; k++) {
+      const Pair& p = pairs[k];
+      x.push_back(args.get<ffi::AnyBuffer>(k)->template typed_data<T>() + item * p.r * p.n * p.s);
+      y.push_back(args.get<ffi::AnyBuffer>(d + k)->template typed_data<T>() +
+                  item * p.q * p.n * p.t);
+      z.push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>() + item * p.cells());
+    }
+    multiply_trains(team, pairs, x, y, z);
+  }
+  return ffi::Error::Success();
+}
+
+// Operands: cores (…, r, n, s) of x, then (…, q, n, t) of y; results: cores (…, r q, n, s t). All of
+// one dtype, float32 or float64, and one batch shape.
+ffi::Error Multiply(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const size_t d = rets.size();
+  std::vector<Pair> pairs;
+  long items = 1;
+  for (size_t k = 0; k < d; k++) {
+    const auto x = args.get<ffi::AnyBuffer>(k)->dimensions();
+    const auto y = args.get<ffi::AnyBuffer>(d + k)->dimensions();
+    const size_t lead = x.size() - 3;
+    items = 1;
+    for (size_t i = 0; i < lead; i++) items *= x[i];
+    pairs.push_back({x[lead], y[lead], x[lead + 1], x[lead + 2], y[lead + 2]});
+  }
+  const auto type = args.get<ffi::AnyBuffer>(0)->element_type();
+  if (type == ffi::DataType::F64) return multiply_all<double>(items, pairs, args, rets);
+  if (type == ffi::DataType::F32) return multiply_all<float>(items, pairs, args, rets);
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+}
+
+template <class T>
 ffi::Error sketch_all(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::AnyBuffer y) {
   const auto dx = x.dimensions(), da = a.dimensions(), dc = c.dimensions();
   const size_t lead = dx.size() - 3;
@@ -238,6 +281,9 @@ ffi::Error SketchRows(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c,
 
 }  // namespace
 }  // namespace tensorjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_multiply, tensorjax::Multiply,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_sketch, tensorjax::SketchRows,
                               ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check
+from tensorjax import _check, _native
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
 
@@ -143,8 +143,20 @@ def ones_like(x: Train) -> Train:
 
 @jax.jit
 def exact_hadamard(x: Train, y: Train) -> Train:
+    if isinstance(x, TT) and isinstance(y, TT) and _native.multiplies(x.cores, y.cores):
+        return _compiled_hadamard(x, y)
     expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
     return _pairwise(x, y, expression, type(x))
+
+
+@jax.custom_jvp
+def _compiled_hadamard(x: TT, y: TT) -> TT:
+    return TT._unchecked(tuple(_native.multiply(x.cores, y.cores)))
+
+
+@_compiled_hadamard.defjvp
+def _compiled_hadamard_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(lambda x, y: _pairwise(x, y, "aib,cid->acibd", TT), primals, tangents)
 
 
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:

@@ -62,7 +62,9 @@ def hadamard(
       >>> tt.hadamard(two + two, two + two, rank=1).ranks
       (1, 1, 1)
 
-    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`.
+    Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. On a single
+    CPU device, large real products are written by compiled code, which `jax.export` refuses unless
+    TENSORJAX_NATIVE=0 is set.
     """
     x, y = _aligned(x, y)
     single("x", x)
