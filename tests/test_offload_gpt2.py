@@ -14,7 +14,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from flax import nnx
 
-from tensorjax import offload
+from tensorjax import nn, offload, parallel
 from tensorjax.models import gpt2
 
 CONFIG = gpt2.GPT2Config.tiny()
@@ -109,6 +109,70 @@ def test_half_precision_and_dropout_from_disk(tmp_path: Path) -> None:
     with offload.TensorStore(tmp_path, 32 << 20, backend="threads", staging=4 << 20) as store:
         assert losses(store=store) == wanted
     assert wanted[0] == pytest.approx(np.log(CONFIG.vocabulary), rel=0.05)
+
+
+def split(name: str) -> parallel.Layout:
+    return parallel.layout(name, parallel.mesh(2, 2, depth=2 if name == "2.5d" else 1))
+
+
+def check_layout(layout: parallel.Layout, linear: Any) -> None:
+    """Losses and norms as without a layout; parameters end where it places them."""
+
+    def steps(layout: parallel.Layout) -> Any:
+        with offload.Trainer(
+            gpt2.layers(CONFIG, linear=linear, layout=layout),
+            gpt2.initial(CONFIG, jax.random.key(1), linear=linear),
+            optax.sgd(0.1, momentum=0.9),
+            engine=gpt2.engine(CONFIG, layout, linear=linear),
+            clip=0.5,
+        ) as trainer:
+            found = [trainer.step(batch) for batch in batches(2)]
+            return [(s.loss, s.norm) for s in found], trainer.params()
+
+    (wanted, params), (got, after) = steps(parallel.Single()), steps(layout)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(y, x, rtol=0, atol=1e-5 * max(np.max(np.abs(x)), 0.1))
+
+
+def test_2d_layers_equal_those_on_one_device() -> None:
+    check_layout(split("2d"), nn.Dense())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linear", [nn.Dense(), nn.TT(rank=4)], ids=["dense", "trains"])
+@pytest.mark.parametrize("name", ["1d", "1d+sequence", "fsdp+tp", "summa", "2d", "2.5d"])
+def test_every_layout_equals_one_device(name: str, linear: Any) -> None:
+    check_layout(split(name), linear)
+
+
+@pytest.mark.slow
+def test_dropout_by_a_layout() -> None:
+    """Other numbers are drawn on every mesh, as by `GPT2`; a key draws them again."""
+    config, layout = gpt2.GPT2Config.tiny(dropout=0.2, layers=1), split("2d")
+
+    def loss(key: Any) -> float:
+        with offload.Trainer(
+            gpt2.layers(config, layout=layout),
+            gpt2.initial(config, jax.random.key(1)),
+            optax.sgd(0.1),
+            engine=gpt2.engine(config, layout),
+            key=key,
+        ) as trainer:
+            return trainer.step(batches(1)[0]).loss
+
+    first, again, other = (loss(jax.random.key(n)) for n in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_layout_that_does_not_fit_is_named() -> None:
+    layout = parallel.layout("2d", parallel.mesh(1, 3))
+    for make in (gpt2.engine, lambda config, layout: gpt2.layers(config, layout=layout)):
+        with pytest.raises(ValueError, match="heads: expected a multiple of 3"):
+            make(CONFIG, layout)
+    config = gpt2.GPT2Config.tiny(features=48, heads=3)
+    with pytest.raises(ValueError, match="128 rows of the padded vocabulary"):
+        gpt2.engine(config, layout)
 
 
 def test_what_does_not_fit_is_named() -> None:

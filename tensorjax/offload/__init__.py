@@ -2,7 +2,8 @@
 
 Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
 asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
-layer (`Layer`), with parameters and optimiser states in the store or in host memory.
+layer (`Layer`), with parameters and optimiser states in the store or in host memory; several
+processes train one model together, each with its part in a store of its own.
 """
 
 from tensorjax.offload._backends import Backend
@@ -18,7 +19,7 @@ from tensorjax.offload._errors import (
 )
 from tensorjax.offload._export import to_orbax, to_safetensors
 from tensorjax.offload._groups import tensors
-from tensorjax.offload._layers import Engine, Layer
+from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
 from tensorjax.offload._machine import Machine, layer_seconds, measure
 from tensorjax.offload._plan import Choice, Plan, plan
@@ -29,6 +30,7 @@ from tensorjax.offload._trainer import Step, Trainer
 from tensorjax.offload._updates import Schedule
 
 __all__ = [
+    "Activations",
     "Backend",
     "CapacityError",
     "Choice",

@@ -26,10 +26,12 @@ def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False)
       The files, the index last.
 
     Raises:
+      ValueError: this is one of several processes.
       ModuleNotFoundError: the package safetensors is missing.
     """
     from safetensors.numpy import save_file
 
+    _check_alone()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files, where, total = [], {}, 0
@@ -65,10 +67,11 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
 
     Raises:
       ModuleNotFoundError: the package orbax-checkpoint is missing.
-      ValueError: the folder holds something.
+      ValueError: the folder holds something, or this is one of several processes.
     """
     import orbax.checkpoint as ocp
 
+    _check_alone()
     folder = Path(folder).absolute()
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"folder: expected an empty one, got {folder}; choose another name")
@@ -82,6 +85,15 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
     note = {"steps": trainer.steps, "data": trainer.data}
     (folder / "trainer.json").write_text(json.dumps(note))
     return folder
+
+
+def _check_alone() -> None:
+    """Of several processes, each has its parts: files of them would look like whole models."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"trainer: expected to export from a single process, got one of {jax.process_count()}; "
+            "take Trainer.params, which joins the parts in all of them, and write that in one"
+        )
 
 
 def _named(prefix: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:

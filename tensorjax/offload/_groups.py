@@ -10,31 +10,41 @@ from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._homes import Home, HostHome
 from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._shards import Shards
 from tensorjax.offload._updates import Group
 
 Params = Mapping[str, Any]
 
 
+def shapes(params: Params) -> dict[str, Any]:
+    """Shapes and dtypes of the parameters of each group; no array is made."""
+    return {
+        name: jax.eval_shape(group if callable(group) else lambda g=group: g)
+        for name, group in params.items()
+    }
+
+
 def make_groups(
-    params: Params,
+    shapes: Mapping[str, Any],
     optimizer: HostOptimizer,
     *,
     store: Home | None,
     in_memory: Collection[str],
+    shards: Shards | None = None,
 ) -> dict[str, Group]:
-    """Groups of parameters, by name; no array is made."""
-    unknown = sorted(set(in_memory) - set(params))
+    """Groups of parameters, by name, or of this process's parts of them; no array is made."""
+    unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
-        raise ValueError(f"in_memory: expected groups among {sorted(params)}, got {unknown}")
+        raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
     memory = HostHome()
     found = {}
-    for name, group in params.items():
-        shapes = jax.eval_shape(group if callable(group) else lambda g=group: g)
-        state, weights = optimizer.shapes(shapes)
-        wide = jax.tree.map(_wide, shapes)
+    for name, whole in shapes.items():
+        part = whole if shards is None else shards.shapes(name, whole)
+        state, weights = optimizer.shapes(part)
+        wide = jax.tree.map(_wide, part)
         found[name] = Group(
             name=name,
-            params=Bundle(f"{name}/params", shapes),
+            params=Bundle(f"{name}/params", part),
             state=Bundle(f"{name}/state", state),
             weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
             gradient=Bundle(f"{name}/gradient", wide),
@@ -44,7 +54,12 @@ def make_groups(
 
 
 def tensors(
-    params: Params, optimizer: Any, *, compute_dtype: Any = None, gradients: bool = False
+    params: Params,
+    optimizer: Any,
+    *,
+    compute_dtype: Any = None,
+    gradients: bool = False,
+    shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of all tensors that a `Trainer` keeps in its store.
 
@@ -53,6 +68,7 @@ def tensors(
       optimizer: as for `Trainer`.
       compute_dtype: as for `Trainer`.
       gradients: whether gradients may have to wait in the store.
+      shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
 
     Returns:
       A mapping that `TensorStore.reserve` takes.
@@ -64,10 +80,11 @@ def tensors(
       >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
       ['a/params/kernel']
     """
-    groups = make_groups(
-        params, HostOptimizer(optimizer, compute_dtype), store=None, in_memory=()
-    ).values()
-    return specs(groups, gradients=gradients)
+    whole = shapes(params)
+    shards = Shards(whole, shardings or {})
+    kept = HostOptimizer(optimizer, compute_dtype)
+    groups = make_groups(whole, kept, store=None, in_memory=(), shards=shards)
+    return specs(groups.values(), gradients=gradients)
 
 
 def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
@@ -79,11 +96,13 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
     return found
 
 
-def begin(groups: dict[str, Group], params: Params, optimizer: HostOptimizer) -> None:
+def begin(
+    groups: dict[str, Group], params: Params, optimizer: HostOptimizer, shards: Shards
+) -> None:
     """Writes first parameters and states, one group at a time."""
     for name, group in groups.items():
         given = params[name]
-        made = given() if callable(given) else given
+        made = shards.cut(name, given() if callable(given) else given)
         arrays = [jnp.array(x, copy=True) for x in group.params.flatten(made)]
         held = optimizer.host(group.params.unflatten(arrays))
         state = optimizer.init(held)

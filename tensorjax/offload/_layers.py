@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import linalg
 
@@ -69,6 +70,26 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
     return layers
 
 
+def cut(batch: Any, parts: int) -> list[Any]:
+    """Microbatches: equal parts of the first axis of every array."""
+    leaves = jax.tree.leaves(batch)
+    sizes = {np.shape(x)[:1] for x in leaves}
+    if len(sizes) != 1 or sizes == {()} or next(iter(sizes))[0] % parts:
+        raise ValueError(
+            f"batch: expected arrays whose first axes agree and divide by {parts} microbatches, "
+            f"got shapes {[np.shape(x) for x in leaves]}"
+        )
+    size = next(iter(sizes))[0] // parts
+    return [jax.tree.map(lambda x, m=m: x[m * size : (m + 1) * size], batch) for m in range(parts)]
+
+
+def nbytes(x: Any) -> int:
+    """Bytes that an array takes on the devices of this process."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return x.nbytes
+    return sum(shard.data.nbytes for shard in x.addressable_shards)
+
+
 class Engine:
     """What computes a layer: jitted forward and backward programs, one pair per function.
 
@@ -79,8 +100,11 @@ class Engine:
     Args:
       activations: "recompute", "keep" or "offload".
       shardings: of the parameters of each group, a mapping from its name to a pytree of
-        `jax.sharding.Sharding` like them; groups without lie on the first device.
-      data: sharding of every array of a microbatch, or None.
+        `jax.sharding.Sharding` like them, which their gradients get too; groups without lie on the
+        first device. In one of several processes (`jax.distributed`) every group has to have some,
+        over the devices of all processes.
+      data: sharding of every array of a microbatch, or None. Each of several processes gives whole
+        batches, the same ones, and places what its devices need of them.
 
     Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
     """
@@ -97,18 +121,25 @@ class Engine:
                 f"activations: expected one of {get_args(Activations)}, got {activations!r}"
             )
         self.activations = activations
-        self._shardings, self._data = dict(shardings or {}), data
+        self.shardings, self._data = dict(shardings or {}), data
         self._programs: dict[Any, _Programs] = {}
 
     def batch(self, batch: Any) -> Any:
         """A microbatch on the device."""
-        return jax.device_put(batch, self._data) if self._data is not None else batch
+        if self._data is None:
+            return batch
+        if self._data.is_fully_addressable:
+            return jax.device_put(batch, self._data)
+        batch, where = jax.tree.map(np.asarray, batch), self._data
+        return jax.tree.map(
+            lambda x: jax.make_array_from_callback(x.shape, where, x.__getitem__), batch
+        )
 
     def place(self, group: str, params: Any) -> Any:
         """Parameters on the device: copies, never views of the host's memory."""
         # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
         copied = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-        sharding = self._shardings.get(group)
+        sharding = self.shardings.get(group)
         return copied if sharding is None else jax.device_put(copied, sharding)
 
     def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
@@ -145,16 +176,19 @@ class Engine:
         return jax.block_until_ready(value)
 
     def _of(self, layer: Layer) -> "_Programs":
-        if layer.apply not in self._programs:
-            self._programs[layer.apply] = _Programs(layer.apply)
-        return self._programs[layer.apply]
+        shardings = tuple(self.shardings.get(group) for group in layer.uses)
+        leaves, tree = jax.tree.flatten(shardings)
+        kind = (layer.apply, tree, tuple(leaves))
+        if kind not in self._programs:
+            self._programs[kind] = _Programs(layer.apply, shardings)
+        return self._programs[kind]
 
 
 class _Programs:
-    """Compiled programs of one function."""
+    """Compiled programs of one function, its parameters on given shardings."""
 
-    def __init__(self, apply: Callable[..., Any]) -> None:
-        self._apply = apply
+    def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
+        self._apply, self._shardings = apply, shardings
         # What a backward pass is, by the signature it was traced with.
         self._pulls: dict[Any, Any] = {}
         self.forward = jax.jit(apply)
@@ -166,7 +200,7 @@ class _Programs:
     def _backward(self, params: Any, x: Any, batch: Any, key: Any, dy: Any, sums: Any) -> Any:
         _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
         gradient, dx = pull(dy)
-        return dx, _added(sums, gradient)
+        return dx, self._added(sums, gradient)
 
     def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
         loss, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
@@ -176,7 +210,7 @@ class _Programs:
             )
         share = jnp.asarray(share, loss.dtype)
         gradient, dx = pull(share)
-        return share * loss, dx, _added(sums, gradient)
+        return share * loss, dx, self._added(sums, gradient)
 
     def _forward_keeping(self, params: Any, x: Any, batch: Any, key: Any) -> Any:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -196,18 +230,22 @@ class _Programs:
         arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
         leaves = [next(new) if n is None else arguments[n] for n in places]
         gradient, dx = jax.tree.unflatten(tree, leaves)(dy)
-        return dx, _added(sums, gradient)
+        return dx, self._added(sums, gradient)
+
+    def _added(self, sums: Any, gradient: Any) -> Any:
+        """Sums of gradients, in single precision at least, where their parameters lie."""
+        found = jax.tree.map(lambda g: g.astype(linalg.factor_dtype(g.dtype)), gradient)
+        if sums is not None:
+            found = jax.tree.map(jnp.add, sums, found)
+        return tuple(
+            group if where is None else jax.lax.with_sharding_constraint(group, where)
+            for group, where in zip(found, self._shardings, strict=True)
+        )
 
 
 def _signature(*arguments: Any) -> Any:
     leaves, tree = jax.tree.flatten(arguments)
     return tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-
-
-def _added(sums: Any, gradient: Any) -> Any:
-    """Sums of gradients, in single precision at least."""
-    wide = jax.tree.map(lambda g: g.astype(linalg.factor_dtype(g.dtype)), gradient)
-    return wide if sums is None else jax.tree.map(jnp.add, sums, wide)
 
 
 def _moved(arrays: Any, kind: str) -> Any:

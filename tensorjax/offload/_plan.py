@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from tensorjax import _check
+from tensorjax.offload import _groups
 from tensorjax.offload._bound import Times
-from tensorjax.offload._groups import make_groups
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
@@ -137,7 +137,9 @@ def plan(
     layers = check_layers(layers, params)
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
-    groups = make_groups(params, HostOptimizer(optimizer), store=None, in_memory=())
+    groups = _groups.make_groups(
+        _groups.shapes(params), HostOptimizer(optimizer), store=None, in_memory=()
+    )
     if seconds is None:
         seconds = layer_seconds(layers, params, batch, Engine(), repeats=3)
     passes = (sum(f for f, _ in seconds.values()), sum(b for _, b in seconds.values()))

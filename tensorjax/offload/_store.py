@@ -51,7 +51,7 @@ class TensorStore:
         model: What the store belongs to, as JSON (for example the configuration of the model). A
             store that was created with another one is refused, with the difference named.
         process: Number of this process and count of processes, for sharded training: each has its
-            own files in the folder. By default those of `jax.distributed`.
+            own files in the folder, which all of them see. By default those of `jax.distributed`.
         block: Most bytes of one transfer and of one checksum, in multiples of 4096; of a new store.
         options: For the backend, by name.
 
@@ -174,6 +174,11 @@ class TensorStore:
     def written(self) -> tuple[str, ...]:
         """Those of them that can be read."""
         return tuple(name for name, t in self._tensors.items() if t.newest is not None)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Number of this process and count of processes."""
+        return self._paths.process
 
     @property
     def commits(self) -> int:
@@ -348,10 +353,12 @@ class TensorStore:
                 self._save(index)
             else:
                 _index.replace(self._paths.prepared, _index.dump(index))
-                self._undecided = True
-                barrier()  # from here on every process can go on to the new state
-                self._undecided = False
-                _index.rename(self._paths.prepared, self._paths.index)
+                try:
+                    barrier()  # from here on every process can go on to the new state
+                    _index.rename(self._paths.prepared, self._paths.index)
+                except BaseException:
+                    self._undecided = True
+                    raise
             self._index = index
             for tensor in self._tensors.values():
                 tensor.committed = tensor.newest

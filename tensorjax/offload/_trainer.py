@@ -1,7 +1,6 @@
 """Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
 
 import dataclasses
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
@@ -10,15 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.offload import _groups
+from tensorjax.offload import _commits, _groups
+from tensorjax.offload._commits import Commits, Progress
+from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
-from tensorjax.offload._layers import Engine, Layer, check_layers
+from tensorjax.offload._layers import Engine, Layer, check_layers, cut, nbytes
 from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._order import Order
+from tensorjax.offload._processes import Processes
+from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Schedule, Updater, check_schedule
-from tensorjax.offload._weights import WeightStream
-
-FORMAT = 1  # of what is kept beside the tensors
+from tensorjax.offload._weights import WeightStream, room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,13 @@ class Trainer:
     meanwhile. Updates overlap with the backward pass and with the next forward pass, those first
     whose parameters are needed first. The result is that of training in memory, bit for bit: it
     depends neither on where parameters live nor on the schedule (but "one_step_stale").
+
+    Several processes (`jax.distributed`) train one model together, over a mesh of the devices of
+    all: each makes the same trainer and the same calls. A process keeps, updates and commits only
+    what its own devices hold (`Engine` has the shardings), in a store with files of its own; all
+    commit together. So THE OPTIMISER SEES A PART of every array: what is computed number by number
+    (SGD, Adam, decay) is as ever, but one that looks across an array (Adafactor, Muon, LAMB,
+    clipping by the norm of an array) takes the part for the whole, AND GIVES OTHER RESULTS.
 
     Args:
       layers: the model; the last layer returns the loss.
@@ -74,8 +83,6 @@ class Trainer:
       trace: what gains spans; a new one if None.
 
     Attributes:
-      steps: how many have been done, those before a restart included.
-      data: what the last step was given as ``data``, or the committed state had.
       trace: spans of what happened.
 
     Raises:
@@ -133,27 +140,21 @@ class Trainer:
             raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
         self._commit_every = commit_every
         self._store: Any = store
+        self._key = key
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
         self._engine = Engine() if engine is None else engine
+        self._order = Order(self._layers, self._schedule, clip=clip is not None)
+        self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._home = None if store is None else StoreHome(store, self.trace)
+        shapes = _groups.shapes(params)
+        self._shards = Shards(shapes, self._engine.shardings)
         self._groups = _groups.make_groups(
-            params, self._optimizer, store=self._home, in_memory=in_memory
+            shapes, self._optimizer, store=self._home, in_memory=in_memory, shards=self._shards
         )
-        self._key, self.steps, self.data = key, 0, None
-        self._pending: dict[str, Any] = {}  # gradients of the step before, where updates are stale
-        self._pending_scale: Any = None
-        self._spills = gradient_bytes is not None or schedule == "one_step_stale"
-        resumed = store is not None and "trainer" in (store.meta or {})
-        if resumed:
-            self._resume()
-        else:
-            if store is not None:
-                store.reserve(_groups.specs(self._groups.values(), gradients=self._spills))
-            _groups.begin(self._groups, params, self._optimizer)
+        resumed = self._begin(params, spills=gradient_bytes is not None or self._order.stale)
         lookahead = 0 if schedule == "sequential" else _check.integer("lookahead", lookahead, low=1)
         self._start_threads(device_bytes, gradient_bytes, lookahead)
-        self._committing: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self.peak_activations = 0
@@ -165,27 +166,33 @@ class Trainer:
                 self.close()
                 raise
 
+    def _begin(self, params: _groups.Params, *, spills: bool) -> bool:
+        """Whether the store has a state to go on from; else groups get what they begin with."""
+        self._progress = Progress()
+        resumed = self._store is not None and "trainer" in (self._store.meta or {})
+        if self._store is not None and self._home is not None:
+            _commits.same_process(self._processes, self._store)
+            if resumed:
+                self._progress = _commits.resume(
+                    self._store, self._home, self._groups, key=self._key, stale=self._order.stale,
+                    gradients=spills, owned=self._owned,
+                )  # fmt: skip
+            else:
+                self._store.reserve(_groups.specs(self._groups.values(), gradients=spills))
+            _commits.same_step(self._processes, self.steps if resumed else None)
+        if not resumed:
+            _groups.begin(self._groups, params, self._optimizer, self._shards)
+        return resumed
+
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
-        forward = [layer.uses for layer in self._layers]
-        self._uses = [*forward, *forward[-2::-1]]
-        sizes = {name: group.device.nbytes for name, group in self._groups.items()}
-        largest = sorted(sum(sizes[g] for g in uses) for uses in forward)
-        if device_bytes is None:
-            device_bytes = sum(sizes.values() if self._store is None else largest[-2:])
-        _check.integer("device_bytes", device_bytes, low=0)
-        if device_bytes < largest[-1]:
-            raise ValueError(
-                f"device_bytes: expected room for the largest layer, {largest[-1]} bytes, "
-                f"got {device_bytes}; cut that layer in two, or compute in half precision"
-            )
-        self._first = {g: n for n, uses in reversed(list(enumerate(forward))) for g in uses}
+        order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
         self._stream = WeightStream(
-            self._uses,
+            order.uses,
             sizes,
-            capacity=device_bytes,
+            capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
             ahead=4,
-            start=self.steps * len(self._uses),
-            version=self._version,
+            start=order.start(self.steps),
+            version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
                 self._groups[g].device, deadline=deadline, step=step
             ),
@@ -199,12 +206,28 @@ class Trainer:
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
             staging=None if self._store is None else _staging(self._store),
-            start=self._version(self.steps),
+            start=order.version(self.steps),
             updated=self._stream.updated,
             written=self._stream.written,
             failed=self._stream.fail,
             trace=self.trace,
         )
+        self._commits = None
+        if self._home is not None:
+            self._commits = Commits(
+                self._store, self._home, self._groups, updater=self._updater,
+                processes=self._processes, failed=self._stream.fail, trace=self.trace,
+            )  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """How many have been done, those before a restart included."""
+        return self._progress.steps
+
+    @property
+    def data(self) -> Any:
+        """What the last step was given as ``data``, or the committed state had."""
+        return self._progress.data
 
     def step(self, batch: Any, *, data: Any = None) -> Step:
         """Computes one step; its updates go on in the background when this returns.
@@ -222,29 +245,34 @@ class Trainer:
           ValueError: a batch that cannot be cut.
         """
         self._check_open()
-        batches = [self._engine.batch(b) for b in _cut(batch, self._microbatches)]
+        batches = [self._engine.batch(b) for b in cut(batch, self._microbatches)]
         try:
             loss, norm = self._step(batches)
         except BaseException as error:
             # Some groups may have been updated, others not: nothing of that is to be committed.
             self._failure = error
             raise
-        self.steps, self.data = self.steps + 1, data
+        self._progress.steps, self._progress.data = self.steps + 1, data
         return Step(self.steps, loss, norm)
 
     def _step(self, batches: list[Any]) -> tuple[float, float | None]:
-        base, version = self.steps * len(self._uses), self._version(self.steps) + 1
+        base, version = self._order.start(self.steps), self._order.version(self.steps) + 1
         inputs = self._forward(base, batches)
-        if self._commit_due():
-            self._begin_commit()
-        loss, squares = self._backward(base, version, batches, inputs)
-        norm = None if self._clip is None else float(np.sqrt(np.float32(squares)))
+        if self._commits is not None and self._commit_due():
+            self._commits.begin(self._meta(), self._progress.pending)
+        gradients = Gradients(
+            self._layers, self._optimizer, self._shards, measured=self._clip is not None
+        )
+        loss = self._backward(base, version, batches, inputs, gradients)
+        norm = None
+        if self._clip is not None:
+            norm = float(np.sqrt(np.float32(self._processes.total(gradients.squares))))
         self._finish(norm)
         return loss, norm
 
     def _forward(self, base: int, batches: list[Any]) -> list[list[tuple[Any, Any]]]:
         """Inputs of all layers but the first, for each microbatch, and what the layers kept."""
-        self._expect(base)
+        self._expect()
         x: list[Any] = [None] * len(batches)
         inputs = []
         for number, layer in enumerate(self._layers[:-1]):
@@ -260,23 +288,21 @@ class Trainer:
             del params, out
             self._stream.done(base + number)
         inputs.append([(y, None) for y in x])
-        held = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
+        held = sum(nbytes(leaf) for leaf in jax.tree.leaves(inputs))
         self.peak_activations = max(self.peak_activations, held)
         return inputs
 
     def _backward(
-        self, base: int, version: int, batches: list[Any], inputs: list[Any]
-    ) -> tuple[float, Any]:
-        """Loss and the sum of the squares of all gradients, which go to the updater."""
+        self, base: int, version: int, batches: list[Any], inputs: list[Any], gradients: Gradients
+    ) -> float:
+        """The loss; gradients go to the updater."""
         last, share = len(self._layers) - 1, 1.0 / len(batches)
-        left = {g: sum(g in layer.uses for layer in self._layers) for g in self._groups}
-        partial: dict[str, Any] = {}
         dy: list[Any] = [None] * len(batches)
-        losses, squares = [], jnp.zeros((), jnp.float32)
-        if self._gated():
+        losses = []
+        if self._order.gated:
             self._updater.gate()
-        elif self._schedule == "one_step_stale":
-            self._updater.release(self._pending_scale)
+        elif self._order.stale:
+            self._updater.release(self._progress.scale)
         for number in range(last, -1, -1):
             layer, position = self._layers[number], base + 2 * last - number
             params = self._stream.take(position)
@@ -299,44 +325,29 @@ class Trainer:
             del params
             self._stream.done(position)
             for group, gradient in zip(layer.uses, sums, strict=True):
-                whole = self._joined(partial, left, group, self._optimizer.host(gradient))
-                if whole is None:
-                    continue
-                if self._clip is not None:
-                    squares = squares + self._optimizer.squares(whole)
-                self._offer(group, whole, version)
-            del sums, gradient
-        return float(sum(float(loss) for loss in losses)), squares
-
-    def _joined(
-        self, partial: dict[str, Any], left: dict[str, int], group: str, gradient: Any
-    ) -> Any:
-        """The gradient of a group once all layers that use it have had their say, or None."""
-        if group in partial:
-            gradient = self._optimizer.add(partial.pop(group), gradient)
-        left[group] -= 1
-        if left[group]:
-            partial[group] = gradient
-            return None
-        return gradient
+                if (whole := gradients.add(group, gradient)) is not None:
+                    self._offer(group, whole, version)
+            del sums, gradient, whole
+        return float(sum(float(loss) for loss in losses))
 
     def _offer(self, group: str, gradient: Any, version: int) -> None:
-        if self._schedule == "one_step_stale":
-            before, self._pending[group] = self._pending.get(group), gradient
+        if self._order.stale:
+            pending = self._progress.pending
+            before, pending[group] = pending.get(group), gradient
             if before is None:
                 return
             gradient = before
             version = self.steps
-        self._updater.offer(group, gradient, version, self._deadline(group, version))
+        self._updater.offer(group, gradient, version, self._order.deadline(group, version))
 
     def _finish(self, norm: float | None) -> None:
         scale = None
         if self._clip is not None and norm is not None:
             scale = np.float32(1.0 if norm <= self._clip else self._clip / norm)
-        if self._schedule == "one_step_stale":
-            self._pending_scale = scale
+        if self._order.stale:
+            self._progress.scale = scale
             return
-        if self._gated():
+        if self._order.gated:
             self._updater.release(scale)
         if self._schedule in ("after_backward", "sequential"):
             with self.trace.span("wait", "updates", self.steps):
@@ -348,7 +359,8 @@ class Trainer:
         With "one_step_stale", those of the last step are not: the next step makes them.
         """
         self._check_open()
-        self._join_commit()
+        if self._commits is not None:
+            self._commits.join()
         self._updater.settle()
 
     def commit(self) -> None:
@@ -358,13 +370,16 @@ class Trainer:
           ValueError: there is no store.
         """
         self._check_open()
-        if self._store is None:
+        if self._commits is None:
             raise ValueError("commit: expected a trainer with a store; give it one")
         self.flush()
-        self._commit(self._meta(), dict(self._pending))
+        self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Name, parameters and optimiser state of each group by turns: copies, as NumPy arrays."""
+        """Name, parameters and optimiser state of each group by turns: copies, as NumPy arrays.
+
+        Of several processes, each gets its own part.
+        """
         self.flush()
         for name, group in self._groups.items():
             yield (
@@ -374,8 +389,11 @@ class Trainer:
             )
 
     def params(self) -> dict[str, Any]:
-        """All parameters, copied to the memory of the host."""
-        return {name: params for name, params, _ in self.groups()}
+        """All parameters, whole, copied to the memory of the host.
+
+        Several processes have to call this together, and each gets them.
+        """
+        return {name: self._shards.whole(name, params) for name, params, _ in self.groups()}
 
     def statistics(self) -> dict[str, Any]:
         """Bytes: the most that parameters on the device, gradients and activations have taken."""
@@ -398,7 +416,8 @@ class Trainer:
                 self.flush()
         finally:
             self._closed = True
-            self._join_commit()
+            if self._commits is not None:
+                self._commits.join()
             self._updater.close()
             self._stream.close()
 
@@ -410,139 +429,22 @@ class Trainer:
             self._failure = error
         self.close()
 
-    # Commits: in a thread, between a forward pass and the updates of the backward pass after it.
+    # Small things.
 
     def _commit_due(self) -> bool:
         return bool(self._commit_every and self.steps and self.steps % self._commit_every == 0)
 
-    def _begin_commit(self) -> None:
-        self._join_commit()
-        self._updater.hold_back(True)
-        arguments = (self._meta(), dict(self._pending))
-        self._committing = threading.Thread(
-            target=self._commit_behind, args=arguments, name="offload commit", daemon=True
-        )
-        self._committing.start()
-
-    def _commit_behind(self, meta: dict[str, Any], pending: dict[str, Any]) -> None:
-        try:
-            self._updater.settle_written()
-            self._commit(meta, pending)
-        except BaseException as error:
-            self._updater.fail(error)
-            self._stream.fail(error)
-        finally:
-            self._updater.hold_back(False)
-
-    def _join_commit(self) -> None:
-        if self._committing is not None:
-            self._committing.join()
-            self._committing = None
-
-    def _commit(self, meta: dict[str, Any], pending: dict[str, Any]) -> None:
-        assert self._home is not None
-        with self.trace.span(
-            "commit", f"step {meta['trainer']['steps']}", meta["trainer"]["steps"]
-        ):
-            for group in self._groups.values():
-                if group.home is self._home:
-                    continue
-                for bundle in group.bundles:
-                    held = _groups.get(bundle, group.home, lambda x: x)
-                    _groups.put(group, bundle, held, self._home)
-            for name, gradient in pending.items():
-                _groups.put(self._groups[name], self._groups[name].gradient, gradient, self._home)
-            self._home.settle()
-            self._store.commit(meta)
-
     def _meta(self) -> dict[str, Any]:
-        key = None if self._key is None else np.asarray(jax.random.key_data(self._key)).tolist()
-        scale = None if self._pending_scale is None else float(self._pending_scale)
-        return {
-            "trainer": {
-                "format": FORMAT,
-                "steps": self.steps,
-                "key": key,
-                "data": self.data,
-                "stale": self._schedule == "one_step_stale",
-                "scale": scale,
-            }
-        }
+        return self._progress.meta(self._key, self._order.stale)
 
-    def _resume(self) -> None:
-        meta = self._store.meta["trainer"]
-        if meta["format"] != FORMAT:
-            raise ValueError(f"store: expected format {FORMAT}, got {meta['format']}")
-        stale = self._schedule == "one_step_stale"
-        if meta["stale"] != stale and meta["steps"]:
-            kind = "one-step-stale" if meta["stale"] else "exact"
-            raise ValueError(
-                f"schedule: the store was trained with {kind} updates; go on with them"
-            )
-        wanted = _groups.specs(self._groups.values(), gradients=False)
-        gradients = _groups.specs(self._groups.values(), gradients=True).keys() - wanted.keys()
-        held = {n: self._store.spec(n) for n in self._store.names if n not in gradients}
-        if faults := list(_groups.different(held, wanted)):
-            raise ValueError(
-                "store: expected one of this model and optimiser, but "
-                + "; ".join(faults[:5])
-                + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-            )
-        if self._spills:
-            every = _groups.specs(self._groups.values(), gradients=True)
-            missing = {n: every[n] for n in gradients - set(self._store.names)}
-            if missing:
-                self._store.reserve(missing)
-        self._recall(meta)
-
-    def _recall(self, meta: dict[str, Any]) -> None:
-        """Takes over what a commit remembered, and reads what lives in memory."""
-        assert self._home is not None
-        self.steps, self.data = meta["steps"], meta["data"]
-        given = None if self._key is None else np.asarray(jax.random.key_data(self._key)).tolist()
-        if meta["key"] != given:
-            raise ValueError(
-                f"key: the store was trained with key data {meta['key']}, got {given}; "
-                "give the same key"
-            )
-        for group in self._groups.values():
-            if group.home is not self._home:
-                for bundle in group.bundles:
-                    _groups.put(group, bundle, _groups.get(bundle, self._home, self._owned))
-        if meta["stale"] and self.steps:
-            self._pending_scale = None if meta["scale"] is None else np.float32(meta["scale"])
-            self._pending = {
-                name: _groups.get(group.gradient, self._home, self._owned)
-                for name, group in self._groups.items()
-            }
-
-    # Small things.
-
-    def _version(self, step: int) -> int:
-        """Updates that the parameters have had which a step computes with."""
-        return max(step - 1, 0) if self._schedule == "one_step_stale" else step
-
-    def _gated(self) -> bool:
-        if self._schedule == "one_step_stale":
-            return False
-        return self._clip is not None or self._schedule != "overlap"
-
-    def _deadline(self, group: str, version: int) -> float:
-        """Position at which the parameters of a version are needed first."""
-        step = version + 1 if self._schedule == "one_step_stale" else version
-        return float(step * len(self._uses) + self._first[group])
-
-    def _expect(self, base: int) -> None:
+    def _expect(self) -> None:
         """Tells the updater in which order the gradients of this step will come."""
-        version = self._version(self.steps) + 1
-        if self._schedule == "one_step_stale":
-            if not self._pending:
+        version = self._order.version(self.steps) + 1
+        if self._order.stale:
+            if not self._progress.pending:
                 return
             version = self.steps
-        backward = [g for layer in reversed(self._layers) for g in layer.uses]
-        order = list(dict.fromkeys(reversed(backward)))[::-1]
-        coming = {g: (version, self._deadline(g, version)) for g in order}
-        self._updater.expect(coming, gated=self._gated())
+        self._updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _keyed(self, layer: int, microbatch: int) -> Any:
         if self._key is None:
@@ -551,8 +453,10 @@ class Trainer:
         return jax.random.fold_in(jax.random.fold_in(key, layer), microbatch)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        bundle = self._groups[name].device
-        return self._engine.wait(self._engine.place(name, bundle.unflatten(arrays)))
+        """Parameters on the device: in a thread, so no other process may have to take part."""
+        held = self._groups[name].device.unflatten(arrays)
+        placed = self._shards.place(name, held)
+        return self._engine.wait(self._engine.place(name, held) if placed is None else placed)
 
     def _owned(self, x: Any) -> jax.Array:
         return jax.block_until_ready(jnp.array(x, copy=True, device=self._optimizer.device))
@@ -576,19 +480,6 @@ def _check_clip(clip: float | None) -> float | None:
     if clip is not None and not 0 < clip < float("inf"):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")
     return clip
-
-
-def _cut(batch: Any, parts: int) -> list[Any]:
-    """Microbatches: equal parts of the first axis of every array."""
-    leaves = jax.tree.leaves(batch)
-    sizes = {np.shape(x)[:1] for x in leaves}
-    if len(sizes) != 1 or sizes == {()} or next(iter(sizes))[0] % parts:
-        raise ValueError(
-            f"batch: expected arrays whose first axes agree and divide by {parts} microbatches, "
-            f"got shapes {[np.shape(x) for x in leaves]}"
-        )
-    size = next(iter(sizes))[0] // parts
-    return [jax.tree.map(lambda x, m=m: x[m * size : (m + 1) * size], batch) for m in range(parts)]
 
 
 def _copy(x: Any) -> np.ndarray:

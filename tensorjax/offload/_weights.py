@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorjax import _check
 from tensorjax.offload._homes import Reading
 from tensorjax.offload._trace import Trace
 
@@ -251,3 +252,26 @@ class WeightStream:
             with self._cond:
                 entry.params = params
                 self._cond.notify_all()
+
+
+def room(
+    given: int | None,
+    layers: Sequence[tuple[str, ...]],
+    sizes: dict[str, int],
+    *,
+    everything: bool,
+) -> int:
+    """Bytes of the device for parameters: those given, all, or those of the two largest layers.
+
+    Raises:
+      ValueError: the largest layer does not fit.
+    """
+    largest = sorted(sum(sizes[group] for group in uses) for uses in layers)
+    if given is None:
+        return sum(sizes.values() if everything else largest[-2:])
+    if _check.integer("device_bytes", given, low=0) < largest[-1]:
+        raise ValueError(
+            f"device_bytes: expected room for the largest layer, {largest[-1]} bytes, got {given}; "
+            "cut that layer in two, or compute in half precision"
+        )
+    return given

@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import nn, offload
 from tensorjax.models._spec import Spec, check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
 from tensorjax.models.gpt2._config import GPT2Config
-from tensorjax.models.gpt2._model import GPT2, check_length
-from tensorjax.parallel import Single
-
-_LAYOUT = Single()
+from tensorjax.models.gpt2._model import GPT2, axes_of, check_length
+from tensorjax.parallel import Layout, Single, shardings
 
 
 def layers(
@@ -24,6 +23,7 @@ def layers(
     *,
     linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     attention: str | None = None,
+    layout: Layout | None = None,
 ) -> list[offload.Layer]:
     """The layers of a GPT-2: its embedding, its blocks, its logits and loss.
 
@@ -34,6 +34,8 @@ def layers(
       config: sizes.
       linear: spec of the linear layers, as for `GPT2`.
       attention: implementation of attention, as for `GPT2`.
+      layout: of `tensorjax.parallel`, over which every layer is split; its parameters and batches
+        are then where `engine` puts them. None where nothing is split.
 
     Returns:
       ``config.layers + 2`` layers over batches of `batch`, using the groups of `groups`.
@@ -55,42 +57,99 @@ def layers(
     """
     linear = check_spec("linear", linear)
     graph, abstract = nnx.split(_abstract_block(config, linear))
+    layout = Single() if layout is None else layout
+    specs = _specs(config, layout, linear)
+    x_spec, batch_spec = layout.x_spec(), layout.data_spec()
+
+    def over(function: Any, uses: tuple[str, ...], x: Any, out: Any) -> Any:
+        where = (tuple(specs[group] for group in uses), x, batch_spec, PartitionSpec())
+        return layout.over(function, where, out)
 
     def drop(x: jax.Array, key: Any, number: int) -> jax.Array:
         if key is None or not config.dropout:
             return x
-        keep = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - config.dropout, x.shape)
+        mine = layout.key(jax.random.fold_in(key, number), x)
+        keep = jax.random.bernoulli(mine, 1 - config.dropout, x.shape)
         return jnp.where(keep, x / jnp.asarray(1 - config.dropout, x.dtype), jnp.zeros_like(x))
 
     def embedding(params: Any, _: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, positions = params
         length = check_length(batch["tokens"], config)
-        x = _LAYOUT.embed(table["tokens"], batch["tokens"])
-        return drop(x + _LAYOUT.positions(positions["positions"], length), key, 0)
+        x = layout.embed(table["tokens"], batch["tokens"])
+        return drop(x + layout.positions(positions["positions"], length), key, 0)
 
     def block(params: Any, x: jax.Array, batch: Mapping[str, Any], key: Any) -> jax.Array:
         (mine,) = params
         state = jax.tree.map(lambda leaf: leaf, abstract)
         nnx.replace_by_pure_dict(state, mine)
         made = nnx.merge(graph, state)
-        q, k, v = made.heads(x, _LAYOUT)
+        q, k, v = made.heads(x, layout)
         y = attend(q, k, v, attention, is_causal=True)
-        return made.after(x, y, _LAYOUT, lambda y, number: drop(y, key, number))
+        return made.after(x, y, layout, lambda y, number: drop(y, key, number))
 
     def head(params: Any, x: jax.Array, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, norm = params
-        x = _LAYOUT.norm(x, norm["scale"], norm["bias"], EPSILON)
-        logits = _LAYOUT.logits(x, table["tokens"])
+        x = layout.norm(x, norm["scale"], norm["bias"], EPSILON)
+        logits = layout.logits(x, table["tokens"])
         weights = batch["weights"]
-        total, _ = _LAYOUT.cross_entropy(logits, batch["targets"], weights, config.vocabulary)
-        return total / jnp.asarray(weights.size, total.dtype)
+        total, _ = layout.cross_entropy(logits, batch["targets"], weights, config.vocabulary)
+        count = weights.size * layout.ways(layout.batch)
+        return total / jnp.asarray(count, total.dtype)
 
     names = [_block(number) for number in range(config.layers)]
+    first, last = ("tokens", "positions"), ("tokens", "norm")
+    split = over(block, (_block(0),), x_spec, x_spec)  # one function, compiled once for all blocks
     return [
-        offload.Layer(name="embedding", apply=embedding, uses=("tokens", "positions")),
-        *(offload.Layer(name=name, apply=block) for name in names),
-        offload.Layer(name="head", apply=head, uses=("tokens", "norm")),
+        offload.Layer(
+            name="embedding", apply=over(embedding, first, PartitionSpec(), x_spec), uses=first
+        ),
+        *(offload.Layer(name=name, apply=split) for name in names),
+        offload.Layer(name="head", apply=over(head, last, x_spec, PartitionSpec()), uses=last),
     ]
+
+
+def engine(
+    config: GPT2Config,
+    layout: Layout,
+    *,
+    linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+    activations: offload.Activations = "recompute",
+) -> offload.Engine:
+    """What computes `layers` by a layout: it places parameters and batches on the layout's mesh.
+
+    Args:
+      config: sizes, as for `layers`.
+      layout: the same as of the layers.
+      linear: spec of the linear layers, as for `layers`.
+      activations: as for `offload.Engine`.
+
+    Raises:
+      ValueError: sizes that the layout does not split into equal blocks.
+
+    Example:
+      >>> import optax
+      >>> from tensorjax import offload, parallel
+      >>> from tensorjax.models import gpt2
+      >>> config, layout = gpt2.GPT2Config.tiny(), parallel.layout("2d", parallel.mesh(1, 1))
+      >>> trainer = offload.Trainer(
+      ...     gpt2.layers(config, layout=layout),
+      ...     gpt2.initial(config, jax.random.key(0)),
+      ...     optax.adam(1e-3),
+      ...     engine=gpt2.engine(config, layout),
+      ... )
+      >>> tokens = jnp.arange(8, dtype=jnp.int32).reshape(1, 8)
+      >>> 4 < trainer.step(gpt2.batch(tokens, tokens + 1)).loss < 6      # log 120 = 4.8
+      True
+      >>> trainer.close()
+    """
+    specs = _specs(config, layout, check_spec("linear", linear))
+    if layout.mesh is None:
+        return offload.Engine(activations=activations)
+    return offload.Engine(
+        activations=activations,
+        shardings=shardings(specs, layout.mesh),
+        data=NamedSharding(layout.mesh, layout.data_spec()),
+    )
 
 
 def groups(model: GPT2) -> dict[str, Any]:
@@ -224,6 +283,37 @@ def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
 
 def _block(number: int) -> str:
     return f"block{number:03d}"
+
+
+def _specs(config: GPT2Config, layout: Layout, linear: Spec) -> dict[str, Any]:
+    """Where the parameters of each group lie."""
+    for axis, size in (
+        ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
+    ):  # fmt: skip
+        layout.padded(axis, size)
+    if layout.padded("vocab", config.padded) != config.padded:
+        raise ValueError(
+            f"layout: expected one that splits the {config.padded} rows of the padded vocabulary "
+            f"into equal blocks, got {layout.name!r} with {layout.ways(layout.wide)} of them"
+        )
+    held = nnx.state(_abstract_block(config, linear), nnx.Param)
+    axes = nnx.to_pure_dict(jax.tree_util.tree_map_with_path(axes_of, held))
+    block = _placed(layout, axes)
+    vector = layout.spec(("embed",))
+    return {
+        "tokens": {"tokens": layout.spec(("vocab", "embed"))},
+        "positions": {"positions": layout.spec(("position", "embed"))},
+        **{_block(number): block for number in range(config.layers)},
+        "norm": {"scale": vector, "bias": vector},
+    }
+
+
+def _placed(layout: Layout, axes: Any) -> Any:
+    return jax.tree.map(
+        lambda names: layout.spec(tuple(names)),
+        axes,
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
 
 
 def _abstract_block(config: GPT2Config, linear: Spec) -> Block:

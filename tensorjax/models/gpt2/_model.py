@@ -233,7 +233,7 @@ class GPT2(nnx.Module):
           >>> tuple(model.axes()["blocks"]["up"]["kernel"].get_value())
           ('layer', 'embed', 'mlp')
         """
-        return jax.tree_util.tree_map_with_path(_axes, nnx.state(self, nnx.Param))
+        return jax.tree_util.tree_map_with_path(axes_of, nnx.state(self, nnx.Param))
 
     @property
     def numbers(self) -> int:
@@ -295,9 +295,10 @@ def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callabl
     return jax.checkpoint(body, policy=policy, prevent_cse=unroll > 1)
 
 
-def _axes(path: Any, leaf: jax.Array) -> PartitionSpec:
+def axes_of(path: Any, leaf: jax.Array) -> PartitionSpec:
+    """Logical axes of a parameter of the model, or of one block by itself, from its path."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
+    stack = ("layer",) if names[0] == "blocks" else ()
     if "layer" in names:  # of a tensorised one
-        return PartitionSpec("layer", *(None,) * (leaf.ndim - 1))
-    found = _AXES.get(names[-2:]) or _AXES[names[-1:]]
-    return PartitionSpec("layer", *found) if names[0] == "blocks" else PartitionSpec(*found)
+        return PartitionSpec(*stack, *(None,) * (leaf.ndim - len(stack)))
+    return PartitionSpec(*stack, *(_AXES.get(names[-2:]) or _AXES[names[-1:]]))

@@ -1,0 +1,225 @@
+"""The state of a training in its store: committed beside the computation, and taken up again."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax.offload import _groups
+from tensorjax.offload._homes import StoreHome
+from tensorjax.offload._processes import Processes
+from tensorjax.offload._trace import Trace
+from tensorjax.offload._updates import Group, Updater
+
+FORMAT = 1  # of what is kept beside the tensors
+
+
+@dataclass
+class Progress:
+    """How far a training has come, besides parameters and states.
+
+    Attributes:
+      steps: that have been done.
+      data: what the last one was given as its position in the data.
+      pending: gradients of the last step, by group, where updates are stale.
+      scale: what these are multiplied by, or None.
+    """
+
+    steps: int = 0
+    data: Any = None
+    pending: dict[str, Any] = field(default_factory=dict)
+    scale: Any = None
+
+    def meta(self, key: jax.Array | None, stale: bool) -> dict[str, Any]:
+        """What a store remembers of it, as JSON."""
+        return {
+            "trainer": {
+                "format": FORMAT,
+                "steps": self.steps,
+                "key": _numbers(key),
+                "data": self.data,
+                "stale": stale,
+                "scale": None if self.scale is None else float(self.scale),
+            }
+        }
+
+
+class Commits:
+    """Makes the state of a trainer that of its store.
+
+    Of several processes all commit one step, and together: their stores are opened with it all, or
+    with the one before all.
+
+    Args:
+      store: of this process.
+      home: the same, as a home of groups.
+      groups: by name; those that live elsewhere are written to the store first.
+      updater: is held back while a commit goes on beside the computation.
+      processes: that commit together.
+      failed: called with what ended a commit beside the computation.
+      trace: gains spans.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        home: StoreHome,
+        groups: Mapping[str, Group],
+        *,
+        updater: Updater,
+        processes: Processes,
+        failed: Callable[[BaseException], None],
+        trace: Trace,
+    ) -> None:
+        self._store, self._home, self._groups = store, home, groups
+        self._updater, self._processes = updater, processes
+        self._failed, self._trace = failed, trace
+        self._thread: threading.Thread | None = None
+
+    def begin(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+        """Commits in a thread, between a forward pass and the updates of the backward pass."""
+        self.join()
+        self._updater.hold_back(True)
+        self._thread = threading.Thread(
+            target=self._behind, args=(meta, dict(pending)), name="offload commit", daemon=True
+        )
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for what `begin` began."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+        """Commits, once all updates have been written."""
+        steps = meta["trainer"]["steps"]
+        with self._trace.span("commit", f"step {steps}", steps):
+            for group in self._groups.values():
+                if group.home is self._home:
+                    continue
+                for bundle in group.bundles:
+                    held = _groups.get(bundle, group.home, lambda x: x)
+                    _groups.put(group, bundle, held, self._home)
+            for name, gradient in pending.items():
+                _groups.put(self._groups[name], self._groups[name].gradient, gradient, self._home)
+            self._home.settle()
+            if self._processes.count == 1:
+                self._store.commit(meta)
+            else:
+                what = f"commit of step {steps}"
+                self._store.commit(meta, barrier=lambda: self._processes.wait(what))
+
+    def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+        try:
+            self._updater.settle_written()
+            self.now(meta, pending)
+        except BaseException as error:
+            self._updater.fail(error)
+            self._failed(error)
+        finally:
+            self._updater.hold_back(False)
+
+
+def resume(
+    store: Any,
+    home: StoreHome,
+    groups: Mapping[str, Group],
+    *,
+    key: jax.Array | None,
+    stale: bool,
+    gradients: bool,
+    owned: Callable[[Any], Any],
+) -> Progress:
+    """Takes up what was committed: checks that it is of this training, reads what is in memory.
+
+    Args:
+      store: with a committed state.
+      home: the same, as a home of groups.
+      groups: by name.
+      key: of the trainer.
+      stale: whether its updates are.
+      gradients: whether gradients may wait in the store.
+      owned: copies an array to the host's own memory.
+
+    Raises:
+      ValueError: the store is of another training.
+    """
+    meta = store.meta["trainer"]
+    if meta["format"] != FORMAT:
+        raise ValueError(f"store: expected format {FORMAT}, got {meta['format']}")
+    if meta["stale"] != stale and meta["steps"]:
+        kind = "one-step-stale" if meta["stale"] else "exact"
+        raise ValueError(f"schedule: the store was trained with {kind} updates; go on with them")
+    _same_tensors(store, groups, gradients=gradients)
+    if meta["key"] != _numbers(key):
+        raise ValueError(
+            f"key: the store was trained with key data {meta['key']}, got {_numbers(key)}; "
+            "give the same key"
+        )
+    for group in groups.values():
+        if group.home is not home:
+            for bundle in group.bundles:
+                _groups.put(group, bundle, _groups.get(bundle, home, owned))
+    found = Progress(meta["steps"], meta["data"])
+    if meta["stale"] and found.steps:
+        found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
+        found.pending = {
+            name: _groups.get(group.gradient, home, owned) for name, group in groups.items()
+        }
+    return found
+
+
+def same_process(processes: Processes, store: Any) -> None:
+    """Checks that a store is that of this process.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if store.process != (processes.number, processes.count):
+        number, count = store.process
+        raise ValueError(
+            f"store: expected that of process {processes.number} of {processes.count}, got that of "
+            f"process {number} of {count}; open it after jax.distributed.initialize, or give it "
+            "process=(number, count)"
+        )
+
+
+def same_step(processes: Processes, steps: int | None) -> None:
+    """Checks that the stores of all processes are at one step; None for a new store.
+
+    Raises:
+      ValueError: they are not.
+    """
+    found = processes.exchange("opening the stores", steps)
+    if any(other != found[0] for other in found):
+        said = ("new" if other is None else f"at step {other}" for other in found)
+        numbered = ", ".join(f"of process {n} {text}" for n, text in enumerate(said))
+        raise ValueError(
+            f"store: expected the stores of all processes at one step, got that {numbered}; bring "
+            "the files of one commit into the folder, or remove all of them and begin anew"
+        )
+
+
+def _same_tensors(store: Any, groups: Mapping[str, Group], *, gradients: bool) -> None:
+    """Checks the tensors of a store, and reserves gradients that it does not have yet."""
+    wanted = _groups.specs(groups.values(), gradients=False)
+    every = _groups.specs(groups.values(), gradients=True)
+    waiting = every.keys() - wanted.keys()
+    held = {n: store.spec(n) for n in store.names if n not in waiting}
+    if faults := list(_groups.different(held, wanted)):
+        raise ValueError(
+            "store: expected one of this model and optimiser, but "
+            + "; ".join(faults[:5])
+            + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        )
+    missing = {n: every[n] for n in waiting - set(store.names)}
+    if gradients and missing:
+        store.reserve(missing)
+
+
+def _numbers(key: jax.Array | None) -> Any:
+    return None if key is None else np.asarray(jax.random.key_data(key)).tolist()

@@ -1,0 +1,96 @@
+"""Processes that train one model together: waiting for each other, and telling each other."""
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+PATIENCE = 600.0  # seconds: others may still compile, or write to a slower disk
+
+_meetings = itertools.count()
+
+
+class Processes:
+    """All processes of `jax.distributed`; in a single one nothing is waited for.
+
+    Each process makes the same calls in the same order. `wait` and `exchange` go through the
+    service that the processes found each other by: no device takes part, so that they may be
+    called from any thread, whatever the devices are computing. `total` sends numbers between
+    devices, as steps do, and belongs to the thread that starts these.
+
+    Args:
+      patience: seconds to wait for the others.
+
+    Example:
+      >>> from tensorjax.offload._processes import Processes
+      >>> Processes().exchange("step", {"number": 3})
+      [{'number': 3}]
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.number, self.count = jax.process_index(), jax.process_count()
+        self._patience = patience
+        self._name = f"tensorjax.offload/{next(_meetings)}"
+        self._calls = itertools.count()
+
+    def wait(self, what: str) -> None:
+        """Returns when all processes are there.
+
+        Args:
+          what: this is for; for the message.
+
+        Raises:
+          RuntimeError: another process has ended, or did not come in time.
+        """
+        if self.count > 1:
+            name = f"{self._name}/{next(self._calls)}"
+            self._ask(what, "wait_at_barrier", name, round(self._patience * 1000))
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """What each process says, in their order.
+
+        Args:
+          what: this is for; for the message.
+          value: of this process; JSON.
+
+        Raises:
+          RuntimeError: another process has ended, or did not come in time.
+        """
+        if self.count == 1:
+            return [value]
+        name = f"{self._name}/{next(self._calls)}"
+        self._ask(what, "key_value_set", f"{name}/{self.number}", json.dumps(value))
+        found = [
+            self._ask(
+                f"{what}, of process {number}",
+                "blocking_key_value_get",
+                f"{name}/{number}",
+                round(self._patience * 1000),
+            )
+            for number in range(self.count)
+        ]
+        return [json.loads(text) for text in found]
+
+    def total(self, number: Any) -> Any:
+        """Sum of a number of each process: the same bits everywhere, for the order is fixed."""
+        if self.count == 1:
+            return number
+        every = multihost_utils.process_allgather(np.asarray(number))
+        return sum(every[1:], every[0])
+
+    def _ask(self, what: str, method: str, *arguments: Any) -> Any:
+        # JAX has no public name for this (up to 0.12); its own checkpoints and Orbax take it here.
+        from jax._src import distributed
+
+        try:
+            return getattr(distributed.global_state.client, method)(*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            said = " ".join(str(error).split())  # the last lines name who is missing
+            raise RuntimeError(
+                f"{what}: process {self.number} of {self.count} waited up to {self._patience:g} s "
+                f"for the others and cannot go on ({said[:600]}); start all processes again: they "
+                "go on from what was committed"
+            ) from error
