@@ -124,7 +124,8 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
   };
   {
     const Alone without_others(lapack);
-    Team team(threads);
+    Crew crew(threads);
+    Team& team = *crew;
     if (alone) team.run(batch, [&](long item, int who) {
       Team single(1);
       round(single, item, who);
@@ -203,7 +204,8 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
     Overlap(both[0], both[trains - 1]).run(team, m + item, &exponent);
     e[item] = static_cast<int32_t>(exponent);
   };
-  Team team(threads_for(batch > 1 ? work * batch : std::min(work, 2 * kWorth)));
+  Crew crew(threads_for(batch > 1 ? work * batch : std::min(work, 2 * kWorth)));
+  Team& team = *crew;
   if (batch == 1) one(team, 0);
   else team.run(batch, [&](long item, int) {
     Team single(1);
@@ -218,7 +220,8 @@ ffi::Error multiply_all(long items, const std::vector<Pair>& pairs, ffi::Remaini
   const size_t d = pairs.size();
   long cells = 0;
   for (const Pair& p : pairs) cells += p.cells();
-  Team team(threads_for(8.0 * cells * items));  // a number written costs as much as some products
+  Crew crew(threads_for(8.0 * cells * items));  // a number written costs as much as some products
+  Team& team = *crew;
   for (long item = 0; item < items; item++) {
     std::vector<const T*> x, y;
     std::vector<T*> z;
@@ -265,7 +268,8 @@ ffi::Error sketch_all(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi:
   const auto at = [&](ffi::AnyBuffer of, long item) {
     return of.typed_data<T>() + (items ? item * static_cast<long>(of.element_count()) / items : 0);
   };
-  Team team(threads_for(sketch.work()));
+  Crew crew(threads_for(sketch.work()));
+  Team& team = *crew;
   for (long item = 0; item < items; item++)
     sketch.run(team, at(x, item), at(a, item), at(c, item), at(y, item));
   return ffi::Error::Success();
@@ -320,7 +324,8 @@ extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* rank
   for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
   const int threads = tensorjax::threads_for(work);
   const tensorjax::Alone without_others(tensorjax::lapack);
-  tensorjax::Team team(threads);
+  tensorjax::Crew crew(threads);
+  tensorjax::Team& team = *crew;
   tensorjax::GramRounding rounding(n, r, cores, tensorjax::lapack, threads);
   if (!rounding.run(team, share)) return 0;
   std::copy(rounding.ranks().begin(), rounding.ranks().end(), ranks);
@@ -332,12 +337,14 @@ extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI
 
 // G (rows × rows) = A Aᵀ, and P (few × columns) = Uᵀ A, for A (rows × columns) on the host.
 extern "C" void tensorjax_gram(long rows, long columns, const double* a, double* g) {
-  tensorjax::Team team(tensorjax::threads_for(0.5 * rows * rows * columns));
+  tensorjax::Crew crew(tensorjax::threads_for(0.5 * rows * rows * columns));
+  tensorjax::Team& team = *crew;
   tensorjax::wide_gram(team, rows, columns, a, g);
 }
 
 extern "C" void tensorjax_project(long rows, long columns, long few, const double* u,
                                   const double* a, double* p) {
-  tensorjax::Team team(tensorjax::threads_for(1.0 * rows * few * columns));
+  tensorjax::Crew crew(tensorjax::threads_for(1.0 * rows * few * columns));
+  tensorjax::Team& team = *crew;
   tensorjax::wide_project(team, rows, columns, few, u, a, p);
 }

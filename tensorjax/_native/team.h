@@ -4,15 +4,23 @@
 // whichever thread is free; it is over when all pieces are done, not when all threads have been
 // there, so a thread that the system has put aside holds nothing up. Results depend on the pieces,
 // never on who took them: they are the same, bit for bit, for every number of threads.
+//
+// A new thread, or one that sleeps, may take a millisecond to arrive, as long as a small sweep. So one
+// team is kept from call to call, and its threads look out for work for a moment before they sleep.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 namespace tensorjax {
@@ -28,19 +36,28 @@ inline void pause() {
 class Team {
  public:
   explicit Team(int size) {
-    for (int i = 1; i < size; i++) threads_.emplace_back([this, i, cpu = current_cpu()] {
-      stay_off(cpu, i);
-      help(i);
-    });
+    settle();
+    for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { help(i); });
   }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team() {
-    over_.store(true, std::memory_order_release);
+    over_.store(true);
+    wake();
     for (auto& thread : threads_) thread.join();
   }
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Says that whoever calls this is the one that works with the others from now on.
+  void settle() {
+#ifdef __linux__
+    std::lock_guard<std::mutex> hold(guard_);
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_)) CPU_ZERO(&allowed_);
+    maker_ = sched_getcpu();
+#endif
+    moves_.fetch_add(1);
+  }
 
   // Calls step(piece, thread) for pieces 0 … count−1, and returns when all are done.
   template <class Step>
@@ -54,7 +71,8 @@ class Team {
     count_ = count;
     done_.store(0, std::memory_order_relaxed);
     const uint64_t phase = (turn_.load(std::memory_order_relaxed) >> 32) + 1;
-    turn_.store(phase << 32 | static_cast<uint64_t>(count), std::memory_order_release);
+    turn_.store(phase << 32 | static_cast<uint64_t>(count));
+    if (asleep_.load()) wake();
     while (take(0)) {}
     for (long waited = 0; done_.load(std::memory_order_acquire) < count; waited++)
       waited < 4000 ? pause() : std::this_thread::yield();
@@ -75,28 +93,45 @@ class Team {
   }
 
   void help(int who) {
-    long idle = 0;
-    while (!over_.load(std::memory_order_acquire)) {
+    constexpr long kPatience = 20000;  // pauses before it sleeps, half a millisecond about
+    uint64_t seen = 0;
+    for (long idle = 0; !over_.load(std::memory_order_acquire);) {
+      const uint64_t moves = moves_.load(std::memory_order_acquire);
+      if (std::exchange(seen, moves) != moves) stay_off(who);
       if (take(who)) idle = 0;
-      else idle++ < 20000 ? pause() : std::this_thread::yield();
+      else if (idle++ < kPatience) pause();
+      else sleep(), idle = 0;
     }
   }
 
-#ifdef __linux__
-  static int current_cpu() { return sched_getcpu(); }
+  void sleep() {
+    std::unique_lock<std::mutex> hold(guard_);
+    asleep_.fetch_add(1);
+    awake_.wait(hold, [&] { return over_.load() || (turn_.load() & 0xffffffff); });
+    asleep_.fetch_sub(1);
+  }
 
-  // A new thread often begins on the CPU of its maker, which is busy: the i-th other one is taken.
-  static void stay_off(int cpu, int i) {
-    cpu_set_t allowed, one;
-    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+  void wake() {
+    { std::lock_guard<std::mutex> hold(guard_); }  // nobody is between looking and sleeping
+    awake_.notify_all();
+  }
+
+#ifdef __linux__
+  // A thread often begins on the CPU of its maker, which is busy: the i-th other one is taken.
+  void stay_off(int i) {
+    cpu_set_t one;
     CPU_ZERO(&one);
-    for (int c = 0, seen = 0; c < CPU_SETSIZE; c++)
-      if (CPU_ISSET(c, &allowed) && c != cpu && ++seen == i) CPU_SET(c, &one);
+    {
+      std::lock_guard<std::mutex> hold(guard_);
+      for (int c = 0, seen = 0; c < CPU_SETSIZE; c++)
+        if (CPU_ISSET(c, &allowed_) && c != maker_ && ++seen == i) CPU_SET(c, &one);
+    }
     if (CPU_COUNT(&one)) sched_setaffinity(0, sizeof one, &one);
   }
+  cpu_set_t allowed_;
+  int maker_ = 0;
 #else
-  static int current_cpu() { return 0; }
-  static void stay_off(int, int) {}
+  static void stay_off(int) {}
 #endif
 
   std::vector<std::thread> threads_;
@@ -106,6 +141,55 @@ class Team {
   std::atomic<uint64_t> turn_{0};
   std::atomic<long> done_{0};
   std::atomic<bool> over_{false};
+  std::mutex guard_;
+  std::condition_variable awake_;
+  std::atomic<int> asleep_{0};
+  std::atomic<uint64_t> moves_{0};
+};
+
+// A team for one call: the one that is kept, if it is free and of this size, else a new one.
+class Crew {
+ public:
+  explicit Crew(int size) {
+    Keeper& keeper = the_keeper();
+    {
+      std::lock_guard<std::mutex> hold(keeper.guard);
+      if (keeper.process != process()) keeper.team.release();  // a fork has no threads but its own
+      keeper.process = process();
+      if (keeper.team && keeper.team->size() == size) team_ = std::move(keeper.team);
+    }
+    if (team_) team_->settle();
+    else team_ = std::make_unique<Team>(size);
+  }
+  ~Crew() {
+    Keeper& keeper = the_keeper();
+    if (team_->size() == 1) return;
+    std::lock_guard<std::mutex> hold(keeper.guard);
+    std::swap(keeper.team, team_);  // one that was kept in the meantime ends
+  }
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+  Team& operator*() const { return *team_; }
+
+ private:
+  struct Keeper {
+    std::mutex guard;
+    std::unique_ptr<Team> team;
+    long process = -1;
+  };
+  static Keeper& the_keeper() {
+    static auto* keeper = new Keeper;  // never destroyed: threads of JAX may outlive statics
+    return *keeper;
+  }
+  static long process() {
+#ifdef __linux__
+    return getpid();
+#else
+    return 0;
+#endif
+  }
+
+  std::unique_ptr<Team> team_;
 };
 
 }  // namespace tensorjax
