@@ -8,7 +8,17 @@ from matplotlib.figure import Figure
 
 from experiments.comera import report
 
-COLORS = ("#000000", "#7f7f7f", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#882255")
+COLORS = (
+    "#000000",
+    "#7f7f7f",
+    "#e69f00",
+    "#56b4e9",
+    "#009e73",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+    "#882255",
+)
 MARKERS = "osD^v*PhX"
 Results = Sequence[Mapping[str, Any]]
 
