@@ -3,7 +3,8 @@
 A map on many modes is a chain of products. Mode by mode, each product is so thin that it runs at a
 few percent of what the memory could deliver. The modes are therefore merged into few groups, whose
 cores are multiplied out first (they are small), and the groups applied from the last, which is
-contiguous in memory. `choose` minimises a model of the time over all cuts into groups.
+contiguous in memory. `choose` minimises a model of the time over all cuts into groups; `choose_cut`
+finds two groups for compiled code that applies both to a row at once.
 
 The unit of cost is reading one number of the input from memory. The constants are fitted to XLA on
 CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ numbers; a GPU's balance is similar.
