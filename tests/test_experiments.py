@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -345,3 +346,34 @@ def test_names_of_files_are_checked(tmp_path: Path) -> None:
         run.table("../b", [{"x": 1}])
     with pytest.raises(ValueError, match="at least one row"):
         run.table("c", [])
+
+
+# Prints how many fresh pages twenty arrays of 8 MB take, one after another, before and after.
+FRESH_PAGES = """
+import resource
+import numpy as np
+from experiments._malloc import keep_memory
+
+def faults():
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        np.ones(1_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
+
+before = faults()
+keep_memory()
+np.ones(1_000_000)
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told")
+def test_memory_that_is_kept_needs_no_fresh_pages() -> None:
+    # NumPy asks for huge pages, of which it would not need many; the allocator's own are small.
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_PAGES], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"},
+    )  # fmt: skip
+    before, after = map(int, done.stdout.split())
+    assert before > 20 * 8_000_000 // 65536  # 64 KiB are the largest of small pages
+    assert after < before / 10

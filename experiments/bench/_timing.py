@@ -1,6 +1,5 @@
 """Fair clocks: interleaved warm medians, the first call, and the programs XLA compiles."""
 
-import ctypes
 import gc
 import math
 import os
@@ -27,8 +26,6 @@ _SHORT = 0.2
 # A competitor whose calls are long gets fewer turns than the others, but never fewer than three.
 _SECONDS = 6.0
 _LEAST_TURNS = 3
-# Of malloc.h: one arena, nothing by mmap, nothing cut off at the top.
-_KEEP = {-8: 1, -4: 0, -1: 2**31 - 1}
 # One call of this length is enough.
 PATIENCE = 20.0
 
@@ -83,20 +80,6 @@ def cores() -> int:
     """Processor cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def keep_memory() -> None:
-    """Lets glibc's malloc keep what this process frees, as other allocators do.
-
-    By default large arrays, and whatever the threads of XLA allocate, go back to the system as soon
-    as they are freed: results of megabytes then come in fresh pages at every call, which take
-    longer than the arithmetic on them, and how often that happens is chance.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    for option, value in _KEEP.items():
-        mallopt(option, value)
 
 
 @contextmanager

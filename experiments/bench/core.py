@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import Run
+from experiments._malloc import keep_memory
 from experiments.bench import _timing, _verdicts
 from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
 from experiments.bench._library import Library, Unsupported
@@ -71,7 +72,7 @@ class Config:
 def run(config: Config, run: Run) -> None:
     """Measures the groups asked for and writes their tables, the targets and a figure."""
     if config.keep_memory:
-        _timing.keep_memory()
+        keep_memory()
     libraries, peers = load(config.skip)
     run.table("peers", peers, caption="Peers: versions, and which are missing")
     sizes = SMALL if config.small else Sizes()

@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 
 from experiments import Run
+from experiments._malloc import keep_memory
 from experiments._results import plain
 from experiments._texts.types import Corpus
 from experiments.gpt2 import bigram, data, devices, figure, training
@@ -116,6 +117,8 @@ class Config:
     """Peak of one device in TFLOP/s, for the utilisation; by default measured by a product."""
     hasty: bool = False
     """Compile in half the time, for programs that run somewhat slower; on CPUs only."""
+    keep_memory: bool = True
+    """Have glibc's malloc keep what is freed: steps on a CPU then need no fresh pages."""
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints."""
     checkpoints: Path | None = None
@@ -184,7 +187,7 @@ class Config:
             "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
             "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
             "export", "attention", "remat", "coordinator", "processes", "process", "cluster",
-            "lost_after", "hasty", "unroll",
+            "lost_after", "hasty", "unroll", "keep_memory",
         }  # fmt: skip
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}
         digest = hashlib.sha256(corpus.train.tobytes() + corpus.tokenizer.encode()).hexdigest()
@@ -193,6 +196,8 @@ class Config:
 
 def run(config: Config, run: Run) -> None:
     """Prepares the texts, trains, and compares."""
+    if config.keep_memory:
+        keep_memory()
     Processes(
         coordinator=config.coordinator, count=config.processes, index=config.process,
         cluster=config.cluster, timeout=config.lost_after,
