@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,6 +18,10 @@ class Reading(Protocol):
 
     def ready(self) -> bool:
         """Whether `arrays` would return at once."""
+        ...
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Calls back once `arrays` would return at once, or raise; from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
@@ -128,6 +132,9 @@ class _Held:
     def ready(self) -> bool:
         return True
 
+    def when_ready(self, call: Callable[[], None]) -> None:
+        call()
+
     def arrays(self) -> list[list[Any]]:
         return [list(arrays) for arrays in self._arrays]
 
@@ -141,6 +148,9 @@ class _Leased:
 
     def ready(self) -> bool:
         return self._future.done()
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        self._future.add_done_callback(lambda _: call())
 
     def arrays(self) -> list[list[Any]]:
         leases = self._future.result()

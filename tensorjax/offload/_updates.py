@@ -294,13 +294,18 @@ class Updater:
             )
             with self._cond:
                 self._fetched[name] = fetched
+            fetched.state.when_ready(self._look_again)
 
     def _able(self) -> str | None:
-        """A group that can be updated: the most urgent whose state is there, or on its way."""
+        """A group that can be updated: the most urgent whose state is there."""
         if not self._open or self._held_back:
             return None
-        names = [n for n in self._order() if n in self._fetched]
-        return next((n for n in names if self._fetched[n].state.ready()), next(iter(names), None))
+        there = (n for n in self._order() if n in self._fetched and self._fetched[n].state.ready())
+        return next(there, None)
+
+    def _look_again(self) -> None:
+        with self._cond:
+            self._cond.notify_all()
 
     def _order(self) -> list[str]:
         return sorted(self._ready, key=lambda n: self._ready[n].deadline)

@@ -1,0 +1,92 @@
+"""The order of updates on the host."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._homes import HostHome, Reading
+from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._trace import Trace
+from tensorjax.offload._updates import Group, Updater
+
+
+class SlowHome(HostHome):
+    """A home whose readings of one bundle arrive when they are let go."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self.slow, self.arrived, self.asked = slow, threading.Event(), threading.Event()
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        found = super().read(*bundles, deadline=deadline, step=step)
+        if bundles[0].name != self.slow:
+            return found
+        self.asked.set()
+        return Slow(found, self.arrived)
+
+
+class Slow:
+    """A reading that arrives late."""
+
+    def __init__(self, inner: Reading, arrived: threading.Event) -> None:
+        self._inner, self._arrived = inner, arrived
+        self.release = inner.release
+
+    def ready(self) -> bool:
+        return self._arrived.is_set()
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        def wait() -> None:
+            self._arrived.wait(30)
+            call()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def arrays(self) -> list[list[Any]]:
+        assert self._arrived.wait(30)
+        return self._inner.arrays()
+
+
+def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
+    optimizer = HostOptimizer(optax.sgd(0.1))
+    home = SlowHome("urgent/params")
+    groups, gradient = {}, {"w": jnp.ones(3)}
+    for name in ("urgent", "later"):
+        params = {"w": jnp.zeros(3)}
+        state = optimizer.init(params)
+        trees = {"params": params, "state": state, "gradient": gradient}
+        bundle = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
+        groups[name] = Group(
+            name, bundle["params"], bundle["state"], None, bundle["gradient"], home
+        )
+        home.held[f"{name}/params"] = jax.tree.leaves(params)
+        home.held[f"{name}/state"] = jax.tree.leaves(state)
+    order: list[str] = []
+    done = {name: threading.Event() for name in groups}
+
+    def updated(name: str, version: int, arrays: list[Any]) -> None:
+        order.append(name)
+        done[name].set()
+
+    updater = Updater(
+        groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None, start=0,
+        updated=updated, written=lambda name, version: None, failed=lambda error: None,
+        trace=Trace(),
+    )  # fmt: skip
+    try:
+        updater.offer("urgent", gradient, 1, 0.0)
+        assert home.asked.wait(30)
+        updater.offer("later", gradient, 1, 1.0)
+        assert done["later"].wait(30)
+        assert order == ["later"]
+        home.arrived.set()
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    assert order == ["later", "urgent"]
