@@ -1,5 +1,6 @@
 """The experiment `gpt2`: its texts, its bigram models, its training, a tiny run from end to end."""
 
+import dataclasses
 import itertools
 import json
 
@@ -213,6 +214,12 @@ def test_layouts_that_do_not_fit_are_refused_with_the_numbers() -> None:
         devices.layout("2d", 1024, config, batch=4)
     assert dict(devices.layout("2d", 8, GPT2Config.tiny(), 4).mesh.shape) == {"r": 2, "c": 4}
     assert devices.layout("single", None, config, 3).mesh is None
+    config = GPT2Config.tiny(vocabulary=1024, heads=6, features=48)
+    message = r"vocabulary: .* 3 blocks .* got 1024, padded to 1024 rows; take 768 or 1152"
+    with pytest.raises(ValueError, match=message):
+        devices.layout("1d", 3, config, batch=6)
+    with pytest.raises(ValueError, match=r"got 40, padded to 128 rows; take 384"):
+        devices.layout("2d", 6, dataclasses.replace(config, vocabulary=40), batch=6)
 
 
 def test_auto_takes_what_the_plan_picks() -> None:
@@ -221,10 +228,15 @@ def test_auto_takes_what_the_plan_picks() -> None:
     assert devices.layout("auto", 1, config, 4, say=said.append).mesh is None
     assert not said
     found = devices.layout("auto", 4, config, 4, say=said.append)
-    best = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat=False).best
+    best = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat="none").best
     assert found.name == best.name
     assert tuple(found.mesh.shape.values()) == best.mesh
     assert best.name in str(said[0])
+    devices.layout("auto", 4, dataclasses.replace(config, remat="dots"), 4, itemsize=2,
+                   say=said.append)  # fmt: skip
+    half = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat="dots", itemsize=2)
+    assert said[1] == half
+    assert half["1d"].arguments == said[0]["1d"].arguments
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def scaling(config: Config) -> Iterator[dict[str, Any]]:
         flops=config.flops, bandwidth=config.bandwidth, latency=config.latency
     )
     # Sixteen heads, so that sixteen devices can split them.
-    model = GPT2Config(heads=16)
+    model = GPT2Config(heads=16, remat="full")
 
     def seconds(name: str, devices: int) -> parallel.Candidate:
         shape = (1, 1) if devices == 1 else mesh_shape(name, devices)
