@@ -1,5 +1,6 @@
 """The planner against compiled programs, its choice, and what the layouts refuse."""
 
+import re
 import types
 from typing import Any
 
@@ -298,7 +299,9 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
     assert summa.local("vocab", 50257) == 12565
     assert summa.padded("vocab", 50257) == 50260
     assert summa.local("heads", 12) == 3
-    with pytest.raises(ValueError, match=r"heads: .*multiple of 4 .*got 25; take 24 or 28"):
+    with pytest.raises(
+        ValueError, match=r"heads: .*multiple of 4 .*got 25; take a multiple of 4 that divides"
+    ):
         summa.local("heads", 25)
     with pytest.raises(ValueError, match=r"batch: .*multiple of 2 .*got 7; take 6 or 8"):
         summa.local("batch", 7)
@@ -313,6 +316,22 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
     table = jnp.ones((4, 8))
     with pytest.raises(ValueError, match=r"length: expected a number in \[1, 4\].* got 5"):
         parallel.Single().positions(table, 5)
+
+
+def test_batches_that_do_not_split_are_named_by_what_runs_on_blocks() -> None:
+    layout = parallel.layout("2d", parallel.mesh(2, 2))
+    for spec in (layout.data_spec(), layout.x_spec()):
+        run = layout.over(lambda x: x, (spec,), spec)
+        with pytest.raises(ValueError, match=r"^batch: expected a multiple of 2 .* got 3; take 2"):
+            run(jnp.ones((3, 4, 8)))
+        assert run(jnp.ones((4, 4, 8))).shape == (4, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["1d", "1d+sequence", "fsdp+tp"])
+def test_options_of_other_layouts_are_named(name: str) -> None:
+    message = f"overlap: expected no such option for layout '{name}'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parallel.layout(name, parallel.mesh(2, 2), overlap=True)
 
 
 @pytest.mark.parametrize(
@@ -395,5 +414,8 @@ def test_summa_refuses() -> None:
         parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 6)), where)
     with pytest.raises(ValueError, match="mesh: expected a mesh, or x that lies on one"):
         parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 8)))
+    other = jax.make_mesh((2, 4), ("a", "b"))
+    with pytest.raises(ValueError, match=r"mesh: expected axes 'r' and 'c', got \('a', 'b'\)"):
+        parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 8)), other)
     placed = parallel.shard(jnp.ones((8, 16)), PartitionSpec("r", "c"), where)
     assert parallel.summa(placed, jnp.ones((16, 8))).shape == (8, 8)
