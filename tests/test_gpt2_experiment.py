@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 
 from experiments.__main__ import main
 from experiments.gpt2 import bigram, data, devices, training
+from experiments.gpt2 import main as run
 from experiments.gpt2.checkpoints import Checkpoints
 from experiments.gpt2.main import Config
 from tensorjax import parallel
@@ -239,6 +241,16 @@ def test_auto_takes_what_the_plan_picks() -> None:
     assert half["1d"].arguments == said[0]["1d"].arguments
 
 
+def test_what_would_fail_after_the_training_fails_before_it(folder, tmp_path) -> None:
+    corpus = load(folder)
+    with pytest.raises(ValueError, match="prompt: expected fewer than length = 2 tokens"):
+        run._prompt(Config(length=2, prompt="def f(x):"), corpus)
+    assert run._prompt(Config(length=2, prompt="def f(x):", samples=0), corpus)
+    run._check_export(tmp_path / "absent")
+    with pytest.raises(FileExistsError, match="export: expected no such folder, or an empty one"):
+        run._check_export(folder)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -248,6 +260,10 @@ def test_auto_takes_what_the_plan_picks() -> None:
         ({"evaluations": 99, "steps": 9}, "evaluations: expected at most steps = 9"),
         ({"peak": -1.0}, "peak: expected"),
         ({"samples": -1}, "samples: expected at least 0"),
+        ({"temperature": float("nan")}, "temperature: expected at least 0, got nan"),
+        ({"top_k": 0}, "top_k: expected at least 1"),
+        ({"sample_tokens": 0}, "sample_tokens: expected at least 1"),
+        ({"linear": "tt", "export": Path("exported")}, "export: expected linear = 'dense'"),
     ],
 )
 def test_bad_options_are_named(options, message) -> None:
