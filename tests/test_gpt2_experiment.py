@@ -241,6 +241,19 @@ def test_auto_takes_what_the_plan_picks() -> None:
     assert half["1d"].arguments == said[0]["1d"].arguments
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", devices.CHOICE)
+def test_the_traffic_of_a_training_step_is_that_of_the_plan(name) -> None:
+    """With the norm of the gradient, by which it is clipped."""
+    config = dataclasses.replace(CONFIG, layers=2)
+    layout = parallel.layout(name, parallel.mesh(2, 2))
+    programs = training.Programs(config, layout, RECIPE, hasty=True)
+    program, _ = programs.compiled(*programs.begin())
+    wanted = parallel.plan(config, 4, RECIPE.batch, layouts=[name], meshes=[(2, 2)]).best
+    found = parallel.traffic(program).total
+    assert found == pytest.approx(wanted.sent, rel=0.03)
+
+
 def test_what_would_fail_after_the_training_fails_before_it(folder, tmp_path) -> None:
     corpus = load(folder)
     with pytest.raises(ValueError, match="prompt: expected fewer than length = 2 tokens"):
