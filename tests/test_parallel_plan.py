@@ -274,6 +274,8 @@ def test_where_all_layouts_are_refused_the_reasons_are_given() -> None:
     refused = parallel.plan(GPT2Config.xl(), 2, 3)
     with pytest.raises(ValueError, match=r"layouts: .* all are refused:\n(.|\n)*got 25"):
         _ = refused.best
+    found = parallel.plan(GPT2Config(vocabulary=1024), 3, 3)["1d"]
+    assert found.refusal.endswith("3 blocks, got 1024 rows; take a vocabulary of 1152")
     alone = parallel.plan(decoder(), 4, 8, layouts=["single"])
     with pytest.raises(ValueError, match="expected one device for layout 'single', got 4"):
         _ = alone.best

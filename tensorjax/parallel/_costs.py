@@ -80,9 +80,10 @@ class Sizes:
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
         rows = getattr(config, "padded", None) or layout.padded("vocab", config.vocabulary)
         if rows % wide:
+            step = math.lcm(128, wide)  # as GPT-2 pads its table
             raise ValueError(
                 f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows; "
-                f"take a vocabulary of {-(-rows // (k := math.lcm(128, wide))) * k}"
+                f"take a vocabulary of {-(-rows // step) * step}"
             )
         return cls(
             layers=config.layers,
