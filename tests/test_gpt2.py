@@ -450,6 +450,10 @@ def tiny(**options) -> GPT2:
          lambda m: m(TOKENS.at[0, 0].set(120))),
         (ValueError, "at most length = 16", lambda m: m(jnp.ones((1, 17), jnp.int32))),
         (ValueError, "at least one", lambda m: m(jnp.ones((1, 0), jnp.int32))),
+        (ValueError, r"tokens: expected at least one row of them, got shape \(0, 2\)",
+         lambda m: m.loss(np.zeros((0, 2), int), np.zeros((0, 2), int))),
+        (ValueError, "dropout: expected a rate .* got 'a'", lambda m: GPT2Config(dropout="a")),
+        (ValueError, "dropout: expected a rate .* got None", lambda m: GPT2Config(dropout=None)),
         (ValueError, "targets: expected the shape of tokens",
          lambda m: m.loss(TOKENS, TOKENS[:, 1:])),
         (ValueError, "weights: expected the shape of tokens",
@@ -460,6 +464,15 @@ def tiny(**options) -> GPT2:
 def test_bad_input_is_named(model, error, message, call) -> None:
     with pytest.raises(error, match=message):
         call(model)
+
+
+def test_lists_and_integers_of_numpy_are_taken(model) -> None:
+    rows = np.asarray(TOKENS).tolist()
+    for ours, theirs in zip(model.loss(rows, rows), model.loss(TOKENS, TOKENS), strict=True):
+        assert float(ours) == float(theirs)
+    config = GPT2Config.tiny(heads=np.int64(4), layers=np.int32(2))
+    assert config == GPT2Config.tiny()
+    assert type(config.heads) is int
 
 
 @pytest.mark.parametrize("length", [1, 63, 130])

@@ -1,7 +1,9 @@
 """The experiment `gpt2`: its texts, its bigram models, its training, a tiny run from end to end."""
 
+import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 
 from experiments.__main__ import main
 from experiments.gpt2 import bigram, data, devices, training
+from experiments.gpt2 import main as run
 from experiments.gpt2.checkpoints import Checkpoints
 from experiments.gpt2.main import Config
 from tensorjax import parallel
@@ -213,6 +216,12 @@ def test_layouts_that_do_not_fit_are_refused_with_the_numbers() -> None:
         devices.layout("2d", 1024, config, batch=4)
     assert dict(devices.layout("2d", 8, GPT2Config.tiny(), 4).mesh.shape) == {"r": 2, "c": 4}
     assert devices.layout("single", None, config, 3).mesh is None
+    config = GPT2Config.tiny(vocabulary=1024, heads=6, features=48)
+    message = r"vocabulary: .* 3 blocks .* got 1024, padded to 1024 rows; take 768 or 1152"
+    with pytest.raises(ValueError, match=message):
+        devices.layout("1d", 3, config, batch=6)
+    with pytest.raises(ValueError, match=r"got 40, padded to 128 rows; take 384"):
+        devices.layout("2d", 6, dataclasses.replace(config, vocabulary=40), batch=6)
 
 
 def test_auto_takes_what_the_plan_picks() -> None:
@@ -221,10 +230,38 @@ def test_auto_takes_what_the_plan_picks() -> None:
     assert devices.layout("auto", 1, config, 4, say=said.append).mesh is None
     assert not said
     found = devices.layout("auto", 4, config, 4, say=said.append)
-    best = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat=False).best
+    best = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat="none").best
     assert found.name == best.name
     assert tuple(found.mesh.shape.values()) == best.mesh
     assert best.name in str(said[0])
+    devices.layout("auto", 4, dataclasses.replace(config, remat="dots"), 4, itemsize=2,
+                   say=said.append)  # fmt: skip
+    half = parallel.plan(config, 4, 4, layouts=devices.CHOICE, remat="dots", itemsize=2)
+    assert said[1] == half
+    assert half["1d"].arguments == said[0]["1d"].arguments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", devices.CHOICE)
+def test_the_traffic_of_a_training_step_is_that_of_the_plan(name) -> None:
+    """With the norm of the gradient, by which it is clipped."""
+    config = dataclasses.replace(CONFIG, layers=2)
+    layout = parallel.layout(name, parallel.mesh(2, 2))
+    programs = training.Programs(config, layout, RECIPE, hasty=True)
+    program, _ = programs.compiled(*programs.begin())
+    wanted = parallel.plan(config, 4, RECIPE.batch, layouts=[name], meshes=[(2, 2)]).best
+    found = parallel.traffic(program).total
+    assert found == pytest.approx(wanted.sent, rel=0.03)
+
+
+def test_what_would_fail_after_the_training_fails_before_it(folder, tmp_path) -> None:
+    corpus = load(folder)
+    with pytest.raises(ValueError, match="prompt: expected fewer than length = 2 tokens"):
+        run._prompt(Config(length=2, prompt="def f(x):"), corpus)
+    assert run._prompt(Config(length=2, prompt="def f(x):", samples=0), corpus)
+    run._check_export(tmp_path / "absent")
+    with pytest.raises(FileExistsError, match="export: expected no such folder, or an empty one"):
+        run._check_export(folder)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +273,10 @@ def test_auto_takes_what_the_plan_picks() -> None:
         ({"evaluations": 99, "steps": 9}, "evaluations: expected at most steps = 9"),
         ({"peak": -1.0}, "peak: expected"),
         ({"samples": -1}, "samples: expected at least 0"),
+        ({"temperature": float("nan")}, "temperature: expected at least 0, got nan"),
+        ({"top_k": 0}, "top_k: expected at least 1"),
+        ({"sample_tokens": 0}, "sample_tokens: expected at least 1"),
+        ({"linear": "tt", "export": Path("exported")}, "export: expected linear = 'dense'"),
     ],
 )
 def test_bad_options_are_named(options, message) -> None:

@@ -55,6 +55,15 @@ def slowly(model: GPT2, prompt: list[int], count: int) -> list[int]:
     return row[0, len(prompt) : len(prompt) + count].tolist()
 
 
+def test_half_precision_begins_as_a_call_does() -> None:
+    """Tokens and positions are cast, then added."""
+    model = made(dtype=jnp.bfloat16)
+    tokens, places = jnp.asarray(PROMPTS[:1], jnp.int32), jnp.arange(5, dtype=jnp.int32)[None]
+    wanted = model.tokens[...].astype(model.dtype)[tokens]
+    wanted += model.positions[...].astype(model.dtype)[places]
+    np.testing.assert_array_equal(module._embedded(model, tokens, places), wanted)
+
+
 @pytest.mark.parametrize("name", ["dense", "tt"])
 def test_the_cache_gives_what_the_whole_forward_pass_gives(name) -> None:
     model = made(name)
@@ -119,7 +128,8 @@ def test_draws_follow_the_key_and_the_options(key) -> None:
     assert len({tuple(row) for row in one}) > 1  # rows of one prompt are drawn apart
     greedy = draw()
     np.testing.assert_array_equal(draw(temperature=2.0, top_k=1, key=key), greedy)
-    np.testing.assert_array_equal(draw(temperature=1e-6, key=key), greedy)
+    for cold in (1e-6, 1e-38, 1e-45, 1e-300):
+        np.testing.assert_array_equal(draw(temperature=cold, key=key), greedy)
 
 
 def test_draws_have_the_probabilities_of_the_logits(key) -> None:

@@ -106,6 +106,13 @@ def test_names_may_have_a_prefix_masks_and_a_tied_head(copy) -> None:
     same(from_huggingface(copy))
 
 
+def test_other_words_for_the_same_model_are_read(copy) -> None:
+    held = load_file(copy / "model.safetensors")
+    change(copy, **{"lm_head.weight": held["wte.weight"]})
+    configure(copy, tie_word_embeddings=False, activation_function="gelu_pytorch_tanh")
+    same(from_huggingface(copy))
+
+
 def test_weights_may_lie_in_parts(copy) -> None:
     held = load_file(copy / "model.safetensors")
     names = sorted(held)
@@ -158,6 +165,13 @@ def test_weights_may_be_in_half_precision(copy, dtype) -> None:
          lambda f: (f / "config.json").unlink()),
         (FileNotFoundError, "expected weights as safetensors",
          lambda f: (f / "model.safetensors").unlink()),
+        (FileNotFoundError, r"found pytorch_model\.bin; convert it",
+         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin")),
+        (ValueError, r"index\.json: expected a weight_map",
+         lambda f: (f / "model.safetensors").rename(f / "model.safetensors.index.json")
+         .write_text("{}")),
+        (ValueError, "tie_word_embeddings: expected True, or an lm_head",
+         lambda f: configure(f, tie_word_embeddings=False)),
         (ValueError, "expected a whole safetensors file",
          lambda f: (f / "model.safetensors").write_bytes(
              (f / "model.safetensors").read_bytes()[:-100])),

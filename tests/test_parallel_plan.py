@@ -1,5 +1,6 @@
 """The planner against compiled programs, its choice, and what the layouts refuse."""
 
+import re
 import types
 from typing import Any
 
@@ -62,14 +63,22 @@ def test_predictions_are_those_of_compiled_programs(case: Any) -> None:
     assert wanted.temporary == pytest.approx(memory.temporary, rel=0.15)
 
 
-@pytest.mark.parametrize("remat", ["full", "none"])
-def test_predictions_for_gpt2(remat: Any) -> None:
+@pytest.mark.parametrize(
+    ("remat", "name"),
+    [
+        ("full", "2d"),
+        ("none", "fsdp+tp"),
+        ("dots", "summa"),
+        pytest.param("dots", "1d", marks=pytest.mark.slow),
+        pytest.param("dots", "1d+sequence", marks=pytest.mark.slow),
+        pytest.param("dots", "fsdp+tp", marks=pytest.mark.slow),
+    ],
+)
+def test_predictions_for_gpt2(remat: Any, name: str) -> None:
+    """What is computed again is read off the configuration."""
     config = GPT2Config.tiny(features=64, heads=8, length=32, vocabulary=250, remat=remat)
-    name = "2d" if remat == "full" else "fsdp+tp"
     program = Step(config, parallel.layout(name, parallel.mesh(2, 2)), 8).compiled()
-    (wanted,) = parallel.plan(
-        config, 4, 8, layouts=[name], meshes=[(2, 2)], remat=remat == "full", states=0
-    ).candidates
+    (wanted,) = parallel.plan(config, 4, 8, layouts=[name], meshes=[(2, 2)], states=0).candidates
     memory = parallel.memory(program)
     assert wanted.sent == pytest.approx(parallel.traffic(program).total, rel=0.02)
     assert wanted.arguments == pytest.approx(memory.arguments, rel=0.02)
@@ -163,12 +172,10 @@ def test_bytes_of_a_block_are_those_of_the_theory() -> None:
         ("fsdp+tp", False, (8 * t * h + 24 * h**2) / 4),
     ]:
         one, two = (
-            parallel.plan(
-                decoder(layers=n), 4, 4, layouts=[name], remat=remat, itemsize=1
-            ).candidates[0]
+            parallel.plan(decoder(layers=n), 4, 4, layouts=[name], remat=remat).candidates[0]
             for n in (1, 2)
         )
-        assert two.sent - one.sent == pytest.approx(wanted, rel=0.005)
+        assert two.sent - one.sent == pytest.approx(4 * wanted, rel=0.005)
 
 
 def test_the_table_and_its_choice() -> None:
@@ -204,6 +211,17 @@ def test_layouts_that_do_not_split_are_named_in_the_table() -> None:
         ({"devices": 0}, "devices: expected an integer >= 1"),
         ({"batch": 0}, "batch: expected an integer >= 1"),
         ({"layouts": ["3d"]}, "layouts: expected names among single, 1d"),
+        ({"layouts": []}, "layouts: expected names among .* got none"),
+        ({"meshes": [(2, 3)]}, r"meshes: .* product is devices = 4, got \(2, 3\)"),
+        ({"meshes": [(4,)]}, r"meshes: .* got \(4,\)"),
+        ({"meshes": [(-2, -2)]}, r"meshes: expected .* positive mode sizes"),
+        ({"length": 1025}, r"length: expected an integer in \[1, 1024\], got 1025"),
+        ({"itemsize": 0}, r"itemsize: expected an integer in \[1, 8\]"),
+        ({"param_itemsize": -1}, "param_itemsize: expected"),
+        ({"states": -1}, "states: expected a number >= 0, got -1"),
+        ({"states": float("nan")}, "states: expected a number >= 0, got nan"),
+        ({"remat": "some"}, "remat: expected a bool or one of .* got 'some'"),
+        ({"memory_limit": 0}, "memory_limit: expected a positive number"),
     ],
 )
 def test_plan_refuses(change: Any, message: str) -> None:
@@ -212,6 +230,57 @@ def test_plan_refuses(change: Any, message: str) -> None:
     for machine in ({"flops": 0}, {"bandwidth": -1.0}, {"latency": float("nan")}):
         with pytest.raises(ValueError, match=r"expected (a positive number|seconds)"):
             parallel.Machine(**machine)
+
+
+def test_plan_wants_the_configuration_of_a_decoder() -> None:
+    with pytest.raises(TypeError, match=r"config: expected layers, .* got int without layers"):
+        parallel.plan(3, 4, 8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"config\.layers: expected an integer >= 1, got 0"):
+        parallel.plan(decoder(layers=0), 4, 8)
+    with pytest.raises(TypeError, match=r"machine: expected a parallel\.Machine"):
+        parallel.plan(decoder(), 4, 8, machine=1e12)  # type: ignore[arg-type]
+
+
+def test_what_is_computed_again_is_that_of_the_configuration() -> None:
+    for remat, flag in [("none", False), ("full", True), ("dots", "dots")]:
+        config = decoder(remat=remat)
+        assert parallel.plan(config, 4, 8) == parallel.plan(config, 4, 8, remat=flag)
+    kept, none, all_ = (
+        parallel.plan(decoder(remat=r), 4, 8)["2d"] for r in ("dots", "none", "full")
+    )
+    assert kept.wire == all_.wire
+    assert all_.sent > none.sent
+    assert none.temporary > kept.temporary > all_.temporary
+    assert none.compute < kept.compute < all_.compute
+    for found in (kept, none, all_):
+        assert 0 < found.activations < found.temporary
+
+
+def test_half_precision_is_that_of_the_computation() -> None:
+    whole, half, both = (
+        parallel.plan(decoder(), 4, 8, itemsize=n, param_itemsize=m)["1d"]
+        for n, m in ((4, 4), (2, 4), (2, 2))
+    )
+    assert (half.arguments, half.gradients) == (whole.arguments, whole.gradients)
+    assert both.gradients == whole.gradients / 2
+    assert whole.sent / 2 <= half.sent < 0.51 * whole.sent
+    # Few words against many: logits are in single precision always.
+    config = decoder(layers=2, features=128, heads=4, length=64, vocabulary=200_000)
+    whole, half = (parallel.plan(config, 4, 8, itemsize=n)["1d"] for n in (4, 2))
+    assert half.temporary > 0.9 * whole.temporary
+
+
+def test_where_all_layouts_are_refused_the_reasons_are_given() -> None:
+    refused = parallel.plan(GPT2Config.xl(), 2, 3)
+    with pytest.raises(ValueError, match=r"layouts: .* all are refused:\n(.|\n)*got 25"):
+        _ = refused.best
+    found = parallel.plan(GPT2Config(vocabulary=1024), 3, 3)["1d"]
+    assert found.refusal.endswith("3 blocks, got 1024 rows; take a vocabulary of 1152")
+    alone = parallel.plan(decoder(), 4, 8, layouts=["single"])
+    with pytest.raises(ValueError, match="expected one device for layout 'single', got 4"):
+        _ = alone.best
+    assert parallel.plan(decoder(), 1, 8).best.name == "single"
+    assert repr(refused) == str(refused)
 
 
 def test_meshes_larger_than_the_devices_are_refused() -> None:
@@ -232,7 +301,9 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
     assert summa.local("vocab", 50257) == 12565
     assert summa.padded("vocab", 50257) == 50260
     assert summa.local("heads", 12) == 3
-    with pytest.raises(ValueError, match=r"heads: .*multiple of 4 .*got 25; take 24 or 28"):
+    with pytest.raises(
+        ValueError, match=r"heads: .*multiple of 4 .*got 25; take a multiple of 4 that divides"
+    ):
         summa.local("heads", 25)
     with pytest.raises(ValueError, match=r"batch: .*multiple of 2 .*got 7; take 6 or 8"):
         summa.local("batch", 7)
@@ -247,6 +318,22 @@ def test_what_does_not_split_is_refused_with_its_numbers() -> None:
     table = jnp.ones((4, 8))
     with pytest.raises(ValueError, match=r"length: expected a number in \[1, 4\].* got 5"):
         parallel.Single().positions(table, 5)
+
+
+def test_batches_that_do_not_split_are_named_by_what_runs_on_blocks() -> None:
+    layout = parallel.layout("2d", parallel.mesh(2, 2))
+    for spec in (layout.data_spec(), layout.x_spec()):
+        run = layout.over(lambda x: x, (spec,), spec)
+        with pytest.raises(ValueError, match=r"^batch: expected a multiple of 2 .* got 3; take 2"):
+            run(jnp.ones((3, 4, 8)))
+        assert run(jnp.ones((4, 4, 8))).shape == (4, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["1d", "1d+sequence", "fsdp+tp"])
+def test_options_of_other_layouts_are_named(name: str) -> None:
+    message = f"overlap: expected no such option for layout '{name}'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parallel.layout(name, parallel.mesh(2, 2), overlap=True)
 
 
 @pytest.mark.parametrize(
@@ -329,5 +416,8 @@ def test_summa_refuses() -> None:
         parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 6)), where)
     with pytest.raises(ValueError, match="mesh: expected a mesh, or x that lies on one"):
         parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 8)))
+    other = jax.make_mesh((2, 4), ("a", "b"))
+    with pytest.raises(ValueError, match=r"mesh: expected axes 'r' and 'c', got \('a', 'b'\)"):
+        parallel.summa(jnp.ones((8, 16)), jnp.ones((16, 8)), other)
     placed = parallel.shard(jnp.ones((8, 16)), PartitionSpec("r", "c"), where)
     assert parallel.summa(placed, jnp.ones((16, 8))).shape == (8, 8)

@@ -126,12 +126,51 @@ def test_started_collectives_groups_by_iota_and_branches() -> None:
         ("mesh['a'=1,'b'=2,'c'=4] {'c'}", 4),
         ("mesh['a'=3,'b'=2] {'a','b'}", 6),
         ("mesh['a'=2,'b'=8] {'a', 'b':(2)4}", 8),
+        ("mesh['a'=1,'b'=4], device_ids=([2,2]T(1,0)) {'b'}", 4),
+        ("mesh['a'=2,'b'=3], device_ids=(0,2,4,1,3,5) {'b'}", 3),
+        ("mesh['a'=2,'b'=3], device_ids=([6]) {'a'}", 2),
     ],
 )
 def test_groups_named_by_the_axes_of_a_mesh(groups: str, count: int) -> None:
     line = f"  %a = f32[24]{{0}} all-reduce(%p), replica_groups={groups}, to_apply=%add"
     found = parallel.traffic("ENTRY %main (p: f32[24]) -> f32[24] {\n" + line + "\n}")
     assert found.bytes == {"all-reduce": 2 * (count - 1) / count * 96}
+
+
+def test_groups_that_cannot_be_read_are_shown() -> None:
+    line = f"  %a = f32[24]{{0}} all-reduce(%{'p' * 200}), replica_groups=new[8], to_apply=%add"
+    with pytest.raises(ValueError, match=r"got 'replica_groups=new\[8\]"):
+        parallel.traffic("ENTRY %main (p: f32[24]) -> f32[24] {\n" + line + "\n}")
+
+
+def test_sums_over_a_mesh_in_another_order() -> None:
+    """XLA groups the devices of a mesh that it has transposed."""
+    where = NamedSharding(parallel.mesh(2, 4), PartitionSpec(("c", "r")))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=where)
+    program = jax.jit(lambda a, b: (a**2).sum() + (b**2).sum()).lower(x, x).compile()
+    assert 2 * 7 / 8 * 8 <= parallel.traffic(program).total <= 20  # at once, or axis by axis
+
+
+@pytest.mark.parametrize("name", parallel.NAMES[1:])
+def test_the_norm_of_a_gradient_under_every_layout(name: str) -> None:
+    """What a training step sends beside loss and gradient: a few bytes, in groups of its own."""
+    mesh = parallel.mesh(2, 2, depth=2 if name == "2.5d" else 1)
+    layout = parallel.layout(name, mesh)
+    axes = {"up": ("embed", "mlp"), "down": ("mlp", "embed"), "scale": ("embed",)}
+    shapes = {"up": (16, 64), "down": (64, 16), "scale": (16,)}
+    tree = {
+        key: jax.ShapeDtypeStruct(
+            shapes[key], jnp.float32, sharding=NamedSharding(mesh, layout.spec(axes[key]))
+        )
+        for key in axes
+    }
+
+    def norm(tree: Any) -> jax.Array:
+        return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
+
+    found = parallel.traffic(jax.jit(norm).lower(tree).compile())
+    assert 0 < found.total <= 64
+    assert set(found.counts) == {"all-reduce"}
 
 
 def test_memory_is_that_of_one_device() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from experiments.tp2d.steps import mesh_shape
         ("2.5d", 4, (4, 1, 1)),
         ("2.5d", 8, (2, 2, 2)),
         ("2.5d", 16, (4, 2, 2)),
+        ("2.5d", 9, (9, 1, 1)),
+        ("2.5d", 45, (5, 3, 3)),
+        ("2.5d", 7, (7, 1, 1)),
+        ("2.5d", 1, (1, 1, 1)),
     ],
 )
 def test_meshes_are_as_square_as_they_can_be(name: str, devices: int, shape: Any) -> None:
@@ -41,6 +46,19 @@ def test_meshes_are_as_square_as_they_can_be(name: str, devices: int, shape: Any
 def test_bad_options_are_refused(change: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         Config(**change)
+
+
+def test_layouts_of_odd_numbers_of_devices_are_planned() -> None:
+    rows = list(tp2d.scaling(Config(scaled=(1, 9))))
+    assert {row["layout"] for row in rows} == {"2.5d"}  # sixteen heads
+
+
+def test_equality_needs_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    run: Any = types.SimpleNamespace(console=types.SimpleNamespace(print=said.append))
+    monkeypatch.setattr(tp2d.jax, "device_count", lambda: 1)
+    assert list(tp2d.equality(Config.quick(), run)) == []
+    assert said == ["equality: expected 4 devices, there are 1, left out"]
 
 
 def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """From the options of the command line to a layout on a mesh."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -54,9 +55,7 @@ def layout(
     if name == "single" or (name == "auto" and count == 1):
         return parallel.Single()
     if name == "auto":
-        plan = parallel.plan(
-            config, count, batch, layouts=CHOICE, remat=config.remat == "full", itemsize=itemsize
-        )
+        plan = parallel.plan(config, count, batch, layouts=CHOICE, itemsize=itemsize)
         say(plan)
         return parallel.layout(plan.best.name, parallel.mesh(*plan.best.mesh))
     rows = 1 if name.startswith("1d") else max(r for r in range(1, count + 1)
@@ -65,4 +64,19 @@ def layout(
     for axis, size in (("heads", config.heads), ("embed", config.features), ("batch", batch),
                        ("mlp", config.hidden), ("length", config.length)):  # fmt: skip
         made.padded(axis, size)  # raises where it does not split
+    _check_vocabulary(made, config)
     return made
+
+
+def _check_vocabulary(made: parallel.Layout, config: GPT2Config) -> None:
+    """Raises where the token table does not split; its rows are the same under all layouts."""
+    blocks, rows = made.ways(made.wide), config.padded
+    if rows % blocks:
+        step = math.lcm(blocks, GPT2Config(vocabulary=1).padded)
+        down = rows // step * step
+        near = f"{down} or {down + step}" if down else f"{step}"
+        raise ValueError(
+            f"vocabulary: expected one whose padded table splits into {blocks} blocks for layout "
+            f"{made.name!r}, got {config.vocabulary}, padded to {rows} rows; take {near}, or "
+            "another number of devices"
+        )

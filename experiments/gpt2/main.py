@@ -130,15 +130,23 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks what would fail late."""
-        for name in ("steps", "batch", "evaluations", "valid_windows", "rank", "lost_after"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        least = ("steps", "batch", "evaluations", "valid_windows", "rank", "lost_after", "top_k",
+                 "sample_tokens")  # fmt: skip
+        for name in least:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
         for name in ("rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
         for name in ("samples", "warmup", "decay", "temperature"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if self.export is not None and self.linear != "dense":
+            raise ValueError(
+                f"export: expected linear = 'dense', for no other layer has a published form, got "
+                f"{self.linear!r}"
+            )
         if self.peak is not None and self.peak <= 0:
             raise ValueError(f"peak: expected positive TFLOP/s, got {self.peak}")
         if self.evaluations > self.steps:
@@ -214,11 +222,13 @@ def run(config: Config, run: Run) -> None:
 
 
 def _run(config: Config, run: Run, home: Path) -> None:
+    _check_export(config.export)
     corpus = data.load(
         folder=config.text, endings=config.endings, vocabulary=config.vocabulary,
         held_out=config.held_out, max_files=config.max_files, seed=config.seed,
         cache=home / "data",
     )  # fmt: skip
+    _prompt(config, corpus)
     agree(config.settings(corpus))
     tokens = corpus.facts["tokens"]
     run.console.print(
@@ -305,13 +315,27 @@ def _compared(
     run.figure("loss", figure.curves(records, tokens, rows[:-1]), caption=CAPTION)
 
 
-def _sampled(config: Config, run: Run, corpus: Corpus, model: gpt2.GPT2) -> None:
+def _check_export(folder: Path | None) -> None:
+    """Raises where the trained model could not be written."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise FileExistsError(f"export: expected no such folder, or an empty one, got {folder}")
+
+
+def _prompt(config: Config, corpus: Corpus) -> list[int]:
+    """The tokens that samples begin with; room for one more is left."""
     prompt = data.encoded(corpus, config.prompt) or [data.END]
-    count = min(config.sample_tokens, config.length - len(prompt))
-    if count < 1:
+    if config.samples and len(prompt) >= config.length:
         raise ValueError(
             f"prompt: expected fewer than length = {config.length} tokens, got {len(prompt)}"
         )
+    return prompt
+
+
+def _sampled(config: Config, run: Run, corpus: Corpus, model: gpt2.GPT2) -> None:
+    prompt = _prompt(config, corpus)
+    count = min(config.sample_tokens, config.length - len(prompt))
     drawn = gpt2.generate(
         model, [prompt] * config.samples, count, temperature=config.temperature,
         top_k=None if config.top_k is None else min(config.top_k, corpus.vocabulary),

@@ -114,11 +114,12 @@ def largest_error(found: Any, wanted: Any) -> float:
 
 
 def mesh_shape(name: str, devices: int) -> tuple[int, ...]:
-    """The squarest mesh for a layout; 1D ones are lines, 2.5D has an even depth."""
+    """The squarest mesh for a layout; 1D ones are lines, 2.5D has an even depth if it can."""
     if name.startswith("1d"):
         return (1, devices)
     if name == "2.5d":
-        side = max(s for s in range(1, devices) if devices % (2 * s * s) == 0)
+        deep = [s for s in range(1, devices) if devices % (s * s) == 0 and devices > s * s]
+        side = max([s for s in deep if devices % (2 * s * s) == 0] or deep or [1])
         return (devices // side**2, side, side)
     rows = max(r for r in range(1, devices + 1) if devices % r == 0 and r * r <= devices)
     return (rows, devices // rows)

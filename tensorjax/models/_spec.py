@@ -51,11 +51,17 @@ def check_spec(name: str, spec: Any) -> Spec:
 
 
 def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
-    """Raises where a field of a configuration is not an integer of at least ``low``."""
+    """Raises where a field of a configuration is not an integer of at least ``low``.
+
+    Integers of NumPy become Python's.
+    """
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < low:
             raise ValueError(f"{name}: expected an int of at least {low}, got {value!r}")
+        if not isinstance(value, int):
+            object.__setattr__(config, name, int(value))
 
 
 def check_ids(name: str, ids: Any, counts: int | tuple[int, ...], ndim: int) -> jax.Array:

@@ -6,10 +6,13 @@ embedding, logits and loss added.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tensorjax.parallel._layout import Layout
+
+Remat = Literal["none", "dots", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +80,10 @@ class Sizes:
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
         rows = getattr(config, "padded", None) or layout.padded("vocab", config.vocabulary)
         if rows % wide:
+            step = math.lcm(128, wide)  # as GPT-2 pads its table
             raise ValueError(
-                f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows"
+                f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows; "
+                f"take a vocabulary of {-(-rows // step) * step}"
             )
         return cls(
             layers=config.layers,
@@ -99,16 +104,17 @@ class Sizes:
         return self.layers * block + (self.vocabulary + positions + 2) * h
 
 
-def collectives(layout: Layout, sizes: Sizes, positions: int, remat: bool) -> Iterator[Collective]:
+def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
     """Everything that one step sends: loss and gradient.
 
     Args:
       layout: of the model.
       sizes: of the step.
       positions: rows of the table of positions.
-      remat: every block is computed again in the backward pass.
+      remat: what is computed again in the backward pass. Products that are kept ("dots") spare no
+        collective: what goes into them is needed for the gradients of weights.
     """
-    again = 2 if remat else 1
+    again = 1 if remat == "none" else 2
     yield from _block(layout, sizes, sizes.layers, again)
     yield from _ends(layout, sizes, again)
     if sizes.extra > 1:
@@ -193,49 +199,67 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
     yield Collective("loss", "all-reduce", 3 * s.tokens, c)
 
 
-def flops(sizes: Sizes, remat: bool) -> float:
+def flops(sizes: Sizes, remat: Remat) -> float:
     """Additions and multiplications of one device in the products of one step.
 
-    Forward, twice that backward, and forward again with rematerialisation (of the blocks only).
+    Forward, twice that backward, and forward again what is computed again: nothing, the products of
+    attention ("dots"), or the blocks.
     """
     t, h, c = sizes.tokens, sizes.features, sizes.wide
-    block = 2 * t * 12 * h * h + 4 * t * sizes.length * h
+    linear, attention = 2 * t * 12 * h * h, 4 * t * sizes.length * h
+    again = {"none": 0, "dots": attention, "full": linear + attention}[remat]
     ends = 2 * t * sizes.vocabulary * h
-    return ((4 if remat else 3) * sizes.layers * block + 3 * ends) / c
+    return (sizes.layers * (3 * (linear + attention) + again) + 3 * ends) / c
 
 
-def temporary(layout: Layout, s: Sizes, remat: bool) -> float:
+def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
     """Numbers that a device holds for a while in a step, as XLA lays them out on a CPU.
 
-    A sum of what has to be kept for the backward pass and of the largest one of: the work of
-    attention, that of an MLP, the logits. The factors are a fit to 235 compiled programs (JAX
-    0.10.1; all layouts, 4 to 16 devices), none of which it misses by more than 15 %, all but two
-    by less than 9 %. Attention
-    stores its scores, from 128 tokens on without a quarter of them that only the future has, and
-    GELU keeps two arrays, as those of GPT-2 do.
+    What all blocks keep for the backward pass, and the largest one of what is worked on: attention,
+    an MLP, the logits. The factors are a fit to 235 compiled programs (JAX 0.10.1; all layouts, 4
+    to 16 devices), none of which it misses by more than 15 %, all but two by less than 9 %, and for
+    "dots" to 182 others, none of which it misses by more than 13 %. Attention stores its scores,
+    from 128 tokens on without a quarter of them that only the future has, and GELU keeps two
+    arrays, as those of GPT-2 do.
+
+    Args:
+      layout: of the model.
+      s: of the step.
+      remat: what is computed again in the backward pass.
+      itemsize: bytes of a number of the computation. Logits are of four bytes at least, and count
+        as so many more numbers.
     """
     x = s.tokens * s.features
     split = s.wide if layout.features or layout.length else 1
+    gathering = layout.rows == "gather"
     scores = s.tokens * s.length * s.heads / s.wide * (0.75 if s.length >= 128 else 1)
     weights = 12 * s.features**2 / s.wide
     table = s.vocabulary * s.features / s.wide
     attention = 2.5 * scores + 2.7 * x / s.wide + (1.2 if layout.mesh is None else 1.4) * weights
     mlp = 1.1 * scores + 22.5 * x / s.wide + 3.4 * x + x / split + 0.8 * weights
-    ends = 2 * s.tokens * s.vocabulary / s.wide + x
+    ends = 2 * s.tokens * s.vocabulary / s.wide * max(itemsize, 4) / itemsize + x
     if layout.stored:  # the table, gathered, beside the logits or beside its gradient
         ends = max(ends, table + x) + table
-        attention += 0 if layout.rows == "gather" else 0.3 * weights
+        attention += 0 if gathering else 0.3 * weights
     if s.extra > 1:  # gradients that are added over the devices, of weights and of the token table
-        attention += (2.9 if remat else 1.7) * table / s.stored
+        attention += {"none": 1.7, "dots": 2.1, "full": 2.9}[remat] * table / s.stored
         mlp += 0.3 * weights
         ends += table / s.stored if s.stored > 1 else 0
-    if layout.rows == "gather":
+    if gathering:
         mlp += 7.7 * max(0.0, x - 2 * x / s.wide)
-    if remat:
-        return s.layers * x / split + max(attention, mlp, ends)
+    if remat == "full":
+        return s.layers * x / split, max(attention, mlp, ends)
+    if remat == "dots":
+        # Products with weights: of seven arrays of the heads' width, and that behind attention,
+        # which rows that scatter have of all features. What is kept need not be worked on.
+        kept = 7.5 * x / s.wide + x / split
+        kept += 1.7 * x / s.wide - 0.7 * x if gathering else x
+        attention += 3 * x / s.wide
+        mlp += (9.5 * (x - x / s.wide) if gathering else 0) - 3 * x / s.wide - 1.4 * x
+        return s.layers * kept, max(attention, mlp, ends)
     # Half an array of the size of the scores, two of the MLP's width (GELU and its slope) and as
     # much of the heads', nine of the features'.
     kept = 0.5 * scores + 15.5 * x / s.wide + 3.2 * x + 6.1 * x / split
     kept += 0.85 * weights if layout.stored else 0  # gathered ones; others are where they were
-    kept += 6.5 * (x - x / s.wide) if layout.rows == "gather" else 0
-    return s.layers * kept + max(1.25 * attention, ends)
+    kept += 6.5 * (x - x / s.wide) if gathering else 0
+    return s.layers * kept, max(1.25 * attention, ends)

@@ -13,6 +13,18 @@ __all__ = ["NAMES", "FsdpTp", "Megatron", "Single", "Summa", "layout"]
 NAMES = ("single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa", "2.5d")
 
 
+_SUMMA = ("rows", "replicate", "overlap", "rules")
+_OPTIONS = {
+    "single": (),
+    "1d": ("rules",),
+    "1d+sequence": ("rules",),
+    "fsdp+tp": ("rules",),
+    "2d": _SUMMA,
+    "summa": _SUMMA,
+    "2.5d": _SUMMA,
+}
+
+
 def Single() -> Layout:
     """One device: nothing is split, nothing communicated."""
     return Layout("single")
@@ -90,7 +102,8 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
       **options: of the layout.
 
     Raises:
-      ValueError: an unknown name, or a mesh that does not suit the name.
+      ValueError: an unknown name, an option that the layout has not, or a mesh that does not suit
+        the name.
 
     Example:
       >>> from tensorjax import parallel
@@ -99,6 +112,13 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
     """
     if name not in NAMES:
         raise ValueError(f"layout: expected one of {', '.join(NAMES)}, got {name!r}")
+    for option in options:
+        if option not in _OPTIONS[name]:
+            having = ", ".join(repr(other) for other in NAMES if option in _OPTIONS[other])
+            raise ValueError(
+                f"{option}: expected no such option for layout {name!r}; "
+                f"{f'it is one of {having}' if having else f'there are {_OPTIONS[name]}'}"
+            )
     if name == "single":
         return Single()
     if mesh is None:

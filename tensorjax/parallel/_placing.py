@@ -184,6 +184,8 @@ class Placing:
         if size % blocks:
             down = size // blocks * blocks
             near = f"{down} or {down + blocks}" if down else f"{blocks}"
+            if axis == "heads":  # they have to divide the features too, which are not known here
+                near = f"a multiple of {blocks} that divides the features"
             raise ValueError(
                 f"{axis}: expected a multiple of {blocks} for layout {self.name!r} on a mesh of "
                 f"{self._shape()}, got {size}; take {near}, or a mesh whose sizes divide {size}"
@@ -214,12 +216,31 @@ class Placing:
         return " × ".join(f"{axis}={n}" for axis, n in shape.items()) or "one device"
 
     def over(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        """The function on local blocks as a function of global arrays (`jax.shard_map`)."""
+        """The function on local blocks as a function of global arrays (`jax.shard_map`).
+
+        Args:
+          function: of blocks.
+          in_specs: of its arguments, `jax.sharding.PartitionSpec` in a tree for each.
+          out_specs: of its results.
+
+        Raises:
+          ValueError: when called, data or x (by `data_spec`, `x_spec`) whose batch does not split.
+        """
         if self.mesh is None:
             return function
-        return jax.shard_map(
+        mapped = jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
         )
+        given = in_specs if isinstance(in_specs, tuple | list) else (in_specs,)
+
+        def run(*args: Any) -> Any:
+            for spec, arg in zip(given, args, strict=False):
+                if isinstance(spec, PartitionSpec) and spec in (self.data_spec(), self.x_spec()):
+                    for array in jax.tree.leaves(arg):
+                        self.padded("batch", array.shape[0])  # raises where it does not split
+            return mapped(*args)
+
+        return run
 
     def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
         """A random key for an array such as ``like``: another one where the array is another.

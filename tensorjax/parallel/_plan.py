@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from jax.sharding import AbstractMesh, AxisType
 
 from tensorjax import _check
 from tensorjax.parallel import _costs
+from tensorjax.parallel._costs import Remat
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._layouts import NAMES, layout
 
@@ -49,6 +50,7 @@ class Candidate:
       arguments: bytes of parameters, of the optimiser's state and of the batch.
       gradients: bytes.
       temporary: bytes of activations and of all else that a step needs for a while.
+      activations: bytes of what the blocks keep for the backward pass; part of ``temporary``.
       wire: bytes sent, by purpose ("columns", "rows", "weights", …).
       messages: sent one after the other; those of vectors go along with others.
       compute: seconds for products.
@@ -61,6 +63,7 @@ class Candidate:
     arguments: float = 0.0
     gradients: float = 0.0
     temporary: float = 0.0
+    activations: float = 0.0
     wire: dict[str, float] = dataclasses.field(default_factory=dict)
     messages: int = 0
     compute: float = 0.0
@@ -83,9 +86,9 @@ class Candidate:
         return self.compute + self.communication
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """All candidates, and the one to take.
+    """All candidates, and the one to take. Its text is a table.
 
     Attributes:
       candidates: as they were looked at.
@@ -100,15 +103,21 @@ class Plan:
         """The quickest candidate that fits; of equals, the one that holds least.
 
         Raises:
-          ValueError: none fits.
+          ValueError: none fits, or all are refused.
         """
         usable = [c for c in self.candidates if not c.refusal]
+        if not usable:
+            raise ValueError(
+                "layouts: expected at least one that splits the model and the batch, but all are "
+                f"refused:\n{self}"
+            )
         fitting = [c for c in usable if self.memory_limit is None or c.memory <= self.memory_limit]
         if not fitting:
-            least = min((c.memory for c in usable), default=math.nan)
+            least = min(c.memory for c in usable)
             raise ValueError(
                 f"memory_limit: expected at least {least:,.0f} bytes per device, got "
-                f"{self.memory_limit}; take more devices, a smaller batch or remat=True\n{self}"
+                f'{self.memory_limit}; take more devices, a smaller batch, or remat="full" '
+                f"in the configuration\n{self}"
             )
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
@@ -137,6 +146,8 @@ class Plan:
             lines.append("  ".join([*cells, row[-1]]).rstrip())
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def _row(self, c: Candidate) -> tuple[str, ...]:
         over = self.memory_limit is not None and c.memory > self.memory_limit
         return (
@@ -157,30 +168,40 @@ def plan(
     length: int | None = None,
     layouts: Sequence[str] | None = None,
     meshes: Sequence[tuple[int, ...]] | None = None,
-    remat: bool = True,
+    remat: bool | Remat | None = None,
     itemsize: int = 4,
-    states: int = 2,
+    param_itemsize: int = 4,
+    states: float = 2,
     machine: Machine | None = None,
     memory_limit: float | None = None,
 ) -> Plan:
     """Predicts bytes, traffic and time of a training step of GPT-2 for every layout, and picks.
 
+    The program that is predicted is that of loss and gradient, with dense layers and without
+    dropout: the optimiser counts by its state alone, masks of dropout do not count.
+
     Bytes on the wire follow from what the layouts do, collective by collective; compiled programs
     on simulated devices agree (see the tests). Temporary bytes are a fit to what XLA lays out on a
-    CPU, where attention's scores are stored. Time is an α–β model: it knows neither topology nor
-    overlap.
+    CPU, where attention's scores are stored. XLA for CPUs computes half precision in single
+    precision: programs that it compiles hold and send as with ``itemsize=4``. A model of a single
+    block has no loop, and XLA merges a part of what is computed again: temporary bytes are then
+    predicted up to a third too low, wire bytes up to a sixth too high. Time is an α–β model: it
+    knows neither topology nor overlap.
 
     Args:
       config: with ``layers``, ``features``, ``heads``, ``vocabulary`` and ``length``, as
-        `tensorjax.models.gpt2.GPT2Config` has them; ``padded`` rows of the token table if it is
-        there.
+        `tensorjax.models.gpt2.GPT2Config` has them; ``padded`` rows of the token table and
+        ``remat`` if they are there.
       devices: how many. They need not be there.
       batch: sequences per step, on all devices together.
       length: tokens of a sequence; ``config.length`` if None.
-      layouts: names to choose from; all if None.
-      meshes: (r, c) or (d, r, c); all that have so many devices if None.
-      remat: every block is computed again in the backward pass.
-      itemsize: bytes of a number, in parameters and in computation.
+      layouts: names to choose from; all if None, "single" among them where there is one device.
+      meshes: (r, c) or (d, r, c), of so many devices; all that make a difference if None.
+      remat: what the backward pass computes again: "none" (or False), all of a block but its
+        products with weights ("dots"), or whole blocks ("full", or True). None takes
+        ``config.remat``, and "full" where there is none.
+      itemsize: bytes of a number of the computation: 2 for bfloat16. Logits take four at least.
+      param_itemsize: bytes of a number of the parameters, of their gradients and of the optimiser.
       states: numbers that the optimiser holds per parameter: two for Adam.
       machine: links and products; the defaults of `Machine` are an assumption.
       memory_limit: bytes per device that may be held.
@@ -189,8 +210,10 @@ def plan(
       A `Plan`; print it for the table.
 
     Raises:
-      ValueError: sizes that are none, or unknown layouts. A layout whose blocks would not be equal
-        is not an error: the table says why it is refused.
+      TypeError: a configuration without these fields.
+      ValueError: sizes that are none, unknown layouts, meshes of another number of devices, a
+        length that the configuration has no positions for; by name. A layout whose blocks would
+        not be equal is not an error: the table says why it is refused.
 
     Example:
       >>> import types
@@ -203,56 +226,126 @@ def plan(
       >>> found["1d"].refusal.partition(";")[0]
       "heads: expected a multiple of 4 for layout '1d' on a mesh of r=1 × c=4, got 25"
     """
-    _check.integer("devices", devices, low=1)
-    _check.integer("batch", batch, low=1)
-    words = int(config.length if length is None else _check.integer("length", length, low=1))
-    names = NAMES[1:] if layouts is None else tuple(layouts)
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"layouts: expected names among {', '.join(NAMES)}, got {name!r}")
-    machine = Machine() if machine is None else machine
+    devices = _check.integer("devices", devices, low=1)
+    batch = _check.integer("batch", batch, low=1)
+    _check_config(config)
+    words = config.length
+    if length is not None:
+        words = _check.integer("length", length, low=1, high=config.length)
+    names = _names(layouts, devices)
+    shapes = None if meshes is None else [_shape(mesh, devices) for mesh in meshes]
+    if machine is not None and not isinstance(machine, Machine):
+        raise TypeError(f"machine: expected a parallel.Machine, got {machine!r}")
+    if not (isinstance(states, int | float) and 0 <= states < math.inf):
+        raise ValueError(f"states: expected a number >= 0, got {states!r}")
+    if memory_limit is not None and not memory_limit > 0:
+        raise ValueError(f"memory_limit: expected a positive number, got {memory_limit!r}")
+    step = _Step(
+        remat=_remat(getattr(config, "remat", "full") if remat is None else remat),
+        positions=config.length,
+        itemsize=_check.integer("itemsize", itemsize, low=1, high=8),
+        param_itemsize=_check.integer("param_itemsize", param_itemsize, low=1, high=8),
+        states=states,
+        machine=Machine() if machine is None else machine,
+    )
     found = []
     for name in names:
-        for shape in _meshes(name, devices) if meshes is None else meshes:
+        own = list(_meshes(name, devices)) if shapes is None else shapes
+        if not own or (name == "single" and devices > 1):
+            wanted = "one device" if name == "single" else "more than one device"
+            refusal = f"devices: expected {wanted} for layout {name!r}, got {devices}"
+            found.append(Candidate(name=name, mesh=(1, devices), refusal=refusal))
+            continue
+        for shape in own:
             try:
                 made = _layout(name, shape)
                 sizes = _costs.Sizes.of(made, config, batch, words)
             except ValueError as error:
-                found.append(Candidate(name=name, mesh=tuple(shape), refusal=str(error)))
+                found.append(Candidate(name=name, mesh=shape, refusal=str(error)))
                 continue
-            found.append(
-                _candidate(made, sizes, config.length, shape, remat, itemsize, states, machine)
-            )
+            found.append(step.candidate(made, sizes, shape))
     return Plan(tuple(found), memory_limit)
 
 
-def _candidate(
-    made: Layout,
-    sizes: _costs.Sizes,
-    positions: int,
-    shape: tuple[int, ...],
-    remat: bool,
-    itemsize: int,
-    states: int,
-    machine: Machine,
-) -> Candidate:
-    wire: dict[str, float] = {}
-    hops = 0
-    for part in _costs.collectives(made, sizes, positions, remat):
-        wire[part.name] = wire.get(part.name, 0.0) + itemsize * part.sent
-        hops += part.hops
-    parameters = itemsize * sizes.parameters(positions) / (sizes.wide * sizes.stored)
-    return Candidate(
-        name=made.name if made.mesh is not None else "single",
-        mesh=tuple(shape),
-        arguments=(1 + states) * parameters + 12 * sizes.tokens,
-        gradients=parameters,
-        temporary=itemsize * _costs.temporary(made, sizes, remat),
-        wire={name: sent for name, sent in wire.items() if sent},
-        messages=hops,
-        compute=_costs.flops(sizes, remat) / machine.flops,
-        communication=sum(wire.values()) / machine.bandwidth + hops * machine.latency,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    """What `plan` is told of a step, beside its sizes."""
+
+    remat: Remat
+    positions: int
+    itemsize: int
+    param_itemsize: int
+    states: float
+    machine: Machine
+
+    def candidate(self, made: Layout, sizes: _costs.Sizes, shape: tuple[int, ...]) -> Candidate:
+        wire: dict[str, float] = {}
+        hops = 0
+        for part in _costs.collectives(made, sizes, self.positions, self.remat):
+            # Norms and losses are computed in single precision at least.
+            width = max(self.itemsize, 4) if part.name in ("norms", "loss") else self.itemsize
+            wire[part.name] = wire.get(part.name, 0.0) + width * part.sent
+            hops += part.hops
+        numbers = sizes.parameters(self.positions) / (sizes.wide * sizes.stored)
+        parameters = self.param_itemsize * numbers
+        kept, worked = _costs.temporary(made, sizes, self.remat, self.itemsize)
+        return Candidate(
+            name=made.name if made.mesh is not None else "single",
+            mesh=shape,
+            arguments=(1 + self.states) * parameters + 12 * sizes.tokens,
+            gradients=parameters,
+            temporary=self.itemsize * (kept + worked),
+            activations=self.itemsize * kept,
+            wire={name: sent for name, sent in wire.items() if sent},
+            messages=hops,
+            compute=_costs.flops(sizes, self.remat) / self.machine.flops,
+            communication=sum(wire.values()) / self.machine.bandwidth + hops * self.machine.latency,
+        )
+
+
+_FIELDS = ("layers", "features", "heads", "vocabulary", "length")
+
+
+def _check_config(config: Any) -> None:
+    missing = [name for name in _FIELDS if not hasattr(config, name)]
+    if missing:
+        raise TypeError(
+            f"config: expected {', '.join(_FIELDS)}, as GPT2Config has them, got "
+            f"{type(config).__name__} without {', '.join(missing)}"
+        )
+    for name in _FIELDS:
+        _check.integer(f"config.{name}", getattr(config, name), low=1)
+
+
+def _names(layouts: Sequence[str] | None, devices: int) -> tuple[str, ...]:
+    if layouts is None:
+        return NAMES if devices == 1 else NAMES[1:]
+    names = (layouts,) if isinstance(layouts, str) else tuple(layouts)
+    if not names:
+        raise ValueError(f"layouts: expected names among {', '.join(NAMES)}, got none")
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"layouts: expected names among {', '.join(NAMES)}, got {name!r}")
+    return names
+
+
+def _shape(mesh: Any, devices: int) -> tuple[int, ...]:
+    shape = _check.shape("meshes", mesh)
+    if len(shape) not in (2, 3) or math.prod(shape) != devices:
+        raise ValueError(
+            f"meshes: expected (r, c) or (d, r, c) whose product is devices = {devices}, got "
+            f"{shape}"
+        )
+    return shape
+
+
+def _remat(given: Any) -> Remat:
+    named: dict[Any, Remat] = {False: "none", True: "full"}
+    if isinstance(given, bool):
+        return named[given]
+    if given not in get_args(Remat):
+        raise ValueError(f"remat: expected a bool or one of {get_args(Remat)}, got {given!r}")
+    return given
 
 
 def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:

@@ -33,7 +33,7 @@ def summa(x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool
       Y (rows, …, columns), split as X.
 
     Raises:
-      ValueError: shapes that do not match or do not split, or no mesh.
+      ValueError: shapes that do not match or do not split, no mesh, or one of other axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -47,6 +47,10 @@ def summa(x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool
     gathered at once, where SUMMA broadcasts them one by one; ``overlap`` does it block by block.
     """
     where = _mesh_of(x) if mesh is None else mesh
+    if not {"r", "c"} <= set(where.axis_names):
+        raise ValueError(
+            f"mesh: expected axes 'r' and 'c', got {where.axis_names}; make it with parallel.mesh"
+        )
     r, c = (where.shape[axis] for axis in ("r", "c"))
     if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
         raise ValueError(

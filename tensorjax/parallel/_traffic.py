@@ -27,7 +27,10 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":(\{[^}]*\})')
 _GROUPS = re.compile(r"replica_groups=\{(\{[^}]*\})")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
-_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+# The order of the devices says which of them meet, not how many.
+_NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((?:[^()]|\([^()]*\))*\))? ?\{([^}]*)\}"
+)
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -246,8 +249,10 @@ def _group(line: str) -> int:
         # An axis, or a part of one: 'a':(before)size.
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
         return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    given = line[max(line.find("replica_groups"), 0) :].strip()
     raise ValueError(
-        f"compiled: expected replica_groups of every collective, got {line.strip()[:120]!r}"
+        f"compiled: expected replica_groups of every collective, in a form known here, got "
+        f"{given[:240]!r}"
     )
 
 

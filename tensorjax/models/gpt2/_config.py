@@ -1,6 +1,7 @@
 """Sizes of a GPT-2, and what follows from them without building one."""
 
 import dataclasses
+import numbers
 from typing import Any, Literal, get_args
 
 from tensorjax.models._spec import check_sizes
@@ -57,8 +58,8 @@ class GPT2Config:
             raise ValueError(
                 f"heads: expected a divisor of features = {self.features}, got {self.heads}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout}")
+        if not isinstance(self.dropout, numbers.Real) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout!r}")
         if self.remat not in get_args(Remat):
             raise ValueError(f"remat: expected one of {get_args(Remat)}, got {self.remat!r}")
 

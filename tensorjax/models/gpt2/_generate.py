@@ -156,7 +156,11 @@ def _generated(
         ids = None
         if top_k is not None:
             logits, ids = jax.lax.top_k(logits, top_k)
-        drawn = jax.random.categorical(key, logits / temperature.astype(logits.dtype))
+        # From the largest one on, and by no number that rounds to zero: what overflows is then −∞,
+        # a token that is not drawn.
+        divisor = jnp.maximum(temperature.astype(logits.dtype), jnp.finfo(logits.dtype).tiny)
+        below = logits - logits.max(-1, keepdims=True)
+        drawn = jax.random.categorical(key, below / divisor)
         if ids is not None:
             drawn = jnp.take_along_axis(ids, drawn[:, None], 1)[:, 0]
         return drawn.astype(jnp.int32)
@@ -230,8 +234,9 @@ def _next(
 
 
 def _embedded(model: GPT2, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    x = model.tokens[...][tokens] + model.positions[...][positions]
-    return x.astype(model.dtype)
+    # Cast before they are added, as in a call of the model.
+    table, places = (part[...].astype(model.dtype) for part in (model.tokens, model.positions))
+    return table[tokens] + places[positions]
 
 
 def _logits(model: GPT2, x: jax.Array) -> jax.Array:

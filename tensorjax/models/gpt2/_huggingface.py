@@ -19,12 +19,13 @@ from tensorjax.models.gpt2._model import GPT2
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 _PREFIX = "transformer."
+_TANH = ("gelu_new", "gelu_pytorch_tanh")  # one function
 _MOST = 8  # names that an error lists
 
 # Options of a published configuration that GPT-2's weights are computed with, and no other value.
 _FIXED = {
     "model_type": "gpt2",
-    "activation_function": "gelu_new",
+    "activation_function": "gelu_new",  # and by its other names
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -71,7 +72,8 @@ def from_huggingface(
     Args:
       path: a folder with ``config.json`` and ``model.safetensors``, or the parts that a
         ``model.safetensors.index.json`` names. Names may have the prefix ``transformer.``.
-      dropout: rate; None takes ``resid_pdrop`` of the file.
+      dropout: rate; None takes ``resid_pdrop`` of the file. There is one rate here, and none of the
+        attention weights: ``embd_pdrop`` and ``attn_pdrop`` of the file are not kept.
       dtype: as for `GPT2`.
       param_dtype: of the parameters, whatever the files hold.
       attention: as for `GPT2`.
@@ -97,8 +99,14 @@ def from_huggingface(
       True
     """
     folder = Path(path)
-    config = _config(_read_json(folder / "config.json"), dropout, changes)
+    given = _read_json(folder / "config.json")
+    config = _config(given, dropout, changes)
     arrays = _Arrays(folder)
+    if given.get("tie_word_embeddings") is False and "lm_head.weight" not in arrays.places:
+        raise ValueError(
+            "config.json, tie_word_embeddings: expected True, or an lm_head.weight that is the "
+            "token table, got False and no such array"
+        )
     _check_names(set(arrays.names), config, folder)
     model = nnx.eval_shape(
         lambda: GPT2(
@@ -169,7 +177,10 @@ class _Arrays:
     def __init__(self, folder: Path) -> None:
         index, single = folder / _INDEX, folder / _WEIGHTS
         if index.exists() and not single.exists():
-            parts = sorted({folder / part for part in _read_json(index)["weight_map"].values()})
+            places = _read_json(index).get("weight_map")
+            if not isinstance(places, dict) or not places:
+                raise ValueError(f"{index}: expected a weight_map from names to files, got none")
+            parts = sorted({folder / part for part in places.values()})
         else:
             parts = [single]
         self.places: dict[str, tuple[Any, str]] = {}
@@ -251,8 +262,13 @@ def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _config(
     given: Mapping[str, Any], dropout: float | None, changes: Mapping[str, Any]
 ) -> GPT2Config:
+    if given.get("activation_function") in _TANH:
+        given = {**given, "activation_function": _FIXED["activation_function"]}
     for name, value in _FIXED.items():
-        if given.get(name, value) != value:
+        if given.get(name, value) != value and (name, given[name]) != (
+            "tie_word_embeddings",
+            False,
+        ):
             raise ValueError(f"config.json, {name}: expected {value!r}, got {given[name]!r}")
     names = {
         "vocabulary": ("vocab_size",),
@@ -316,7 +332,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _opened(path: Path) -> Any:
     library = _safetensors()
     if not path.exists():
-        raise FileNotFoundError(f"{path}: expected weights as safetensors, found nothing")
+        found = "found nothing"
+        for other in sorted(path.parent.glob("pytorch_model*.bin")):
+            found = (
+                f"found {other.name}; convert it, as transformers does by "
+                "save_pretrained(folder, safe_serialization=True)"
+            )
+        raise FileNotFoundError(f"{path}: expected weights as safetensors, {found}")
     try:
         return library.safe_open(path, framework="numpy")
     except library.SafetensorError as error:

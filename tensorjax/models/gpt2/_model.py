@@ -159,6 +159,7 @@ class GPT2(nnx.Module):
           key: as for a call.
         """
         layout = Single() if layout is None else layout
+        tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
         targets = check_ids("targets", targets, self.config.vocabulary, 2)
         shapes = {"targets": targets.shape}
         if weights is None:
@@ -258,6 +259,11 @@ class GPT2(nnx.Module):
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:
     """Returns how many tokens are in a row, or says how many there may be."""
+    if not tokens.shape[0]:
+        raise ValueError(
+            f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
+            "empty batches"
+        )
     if not 1 <= tokens.shape[1] <= config.length:
         raise ValueError(
             f"tokens: expected at least one and at most length = {config.length} of them in a row, "
