@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from tensorjax import _check, _native, linalg
+from tensorjax import _blas, _check, _native, linalg
 from tensorjax._cores import absorb, balanced, placed_like, tall, times_right, triangles, wide
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
@@ -26,7 +26,7 @@ from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
 from tensorjax.tt._reduce import difference
 
 Train = TypeVar("Train", TT, TTMatrix)
-# Exponents of the largest part of a core that host arithmetic takes as it is.
+# Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
@@ -227,8 +227,12 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
     """Host cores, those far from 1 over a power of two; and the exponent of all these together."""
-    exponents = [linalg.exponent_of(c) for c in cores]
-    exponents = [e if abs(e) > _AT_HAND else 0 for e in exponents]
+    with np.errstate(over="ignore"), _blas.one_thread(True):  # more than one would go on spinning
+        squares = [linalg.energy(wide(c)) for c in cores]
+    low, high = 4.0**-_AT_HAND, 4.0**_AT_HAND
+    exponents = [
+        0 if low < s < high else linalg.exponent_of(c) for s, c in zip(squares, cores, strict=True)
+    ]
     return [linalg.scaled(c, -e) for c, e in zip(cores, exponents, strict=True)], sum(exponents)
 
 
