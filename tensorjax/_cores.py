@@ -51,11 +51,11 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
     *first, last = cores
-    total = exponent + exponent_of(last)
-    if fit[0] < total < fit[1]:
+    if fit[0] < exponent + exponent_of(last) < fit[1]:
         return [*first, scaled(last, exponent)]
-    share = total // len(cores)
-    return [*(scaled(c, share) for c in first), scaled(last, exponent - share * len(first))]
+    small = [normalized(c) for c in cores]
+    share, rest = divmod(exponent + sum(e for _, e in small), len(cores))
+    return [scaled(c, share + (rest if k == 0 else 0)) for k, (c, _) in enumerate(small)]
 
 
 def short(a: Any) -> Any:

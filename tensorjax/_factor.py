@@ -148,7 +148,8 @@ def scaled(x: Array, exponent: Any) -> Array:
         if np.ndim(exponent) == 0 and exponent == 0:
             return x
         one = np.ones((), x.real.dtype)
-        return x * np.ldexp(one, half) * np.ldexp(one, exponent - half)
+        with np.errstate(over="ignore"):
+            return x * np.ldexp(one, half) * np.ldexp(one, exponent - half)
     limit = _ieee(jnp.finfo(x.dtype).dtype)[2] - 1
     halves = (jnp.clip(e, -limit, limit) for e in (half, exponent - half))
     for e in halves:

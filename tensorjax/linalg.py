@@ -111,7 +111,7 @@ class SVD(NamedTuple):
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
       s: (…, r) singular values in descending order.
       vh: (…, r, n) orthonormal rows (zero likewise).
-      discarded: (…,) energy ‖a − u s vh‖_F².
+      discarded: (…,) energy ‖a − u s vh‖_F²; infinite or zero where that is out of range.
     """
 
     u: Array
@@ -180,7 +180,8 @@ def truncated_svd(
     s = scaled(out.s, exponent[..., 0])
     discarded = scaled(scaled(out.discarded, exponent[..., 0, 0]), exponent[..., 0, 0])
     parts = (out.u, a.dtype), (s, real), (out.vh, a.dtype), (discarded, real)
-    cast = (part.astype(dtype) for part, dtype in parts)
+    with np.errstate(over="ignore"):  # the energy discarded may be out of range
+        cast = [part.astype(dtype) for part, dtype in parts]
     return SVD(*(cast if is_host(a) else map(jnp.asarray, cast)))
 
 

@@ -261,7 +261,8 @@ def _compress(
         return cores, 0
     if method == "gram" and ranks is None:
         try:
-            return sweeps.gram_round(cores, share), 0
+            with np.errstate(over="ignore", invalid="ignore"):
+                return sweeps.gram_round(cores, share), 0
         except sweeps.InaccurateGram:
             method = "svd"
     if method == "randomized" and ranks is not None:
