@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import _check
-from tensorjax._factor import adjoint, is_host, matmul, normalized, triangle
+from tensorjax._factor import adjoint, exponent_of, matmul, normalized, scaled, triangle
 
 Cores = list[Any]
 
@@ -41,11 +41,21 @@ def times_mode(core: Any, matrix: Any) -> Any:
 
 
 def in_range(x: Any) -> Any:
-    """x over a power of two, so that its largest part is near 1; also for NumPy arrays."""
-    if not is_host(x):
-        return normalized(x)[0]
-    exponent = np.clip(np.frexp(np.abs(x).max())[1], -1000, 1000)
-    return x * 2.0 ** -int(exponent)
+    """x over a power of two, so that its largest part is near 1."""
+    return normalized(x)[0]
+
+
+def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
+    """Host cores times 2^exponent: in the last one, or in all of them.
+
+    The last one takes it all if its largest part is then between the powers of two ``fit``.
+    """
+    *first, last = cores
+    if fit[0] < exponent + exponent_of(last) < fit[1]:
+        return [*first, scaled(last, exponent)]
+    small = [normalized(c) for c in cores]
+    share, rest = divmod(exponent + sum(e for _, e in small), len(cores))
+    return [scaled(c, share + (rest if k == 0 else 0)) for k, (c, _) in enumerate(small)]
 
 
 def short(a: Any) -> Any:

@@ -9,6 +9,7 @@ for a while after every call. Taken in turn on two cores they slow a sweep many 
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -71,26 +72,29 @@ def energy(a: Array) -> Array:
     )
 
 
-def normalized(x: Array) -> tuple[Array, Any]:
+def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
     """(x / 2^e, e) with largest part in [1/2, 1): exact, and safe from overflow in long trains."""
-    e = exponent_of(x)
-    return (x, e) if is_host(x) else (x * power_of_two(-e, x.dtype), e)
+    e = exponent_of(x, axis)
+    return (scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype)), e
 
 
-def exponent_of(x: Array) -> Any:
+def exponent_of(x: Array, axis: Any = None) -> Any:
     """e with the largest real or imaginary part of x in [2^(e−1), 2^e).
 
-    It is 0 on the host, where all is in double precision, whose range is enough.
+    With ``axis`` it is that of each slice over these axes, which are kept, of size one.
     """
+    kept = axis is not None
     if is_host(x):
-        return 0
+        size = largest_part(x, axis)
+        return np.frexp(size)[1] if kept else math.frexp(size)[1]
     x = lax.stop_gradient(x)
     real = jnp.finfo(x.dtype).dtype
     integer, bits, bias = _ieee(real)
 
     def largest(part: Array) -> Any:
         # Magnitudes are ordered as their bits are, and integers compare faster: no NaN to heed.
-        return jnp.max(lax.bitcast_convert_type(part, integer) & jnp.iinfo(integer).max)
+        size = lax.bitcast_convert_type(part, integer) & jnp.iinfo(integer).max
+        return jnp.max(size, axis=axis, keepdims=kept, initial=0)
 
     size = largest(x.real)
     if jnp.iscomplexobj(x):
@@ -98,6 +102,26 @@ def exponent_of(x: Array) -> Any:
     # The bits of the exponent themselves: frexp takes XLA several times longer to compile.
     e = (size >> bits).astype(jnp.int32) - bias + 1
     return jnp.clip(e, 2 - bias, bias - 1)  # both 2^e and 2^(−e) are normal numbers
+
+
+def largest_part(x: Array, axis: Any = None) -> Any:
+    """The largest real or imaginary part in magnitude; 0 of nothing, NaN beside NaN."""
+    parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
+    keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
+    sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
+    return functools.reduce(np.maximum, sizes)
+
+
+def squares_fit(x: Array) -> bool:
+    """Whether ‖x‖², and small shares of it, lie well inside the range of the dtype of ``x``."""
+    top = int(jnp.finfo(x.dtype).maxexp)
+    return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
+
+
+def exponents_held(dtype: Any) -> tuple[int, int]:
+    """Between which exponents of its largest part an array keeps all digits in ``dtype``."""
+    info = jnp.finfo(dtype)
+    return int(info.minexp) + int(info.nmant), int(info.maxexp) - 1
 
 
 def power_of_two(e: Any, dtype: Any) -> jax.Array:
@@ -115,10 +139,22 @@ def _ieee(real: Any) -> tuple[Any, int, int]:
 
 
 def scaled(x: Array, exponent: Any) -> Array:
-    """x · 2^exponent for any exponent, which may overflow or vanish."""
+    """x · 2^exponent for any exponent, which may overflow or vanish.
+
+    In two halves: the value may be in range where 2^exponent is not.
+    """
+    half = exponent // 2
     if is_host(x):
-        return x if exponent == 0 else x * 2.0**exponent
-    return x * jnp.ldexp(jnp.ones((), x.real.dtype), exponent).astype(x.dtype)
+        if np.ndim(exponent) == 0 and exponent == 0:
+            return x
+        one = np.ones((), x.real.dtype)
+        with np.errstate(over="ignore"):
+            return x * np.ldexp(one, half) * np.ldexp(one, exponent - half)
+    limit = _ieee(jnp.finfo(x.dtype).dtype)[2] - 1
+    halves = (jnp.clip(e, -limit, limit) for e in (half, exponent - half))
+    for e in halves:
+        x = x * power_of_two(e, x.dtype)
+    return x
 
 
 def identity_like(n: int, like: Array) -> Array:

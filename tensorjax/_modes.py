@@ -147,13 +147,14 @@ def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
 def _by_grams(cores: Cores, share: float) -> Truncated | None:
     """As `_by_triangles`, on the host; None if Gram matrices are too coarse for the share."""
     rights, weighted = [identity_like(1, cores[0])], []
-    for core in reversed(cores):
+    scaled = [in_range(c) for c in cores]
+    for core in reversed(scaled):
         weighted.append(times_right(core, rights[-1]))
         rights.append(in_range(matmul(wide(weighted[-1]), adjoint(wide(core)))))
     order, factors, tails = len(cores), [], []
     left = identity_like(1, cores[0])
     kept = left[0, 0].real
-    for k, core in enumerate(cores):
+    for k, core in enumerate(scaled):
         seen = absorb(left, weighted[order - 1 - k])
         energies, vectors = eigh(matmul(_unfold(seen), adjoint(_unfold(core))))
         energies = np.maximum(energies, 0)

@@ -30,6 +30,7 @@ from tensorjax._factor import (
     energy,
     epsilon,
     exponent_of,
+    exponents_held,
     factor_dtype,
     identity_like,
     is_host,
@@ -41,6 +42,7 @@ from tensorjax._factor import (
     root,
     scale_columns,
     scaled,
+    squares_fit,
     svd,
     triangle,
     where_positive,
@@ -72,6 +74,7 @@ __all__ = [
     "energy",
     "epsilon",
     "exponent_of",
+    "exponents_held",
     "factor_dtype",
     "gram",
     "identity_like",
@@ -91,6 +94,7 @@ __all__ = [
     "scale_columns",
     "scaled",
     "square_factor",
+    "squares_fit",
     "svd",
     "triangle",
     "truncated_svd",
@@ -107,7 +111,7 @@ class SVD(NamedTuple):
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
       s: (…, r) singular values in descending order.
       vh: (…, r, n) orthonormal rows (zero likewise).
-      discarded: (…,) energy ‖a − u s vh‖_F².
+      discarded: (…,) energy ‖a − u s vh‖_F²; infinite or zero where that is out of range.
     """
 
     u: Array
@@ -161,7 +165,8 @@ def truncated_svd(
     method = choose(method, share, a.dtype)
     if tol is not None and share is None:
         method = "svd"  # a traced tolerance may be anything
-    x = np.asarray(a) if rank is None else a
+    # Squares of the numbers at hand may be out of range: each matrix is brought near 1.
+    x, exponent = normalized(np.asarray(a) if rank is None else a, axis=(-2, -1))
     tail = None if tol is None else tol**2 * energy(x)
     out = _truncated_svd(x, rank, tail, method, key)
     if rank is None and checked < VERIFY_BELOW * epsilon(a.dtype):
@@ -172,8 +177,11 @@ def truncated_svd(
                 break
             out = _truncated_svd(x, out.s.shape[-1] + 1, None, "svd", key)
     real = a.real.dtype
-    parts = (out.u, a.dtype), (out.s, real), (out.vh, a.dtype), (out.discarded, real)
-    cast = (part.astype(dtype) for part, dtype in parts)
+    s = scaled(out.s, exponent[..., 0])
+    discarded = scaled(scaled(out.discarded, exponent[..., 0, 0]), exponent[..., 0, 0])
+    parts = (out.u, a.dtype), (s, real), (out.vh, a.dtype), (discarded, real)
+    with np.errstate(over="ignore"):  # the energy discarded may be out of range
+        cast = [part.astype(dtype) for part, dtype in parts]
     return SVD(*(cast if is_host(a) else map(jnp.asarray, cast)))
 
 

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import Cores
+from tensorjax._cores import Cores, balanced
 from tensorjax._train import TT, single
 from tensorjax.tt import _search
 from tensorjax.tt._oracle import Jit, Oracle, scaled
 from tensorjax.tt._round import _svd_round
 from tensorjax.tt._search import CrossProgress, Estimate, Search, Status
-from tensorjax.tt._sweeps import balanced
 
 _ADVICE: dict[str, str] = {
     "converged": "",
@@ -290,13 +289,13 @@ def _rounded(
         return best
     goal = tol if bound <= tol else _SLACK * bound
     for part in _PARTS:
-        cores = finish(balanced(_svd_round(search.cores, None, part * (goal**2 - bound**2))[0]))
+        cores = finish(balanced(*_svd_round(search.cores, None, part * (goal**2 - bound**2))))
         estimate = search.held.estimate(cores)
         if estimate.bound <= goal:
             best = cores, estimate
             break
     if max_rank is not None and max(c.shape[-1] for c in best[0]) > max_rank:
         ranks = [max_rank] * (len(best[0]) - 1)
-        cores = finish(balanced(_svd_round(best[0], ranks, None)[0]))
+        cores = finish(balanced(*_svd_round(best[0], ranks, None)))
         best = cores, search.held.estimate(cores)
     return best

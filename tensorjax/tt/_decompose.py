@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
+from tensorjax._cores import balanced
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
@@ -45,7 +46,8 @@ def from_dense(
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      TT with orthonormal columns in all cores but the last.
+      TT with orthonormal columns in all cores but the last, which has the norm; where it cannot
+      hold that in the dtype, all share it.
 
     Raises:
       TypeError: integer data, or ``tol`` alone under a JAX transformation.
@@ -107,25 +109,45 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
-    try:
-        with np.errstate(invalid="ignore", over="ignore"):
-            cores = _tt_svd(x, None, budget / bonds, chosen, key)
-    except (np.linalg.LinAlgError, ValueError):
-        _check.finite("x", x)
-        raise
-    _check.finite("x", cores[-1])  # small, and no NaN or Inf in x is lost on the way there
+    at_hand, exponent, cores = _in_range(x, budget / bonds, chosen, key)
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < linalg.VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(train, x, tol):
+    if tol < linalg.VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(
+        train, at_hand, exponent, tol
+    ):
         return _lossless(x.astype(dtype))
     return train
 
 
-def _holds(train: TT, x: np.ndarray, tol: float) -> bool:
-    left = np.ones((1, 1))
-    for c in train.cores:
-        wide = np.asarray(c).astype(np.result_type(c.dtype, np.float64))
-        left = (left @ wide.reshape(wide.shape[0], -1)).reshape(-1, wide.shape[-1])
-    return bool(_energy(left.reshape(x.shape) - x) <= tol**2 * _energy(x))
+def _in_range(
+    x: np.ndarray, share: float, method: Method, key: Any
+) -> tuple[np.ndarray, int, list[Any]]:
+    """x over a power of two, 1 if squares are in range as it is; its exponent; cores of the TT-SVD.
+
+    That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
+    """
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            cores = _tt_svd(x, None, share, method, key)
+        if linalg.squares_fit(cores[-1]):
+            return x, 0, cores
+    except (np.linalg.LinAlgError, ValueError):
+        pass
+    _check.finite("x", x)  # if it is not, the last core is not either
+    small, exponent = linalg.normalized(x)
+    return small, exponent, _tt_svd(small, None, share, method, key)
+
+
+def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
+    """Whether the train is near x · 2^exponent."""
+    left, rest = np.ones((1, 1)), -exponent
+    for k, c in enumerate(train.cores):
+        core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
+        rest += e
+        if k == train.order - 1:
+            core = linalg.scaled(core, rest)
+        left = (left @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[-1])
+    return bool(_energy(left.reshape(x.shape) - x) <= tol**2 * _energy(x.astype(left.dtype)))
 
 
 def _lossless(x: np.ndarray) -> TT:

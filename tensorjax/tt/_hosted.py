@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores import Cores, absorb, balanced, tall, times_right, wide
 from tensorjax.tt._round import _compress
-from tensorjax.tt._sweeps import balanced
 
 
 def product(a: Cores, x: Cores) -> Cores:
@@ -95,8 +94,8 @@ def rounded(x: Cores, tol: float, max_rank: int | None = None) -> Cores:
         return x
     share = tol**2 / (len(x) - 1)
     method = linalg.choose("auto", share, x[0].dtype, levels=1)
-    out = _compress(x, None, tol**2, method, None)[0]
+    out = balanced(*_compress(x, None, tol**2, method, None))
     if max_rank is None or max(len(c) for c in out) <= max_rank:
         return out
     bounds = [min(max_rank, len(c)) for c in out[1:]]
-    return _compress(out, bounds, None, "svd", None)[0]
+    return balanced(*_compress(out, bounds, None, "svd", None))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import cut_ranks, placed_like
+from tensorjax._cores import balanced, cut_ranks, placed_like
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
@@ -323,7 +323,7 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
     share = max(tol**2 - len(factors[0]) * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     if len(factors[0]) > 1:
         try:
-            cores = sweeps.balanced(fused.by_grams(factors, scaled, share))
+            cores = balanced(fused.by_grams(factors, scaled, share))
             found = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
             return TT._unchecked(placed_like(found.cores, terms[0][-1].cores))
         except sweeps.InaccurateGram:
@@ -416,7 +416,7 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
         if exact or fused.missed(factors, weights, cores, _PROBES, probe) <= _SKETCH * tol:
             break
         width *= 2
-    found = TT._unchecked(tuple(jax.device_put(sweeps.balanced(cores))))
+    found = TT._unchecked(tuple(jax.device_put(balanced(cores))))
     if len(modes) > 1:
         part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
         found = round(found, tol=part)

@@ -16,16 +16,18 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from tensorjax import _check, _native, linalg
-from tensorjax._cores import absorb, placed_like, tall, times_right, triangles, wide
+from tensorjax import _blas, _check, _native, linalg
+from tensorjax._cores import absorb, balanced, placed_like, tall, times_right, triangles, wide
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
 from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
-from tensorjax.tt._reduce import distance
+from tensorjax.tt._reduce import difference
 
 Train = TypeVar("Train", TT, TTMatrix)
+# Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
+_AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
 
@@ -206,25 +208,41 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     """On the host: in double precision, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
-    host = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    host, exponent = _at_hand(given)
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
     for share in (budget, budget / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
-        cores = sweeps.balanced(_compress(host, None, share, chosen, key)[0])
-        out = TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
+        cores, e = _compress(host, None, share, chosen, key)
+        cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
+        out = TT._unchecked(tuple(jax.device_put(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
-        if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
+        if tol >= linalg.VERIFY_BELOW * eps or _holds(cores, given, tol):
             return out
     return trim(t)  # exact: roundoff alone is larger than what may be discarded
 
 
-def _holds(out: TT, t: TT, tol: float) -> bool:
+def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
+    """Host cores, those far from 1 over a power of two; and the exponent of all these together."""
+    with np.errstate(over="ignore"), _blas.one_thread(True):  # more than one would go on spinning
+        squares = [linalg.energy(wide(c)) for c in cores]
+    low, high = 4.0**-_AT_HAND, 4.0**_AT_HAND
+    exponents = [
+        0 if low < s < high else linalg.exponent_of(c) for s, c in zip(squares, cores, strict=True)
+    ]
+    return [linalg.scaled(c, -e) for c, e in zip(cores, exponents, strict=True)], sum(exponents)
+
+
+def _holds(found: list[Any], given: list[Any], tol: float) -> bool:
     # The norm is the distance from zero: on the host, where nothing is compiled.
-    nothing = TT._unchecked(tuple(np.zeros((1, n, 1), t.dtype) for n in t.shape))
-    return float(distance(t, out)) <= tol * float(distance(t, nothing))
+    wide = given[0].dtype
+    nothing = [np.zeros((1, c.shape[1], 1), wide) for c in given]
+    error, e = difference(given, [c.astype(wide) for c in found])
+    norm, exponent = difference(given, nothing)
+    return bool(np.ldexp(error, e - exponent) <= tol * norm)
 
 
 def _compress(
@@ -243,7 +261,8 @@ def _compress(
         return cores, 0
     if method == "gram" and ranks is None:
         try:
-            return sweeps.gram_round(cores, share), 0
+            with np.errstate(over="ignore", invalid="ignore"):
+                return sweeps.gram_round(cores, share), 0
         except sweeps.InaccurateGram:
             method = "svd"
     if method == "randomized" and ranks is not None:

@@ -26,22 +26,10 @@ class InaccurateGram(ArithmeticError):
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
     """Multiplies a train by 2^exponent: in its last core, or in all if one could not hold it."""
-    if linalg.is_host(cores[0]):
-        return cores
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
     return [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
-
-
-def balanced(cores: Cores) -> Cores:
-    """Spreads a very large or small norm from the last core over all of them (host arrays)."""
-    exponent = int(np.frexp(np.abs(cores[-1]).max())[1])
-    if abs(exponent) < 100:
-        return cores
-    share = exponent // len(cores)
-    *first, last = cores
-    return [*(c * 2.0**share for c in first), last * 2.0 ** (-share * len(first))]
 
 
 class RightFactor(NamedTuple):
@@ -55,7 +43,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
     """Right factors of host cores by Gram matrices, and ‖t‖².
 
     Raises:
-      InaccurateGram: a Gram matrix overflows.
+      InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.
     """
     factors: list[RightFactor] = []
     g: Any = None
@@ -66,6 +54,8 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
             weighted = core if g is None else times_right(core, g)
             g = linalg.matmul(wide(weighted), linalg.adjoint(wide(core)))
         factors.append(gram_factor(g))
+        if not 2.0**-600 < factors[-1].norm < 2.0**600:
+            raise InaccurateGram
     return factors[-2::-1], g[0, 0].real
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import balanced
 from tensorjax.linalg import Method
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, times, unfold
@@ -33,8 +34,9 @@ def from_dense(
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      Tucker with a dense core and orthonormal factors. The squared error is the sum of the energies
-      discarded mode by mode.
+      Tucker with a dense core and orthonormal factors; a norm that the core cannot hold in the
+      dtype is shared with them. The squared error is the sum of the energies discarded mode by
+      mode.
 
     Raises:
       TypeError: integer data, or ``tol`` alone under a JAX transformation.
@@ -99,15 +101,34 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     eps = linalg.epsilon(dtype)
     budget = max(tol**2 - (x.ndim + 1) * (eps / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / x.ndim, wide)
-    core, factors = st_hosvd(x, None, budget / x.ndim, chosen, key)
+    at_hand, exponent, (core, factors) = _in_range(x, budget / x.ndim, chosen, key)
+    *factors, core = balanced([*factors, core], exponent, fit=linalg.exponents_held(dtype))
     out = Tucker(*jax.device_put((core.astype(dtype), [u.astype(dtype) for u in factors])))
-    if tol < linalg.VERIFY_BELOW * eps and not _holds(out, x.astype(wide), tol):
+    if tol < linalg.VERIFY_BELOW * eps and not _holds(out, at_hand.astype(wide), exponent, tol):
         return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
     return out
 
 
-def _holds(t: Tucker, x: np.ndarray, tol: float) -> bool:
-    core, *factors = (np.asarray(leaf).astype(x.dtype) for leaf in jax.tree.leaves(t))
+def _in_range(
+    x: np.ndarray, share: float, method: Method, key: Any
+) -> tuple[np.ndarray, int, tuple[Any, list[Any]]]:
+    """x over a power of two, 1 if squares are in range as it is; its exponent; core and factors."""
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = st_hosvd(x, None, share, method, key)
+        if linalg.squares_fit(found[0]):
+            return x, 0, found
+    except (np.linalg.LinAlgError, ValueError):
+        pass
+    small, exponent = linalg.normalized(x)
+    return small, exponent, st_hosvd(small, None, share, method, key)
+
+
+def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
+    """Whether ``t`` is near x · 2^exponent."""
+    leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
+    core, *factors = (leaf for leaf, _ in leaves)
+    core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)
     return bool(np.linalg.norm(times(core, factors) - x) <= tol * np.linalg.norm(x))
 
 

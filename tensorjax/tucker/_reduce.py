@@ -1,5 +1,6 @@
 """Numbers out of Tucker tensors: inner products, norms, distances, entries."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores import short, tall, wide
 from tensorjax._train import TT
+from tensorjax.tt._reduce import difference
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, on_host, one, times
 
@@ -114,7 +116,8 @@ def _distance(x: Tucker, y: Tucker) -> Any:
         exponent = exponent + e
     a, b = times(a, left), times(b, right)
     if isinstance(a, TT):
-        return xp.ldexp(a.namespace.distance(a, b), exponent)
+        length, e = difference(a.cores, b.cores)
+        return xp.ldexp(length, exponent + e)
     return _length(a - b, exponent)
 
 
@@ -123,20 +126,19 @@ def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
 
     Trains stay as they are: their own functions keep them in range.
     """
-    if isinstance(parts[0], TT) or linalg.is_host(parts[0]):
+    if isinstance(parts[0], TT):
         return parts, 0
-    exponent = linalg.exponent_of(parts[0])
-    for part in parts[1:]:
-        exponent = jnp.maximum(exponent, linalg.exponent_of(part))
-    return [part * linalg.power_of_two(-exponent, part.dtype) for part in parts], exponent
+    xp = np if linalg.is_host(parts[0]) else jnp
+    exponent = functools.reduce(xp.maximum, map(linalg.exponent_of, parts))
+    return [linalg.scaled(part, -exponent) for part in parts], exponent
 
 
 def _length(core: Any, exponent: Any) -> Any:
     """‖core‖ · 2^exponent."""
     if isinstance(core, TT):
         xp = np if linalg.is_host(core.cores[0]) else jnp
-        nothing = TT._unchecked(tuple(xp.zeros((1, n, 1), core.dtype) for n in core.shape))
-        return xp.ldexp(core.namespace.distance(core, nothing), exponent)
+        length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])
+        return xp.ldexp(length, exponent + e)
     xp = np if linalg.is_host(core) else jnp
     core, e = linalg.normalized(core)
     return xp.ldexp(linalg.root(linalg.energy(core.reshape(1, -1))), exponent + e)

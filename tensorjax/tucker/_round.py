@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, _modes, linalg
-from tensorjax._cores import cut_ranks, short
+from tensorjax._cores import balanced, cut_ranks, short
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._decompose import feasible_ranks, st_hosvd
-from tensorjax.tucker._reduce import distance, norm
+from tensorjax.tucker._reduce import _distance, _norm
 from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
 
 
@@ -92,7 +93,8 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
-    core, basis = orthonormalized(on_host(t))
+    given, exponent = _scaled(on_host(t))
+    core, basis = orthonormalized(given)
     for share in (budget, budget / 100):
         if isinstance(t.core, TT):
             small, factors = _reduced_train(core, share, t.dtype)
@@ -100,12 +102,31 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
             method = linalg.choose("auto", share / t.order, core.dtype)
             small, factors = st_hosvd(core, None, share / t.order, method, None)
         factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
-        out = jax.device_put(Tucker._unchecked(small, factors).astype(t.dtype))
+        out = jax.device_put(_scaled_back(small, factors, exponent, t.dtype).astype(t.dtype))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
-        if tol >= linalg.VERIFY_BELOW * eps or float(distance(t, out)) <= tol * float(norm(t)):
+        if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
             return out
     return t  # exact: roundoff alone is larger than what may be discarded
+
+
+def _holds(out: Tucker, t: Tucker, tol: float) -> bool:
+    return bool(_distance(on_host(t), on_host(out)) <= tol * _norm(on_host(t)))
+
+
+def _scaled(t: Tucker) -> tuple[Tucker, int]:
+    """All arrays of a tensor on the host near 1, over powers of two; and their exponent."""
+    leaves, structure = jax.tree.flatten(t)
+    leaves, exponents = zip(*map(linalg.normalized, leaves), strict=True)
+    return jax.tree.unflatten(structure, leaves), sum(exponents)
+
+
+def _scaled_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) -> Tucker:
+    if isinstance(core, TT):
+        cores = balanced([np.asarray(c) for c in core.cores], exponent)
+        return Tucker._unchecked(TT._unchecked(tuple(cores)), tuple(factors))
+    *factors, core = balanced([*factors, core], exponent, fit=linalg.exponents_held(dtype))
+    return Tucker._unchecked(core, tuple(factors))
 
 
 def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
