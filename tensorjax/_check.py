@@ -4,6 +4,7 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
+import contextlib
 import math
 import numbers
 from collections.abc import Sequence
@@ -20,9 +21,22 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def at_once() -> contextlib.AbstractContextManager[None]:
+    """Where concrete arrays are computed with as outside, though a program is being traced."""
+    traced = isinstance(jnp.zeros(()), Tracer)
+    return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
+
+
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns ``x`` as an array of floating or complex dtype, or raises TypeError."""
+    """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
     array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    if array.dtype.type in (np.longdouble, np.clongdouble):
+        raise TypeError(
+            f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "
+            f"{array.dtype}; convert it first, for example with .astype(np.float64)"
+        )
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         raise TypeError(
             f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "

@@ -336,6 +336,21 @@ def _with_data(x: jsparse.BCOO, data: Any) -> jsparse.BCOO:
     return jsparse.BCOO((data, x.indices), shape=x.shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "index", "dtype"),
+    [((10**4,) * 3, 2**31 - 1, "int32"), ((10, 100), 127, "int8"), ((5, 200), 127, "int8")],
+)
+def test_indices_narrower_than_the_shape(shape: tuple[int, ...], index: int, dtype: str) -> None:
+    p = sketch.ttrp(KEY, shape, (3,) * len(shape))
+    values = jnp.array([1.0, 2.0])
+
+    def image(dtype: str) -> jax.Array:
+        places = jnp.array([[0, 5], [1, index]], dtype)
+        return sketch.apply(p, jsparse.BCOO((values, places), shape=(2, math.prod(shape))))
+
+    np.testing.assert_array_equal(image(dtype), image("int64"))
+
+
 def test_edges_of_sparse_input() -> None:
     p = drawn("ttrp")
     assert not np.any(sketch.apply(p, scipy.sparse.csr_array((4, 60))))
@@ -522,6 +537,35 @@ def test_a_large_numpy_array_goes_piece_by_piece(
     x[4, 2, 59] = np.nan
     with pytest.raises(ValueError, match="finite"):
         sketch.apply(p, x)
+
+
+def test_a_large_numpy_array_inside_jit(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_apply, "_HOST_CHUNK", 200)
+    p, x = drawn("ttrp"), rng.standard_normal((15, 60))
+    y = sketch.apply(p, x)
+    np.testing.assert_allclose(jax.jit(lambda s: s * sketch.apply(p, x))(2.0), 2 * y, atol=1e-12)
+    slope = jax.jit(jax.grad(lambda s: jnp.sum(s * sketch.apply(p, x))))(2.0)
+    np.testing.assert_allclose(slope, np.sum(y), atol=1e-12)
+
+
+def test_a_sparse_map_sees_what_it_does_not_touch() -> None:
+    p = sketch.sparse(KEY, 10_000, 4, s="sqrt")
+    x = np.zeros((2, 10_000))
+    x[1, np.setdiff1d(np.arange(10_000), np.asarray(p.index) % 10_000)[0]] = np.nan
+    with pytest.raises(ValueError, match="x: expected finite"):
+        sketch.apply(p, x)
+
+
+def test_numbers_that_jax_does_not_have(rng: np.random.Generator) -> None:
+    p, x = drawn("ttrp"), rng.standard_normal((2, 60))
+    np.testing.assert_array_equal(sketch.apply(p, x.astype(">f8")), sketch.apply(p, x))
+    np.testing.assert_array_equal(sketch.variance(p, x.astype(">f8")), sketch.variance(p, x))
+    long = scipy.sparse.csr_array(x).astype(np.longdouble)
+    for wide in (x.astype(np.longdouble), x.astype(np.clongdouble), long):
+        with pytest.raises(TypeError, match="that JAX can hold"):
+            sketch.apply(p, wide)
 
 
 def test_equal_shapes_compile_once(rng: np.random.Generator) -> None:
