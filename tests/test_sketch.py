@@ -818,6 +818,40 @@ def test_variance_is_differentiable(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(jnp.sum(g * c), 4 * sketch.variance(p, train), rtol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e36, 1e-30])
+@pytest.mark.parametrize("name", ["ttrp", "gaussian", "six modes"])
+def test_variance_of_numbers_near_the_limits(
+    name: str, size: float, rng: np.random.Generator
+) -> None:
+    six = sketch.ttrp(KEY, (2,) * 6, (1,) * 6, dtype="float32")
+    p = six if name == "six modes" else drawn(name).astype("float32")
+    x = rng.standard_normal(p.in_size).astype(np.float32)
+    wanted = sketch.variance(p, x, relative=True)
+    for scaled in (size * x, size * x.astype(np.complex64)):
+        found = sketch.variance(p, scaled.astype(np.result_type(x, scaled.dtype)), relative=True)
+        if not np.iscomplexobj(scaled):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
+        assert np.isfinite(found)
+        assert found > 0
+    np.testing.assert_allclose(
+        sketch.variance(p, 1e-7 * x), 1e-28 * sketch.variance(p, x), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [(1e200, 1e-200), (1e-200, 1e-50), (1e-200, 1e160), (1e-80, 1e130)]
+)
+def test_variance_of_cores_that_leave_the_range(left: float, right: float) -> None:
+    p = sketch.ttrp(KEY, (8, 9), (2, 3))
+    x = tt.random(jax.random.key(1), (8, 9), 2)
+    far = tt.TT([left * x.cores[0], right * x.cores[1]])
+    wanted = sketch.variance(p, x, relative=True)
+    np.testing.assert_allclose(sketch.variance(p, far, relative=True), wanted, rtol=1e-12)
+    factor = (left * right) ** 2
+    expected = factor * sketch.variance(p, x) * factor
+    np.testing.assert_allclose(sketch.variance(p, far), expected, rtol=1e-12)
+
+
 def test_variance_checks_its_arguments() -> None:
     p = drawn("ttrp")
     with pytest.raises(ValueError, match="one TT of shape"):
