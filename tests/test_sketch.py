@@ -123,6 +123,20 @@ def test_row_cuts_have_nearly_the_least_worst_variance() -> None:
             assert chosen <= 1.25 * least * (1 + 1e-12)
 
 
+def test_rows_of_many_modes_are_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _factor.rows(2**60, 60) == (2,) * 60
+    assert _factor.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
+    cuts = _factor._near_equal(10**9 + 7, 30)
+    assert 0 < len(cuts) <= 8
+    assert all(10**9 < math.prod(m) <= 1.5 * 10**9 + 13 for m in cuts)
+    for size in (23, 59, 1000, 1021, 10**5 + 3):  # few modes, by both ways
+        wanted = _pairings.total(_factor.rows(size, 5), size, (1,) * 4, 3.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(_factor, "_FEW_MODES", 1)
+            found = _pairings.total(_factor.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0)
+        assert found <= 1.05 * wanted
+
+
 def test_contradicting_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="one number of modes"):
         sketch.ttrp(KEY, (3, 4), (2, 2, 2))
