@@ -4,16 +4,19 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
-import contextlib
+import functools
 import math
 import numbers
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
@@ -21,10 +24,20 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
-def at_once() -> contextlib.AbstractContextManager[None]:
-    """Where concrete arrays are computed with as outside, though a program is being traced."""
-    traced = isinstance(jnp.zeros(()), Tracer)
-    return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
+def at_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Computes with concrete arguments as outside, though a program around it is being traced."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*args, **options)
+        except TypeError:  # JAX's own among them: what was concrete may be so no more on the way
+            if is_traced(args, options):
+                raise
+        with jax.ensure_compile_time_eval():
+            return function(*args, **options)
+
+    return wrapped
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:

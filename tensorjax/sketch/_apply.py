@@ -102,8 +102,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
     if isinstance(x, np.ndarray) and x.size > 2 * _HOST_CHUNK and not _check.is_traced(p):
-        with _check.at_once():
-            y, finite = _project_host(p, x, lead)
+        y, finite = _project_host(p, x, lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
     if not _known_true(finite):
@@ -111,6 +110,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     return y
 
 
+@_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Some rows at a time: a copy of the whole of x would cost far more than the projection.
 

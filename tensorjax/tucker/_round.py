@@ -15,6 +15,7 @@ from tensorjax.tucker._reduce import distance, norm
 from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
 
 
+@_check.at_once
 def round(
     t: Tucker,
     *,
