@@ -832,7 +832,7 @@ def test_variance_is_differentiable(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(jnp.sum(g * c), 4 * sketch.variance(p, train), rtol=1e-9)
 
 
-@pytest.mark.parametrize("size", [1e36, 1e-30])
+@pytest.mark.parametrize("size", [5e37, 1e-30])
 @pytest.mark.parametrize("name", ["ttrp", "gaussian", "six modes"])
 def test_variance_of_numbers_near_the_limits(
     name: str, size: float, rng: np.random.Generator
