@@ -13,7 +13,11 @@ JOBS ?= 2
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# What is compiled on installation is compiled again when it has changed.
+COMPILED = hatch_build.py $(wildcard tensorjax/_native/*.cc tensorjax/_native/*.h) \
+	tensorjax/_native/level.py tensorjax/offload/_backends/_uring_c.c
+
+$(VENV)/installed: pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e ".[nn,experiments,network,offload,dev]"

@@ -4,15 +4,19 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
+import functools
 import math
 import numbers
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
@@ -20,9 +24,32 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def at_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Computes with concrete arguments as outside, though a program around it is being traced."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*args, **options)
+        except TypeError:  # JAX's own among them: what was concrete may be so no more on the way
+            if is_traced(args, options):
+                raise
+        with jax.ensure_compile_time_eval():
+            return function(*args, **options)
+
+    return wrapped
+
+
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns ``x`` as an array of floating or complex dtype, or raises TypeError."""
+    """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
     array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    if array.dtype.type in (np.longdouble, np.clongdouble):
+        raise TypeError(
+            f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "
+            f"{array.dtype}; convert it first, for example with .astype(np.float64)"
+        )
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         raise TypeError(
             f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "

@@ -216,7 +216,7 @@ def after(x: Array, *done: Array) -> Array:
     holds a thread of XLA's pool while it waits for others to do the work: on two cores two of them
     hold both, and the program stands still for ever (seen with jaxlib 0.10.1).
     """
-    for y in done:
+    for y in (y for y in done if y.size):
         zero = 0 * y.ravel()[:1].real
         x = x + zero.reshape((1,) * x.ndim).astype(x.dtype)
     return x

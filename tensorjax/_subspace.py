@@ -340,7 +340,7 @@ def _cut(
         allowed = xp.maximum(tail - noise * suffix[..., 0], 0)
         mask = suffix > xp.asarray(allowed)[..., None]
         if is_host(energies):
-            count = min(count, max(1, int(mask.sum(-1).max())))
+            count = min(count, int(mask.sum(-1).max(initial=1)))
         mask = mask[..., :count]
         if is_host(energies) and mask.all():
             mask = None

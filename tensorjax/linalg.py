@@ -140,11 +140,11 @@ def truncated_svd(
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      `SVD` (u, s, vh, discarded).
+      `SVD` (u, s, vh, discarded), in the dtype of ``a``; half precision is factored in single.
 
     Raises:
       TypeError: ``tol`` alone under a JAX transformation, or an integer dtype.
-      ValueError: neither given, rank < 1, or tol below 10 eps.
+      ValueError: neither given, rank < 1, tol below 10 eps, or m or n is 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -154,6 +154,8 @@ def truncated_svd(
     a = _check.inexact("a", a)
     if a.ndim < 2:
         raise ValueError(f"a: expected a matrix (…, m, n), got shape {a.shape}")
+    if 0 in a.shape[-2:]:
+        raise ValueError(f"a: expected matrices with rows and columns, got shape {a.shape}")
     _check.tol_or_rank(tol, rank, a)
     _check.finite("a", a)
     rank = None if rank is None else min(_check.integer("rank", rank, low=1), *a.shape[-2:])
@@ -166,7 +168,7 @@ def truncated_svd(
     if tol is not None and share is None:
         method = "svd"  # a traced tolerance may be anything
     # Squares of the numbers at hand may be out of range: each matrix is brought near 1.
-    x, exponent = normalized(np.asarray(a) if rank is None else a, axis=(-2, -1))
+    x, exponent = normalized(_wide(np.asarray(a) if rank is None else a), axis=(-2, -1))
     tail = None if tol is None else tol**2 * energy(x)
     out = _truncated_svd(x, rank, tail, method, key)
     if rank is None and checked < VERIFY_BELOW * epsilon(a.dtype):
@@ -183,6 +185,11 @@ def truncated_svd(
     with np.errstate(over="ignore"):  # the energy discarded may be out of range
         cast = [part.astype(dtype) for part, dtype in parts]
     return SVD(*(cast if is_host(a) else map(jnp.asarray, cast)))
+
+
+def _wide(a: Array) -> Array:
+    dtype = factor_dtype(a.dtype)
+    return a if a.dtype == dtype else a.astype(dtype)
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
@@ -222,7 +229,10 @@ def polar(a: Array) -> tuple[Array, Array]:
     Procrustes problem. For m < n, u has orthonormal rows instead.
 
     Args:
-      a: (…, m, n), floating or complex.
+      a: (…, m, n), floating or complex; half precision is factored in single.
+
+    Returns:
+      (u, p), in the dtype of ``a``.
 
     Raises:
       TypeError: ``a`` has an integer dtype.
@@ -234,5 +244,7 @@ def polar(a: Array) -> tuple[Array, Array]:
       [[ 0. -1.]
        [ 1.  0.]]
     """
-    u, s, vh = svd(_check.inexact("a", a))
-    return matmul(u, vh), matmul(scale_columns(adjoint(vh), s), vh)
+    a = _check.inexact("a", a)
+    u, s, vh = svd(_wide(a))
+    p = matmul(scale_columns(adjoint(vh), s), vh)
+    return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

@@ -1,6 +1,7 @@
 """What is written in C and C++ is built on installation, or a reason given why not."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,20 @@ def test_it_is_built_or_a_reason_given(
     if not why:
         assert Path(library).name.startswith(stem)
         assert Path(library).stat().st_size > 1000
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+@pytest.mark.parametrize("changed", ["hatch_build.py", "tensorjax/_native/team.h"])
+def test_make_installs_again_when_what_is_compiled_has_changed(
+    changed: str, tmp_path: Path
+) -> None:
+    installed = tmp_path / "installed"
+    installed.touch()
+    command = ["make", "--question", "install", f"VENV={tmp_path}"]
+
+    def is_old(*options: str) -> bool:
+        done = subprocess.run([*command, *options], cwd=ROOT, check=False, capture_output=True)
+        return done.returncode == 1
+
+    assert not is_old()
+    assert is_old("--what-if", changed)

@@ -94,6 +94,44 @@ def test_factors_keep_dtype_and_kind(rng, dtype, array):
             assert isinstance(out.u, np.ndarray) == (array is np.asarray), (options, method)
 
 
+@pytest.mark.parametrize("array", HOST_OR_DEVICE)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_factored_in_single(rng, dtype, array):
+    a = array(jnp.asarray(rng.standard_normal((6, 5)), dtype))
+    single = np.asarray(a, np.float32)
+    for options in (
+        {"tol": 0.1},
+        {"rank": 2},
+        {"rank": 3, "tol": 0.1},
+        {"rank": 2, "method": "gram"},
+    ):
+        out = linalg.truncated_svd(a, **options)
+        assert {part.dtype for part in out} == {a.dtype}, options
+        s = np.linalg.svd(single)[1][: out.s.shape[-1]]
+        np.testing.assert_allclose(np.asarray(out.s, np.float32), s, rtol=1e-2)
+    u, p = linalg.polar(a)
+    assert u.dtype == p.dtype == a.dtype
+    u, p = np.asarray(u, np.float32), np.asarray(p, np.float32)
+    np.testing.assert_allclose(u @ p, single, atol=5e-2)
+
+
+@pytest.mark.parametrize("array", HOST_OR_DEVICE)
+def test_batches_of_nothing(array):
+    a = array(np.zeros((0, 3, 4)))
+    assert [part.shape for part in linalg.qr(a)] == [(0, 3, 3), (0, 3, 4)]
+    assert linalg.range_finder(a, 2).shape == (0, 3, 2)
+    for options in ({"tol": 1e-3}, {"rank": 2}, {"rank": 2, "tol": 1e-3}):
+        for method in linalg.METHODS:
+            out = linalg.truncated_svd(a, method=method, **options)
+            rank = out.s.shape[-1]
+            assert (out.u.shape, out.vh.shape) == ((0, 3, rank), (0, rank, 4))
+            assert out.discarded.shape == (0,)
+    for shape in ((3, 0, 4), (4, 0)):
+        for options in ({"tol": 1e-3}, {"rank": 2}):
+            with pytest.raises(ValueError, match="a: expected matrices with rows and columns"):
+                linalg.truncated_svd(array(np.zeros(shape)), **options)
+
+
 @pytest.mark.parametrize("dtype", REAL)
 def test_discarded_is_the_error(rng, dtype):
     a = matrix(rng, 40, 30, np.logspace(0, -5, 30), dtype)

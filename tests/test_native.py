@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,29 @@ import pytest
 from tensorjax import _blas, _native, sketch, tt
 from tensorjax.sketch import _dense
 
+# The first thread is made, and the system refuses all others.
+FEW_THREADS = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <atomic>
+#include <cerrno>
+#include "team.h"
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) noexcept {
+  static int made = 0;
+  if (made++) return EAGAIN;
+  return reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"))(
+      thread, attributes, start, argument);
+}
+
+int main() {
+  tensorjax::Team few(4), none(4);
+  std::atomic<long> sum{0};
+  for (auto* team : {&few, &none}) team->run(100, [&](long piece, int) { sum += piece; });
+  return few.size() == 2 && none.size() == 1 && sum == 9900 ? 0 : 1;
+}
+"""
 ROOT = Path(__file__).resolve().parents[1]
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
 
@@ -518,6 +542,36 @@ def test_one_pass_over_rows_is_the_map(
         sketch.apply(p, x), x @ dense.T, rtol=1e-10 if dtype == "float64" else 1e-3,
         atol=(1e-13 if dtype == "float64" else 1e-5) * np.sqrt(p.in_size),
     )  # fmt: skip
+
+
+@built
+@pytest.mark.usefixtures("alone")
+def test_many_maps_of_the_same_rows_copy_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dense, "_LARGE", 1)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 180)))
+
+    def image(key: jax.Array, x: jax.Array) -> jax.Array:
+        return sketch.apply(sketch.ttrp(key, (9, 20), (3, 2), rank=2, dtype="float64"), x)
+
+    keys = jax.random.split(jax.random.key(0), 7)
+    wanted = jnp.stack([image(key, x) for key in keys])
+    many = jax.jit(jax.vmap(image, (0, None)))
+    np.testing.assert_allclose(many(keys, x), wanted, rtol=1e-10, atol=1e-12)
+    assert "tensorjax_sketch" not in many.lower(keys, x).as_text()
+    slope = jax.grad(lambda x: jnp.sum(jnp.sin(many(keys, x))))(x)
+    one_by_one = sum(jax.grad(lambda x, k=k: jnp.sum(jnp.sin(image(k, x))))(x) for k in keys)
+    np.testing.assert_allclose(slope, one_by_one, rtol=1e-10, atol=1e-12)
+    both = jax.vmap(image)(keys, jnp.stack([x] * 7))
+    np.testing.assert_allclose(both, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="no C++ on Linux")
+def test_a_system_that_gives_few_threads(tmp_path: Path) -> None:
+    source, program = tmp_path / "few.cc", tmp_path / "few"
+    source.write_text(FEW_THREADS)
+    command = ["c++", "-std=c++17", f"-I{ROOT / 'tensorjax' / '_native'}", str(source)]
+    subprocess.run([*command, "-o", str(program), "-lpthread", "-ldl"], check=True, timeout=60)
+    assert subprocess.run([str(program)], check=False, timeout=60).returncode == 0
 
 
 @built

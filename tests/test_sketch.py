@@ -123,6 +123,20 @@ def test_row_cuts_have_nearly_the_least_worst_variance() -> None:
             assert chosen <= 1.25 * least * (1 + 1e-12)
 
 
+def test_rows_of_many_modes_are_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _factor.rows(2**60, 60) == (2,) * 60
+    assert _factor.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
+    cuts = _factor._near_equal(10**9 + 7, 30)
+    assert 0 < len(cuts) <= 8
+    assert all(10**9 < math.prod(m) <= 1.5 * 10**9 + 13 for m in cuts)
+    for size in (23, 59, 1000, 1021, 10**5 + 3):  # few modes, by both ways
+        wanted = _pairings.total(_factor.rows(size, 5), size, (1,) * 4, 3.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(_factor, "_FEW_MODES", 1)
+            found = _pairings.total(_factor.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0)
+        assert found <= 1.05 * wanted
+
+
 def test_contradicting_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="one number of modes"):
         sketch.ttrp(KEY, (3, 4), (2, 2, 2))
@@ -336,6 +350,21 @@ def _with_data(x: jsparse.BCOO, data: Any) -> jsparse.BCOO:
     return jsparse.BCOO((data, x.indices), shape=x.shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "index", "dtype"),
+    [((10**4,) * 3, 2**31 - 1, "int32"), ((10, 100), 127, "int8"), ((5, 200), 127, "int8")],
+)
+def test_indices_narrower_than_the_shape(shape: tuple[int, ...], index: int, dtype: str) -> None:
+    p = sketch.ttrp(KEY, shape, (3,) * len(shape))
+    values = jnp.array([1.0, 2.0])
+
+    def image(dtype: str) -> jax.Array:
+        places = jnp.array([[0, 5], [1, index]], dtype)
+        return sketch.apply(p, jsparse.BCOO((values, places), shape=(2, math.prod(shape))))
+
+    np.testing.assert_array_equal(image(dtype), image("int64"))
+
+
 def test_edges_of_sparse_input() -> None:
     p = drawn("ttrp")
     assert not np.any(sketch.apply(p, scipy.sparse.csr_array((4, 60))))
@@ -522,6 +551,35 @@ def test_a_large_numpy_array_goes_piece_by_piece(
     x[4, 2, 59] = np.nan
     with pytest.raises(ValueError, match="finite"):
         sketch.apply(p, x)
+
+
+def test_a_large_numpy_array_inside_jit(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_apply, "_HOST_CHUNK", 200)
+    p, x = drawn("ttrp"), rng.standard_normal((15, 60))
+    y = sketch.apply(p, x)
+    np.testing.assert_allclose(jax.jit(lambda s: s * sketch.apply(p, x))(2.0), 2 * y, atol=1e-12)
+    slope = jax.jit(jax.grad(lambda s: jnp.sum(s * sketch.apply(p, x))))(2.0)
+    np.testing.assert_allclose(slope, np.sum(y), atol=1e-12)
+
+
+def test_a_sparse_map_sees_what_it_does_not_touch() -> None:
+    p = sketch.sparse(KEY, 10_000, 4, s="sqrt")
+    x = np.zeros((2, 10_000))
+    x[1, np.setdiff1d(np.arange(10_000), np.asarray(p.index) % 10_000)[0]] = np.nan
+    with pytest.raises(ValueError, match="x: expected finite"):
+        sketch.apply(p, x)
+
+
+def test_numbers_that_jax_does_not_have(rng: np.random.Generator) -> None:
+    p, x = drawn("ttrp"), rng.standard_normal((2, 60))
+    np.testing.assert_array_equal(sketch.apply(p, x.astype(">f8")), sketch.apply(p, x))
+    np.testing.assert_array_equal(sketch.variance(p, x.astype(">f8")), sketch.variance(p, x))
+    long = scipy.sparse.csr_array(x).astype(np.longdouble)
+    for wide in (x.astype(np.longdouble), x.astype(np.clongdouble), long):
+        with pytest.raises(TypeError, match="that JAX can hold"):
+            sketch.apply(p, wide)
 
 
 def test_equal_shapes_compile_once(rng: np.random.Generator) -> None:
@@ -772,6 +830,40 @@ def test_variance_is_differentiable(rng: np.random.Generator) -> None:
     by_core = jax.grad(lambda t: sketch.variance(p, t))(train)
     for g, c in zip(by_core.cores, train.cores, strict=True):
         np.testing.assert_allclose(jnp.sum(g * c), 4 * sketch.variance(p, train), rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [5e37, 1e-30])
+@pytest.mark.parametrize("name", ["ttrp", "gaussian", "six modes"])
+def test_variance_of_numbers_near_the_limits(
+    name: str, size: float, rng: np.random.Generator
+) -> None:
+    six = sketch.ttrp(KEY, (2,) * 6, (1,) * 6, dtype="float32")
+    p = six if name == "six modes" else drawn(name).astype("float32")
+    x = rng.standard_normal(p.in_size).astype(np.float32)
+    wanted = sketch.variance(p, x, relative=True)
+    for scaled in (size * x, size * x.astype(np.complex64)):
+        found = sketch.variance(p, scaled.astype(np.result_type(x, scaled.dtype)), relative=True)
+        if not np.iscomplexobj(scaled):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
+        assert np.isfinite(found)
+        assert found > 0
+    np.testing.assert_allclose(
+        sketch.variance(p, 1e-7 * x), 1e-28 * sketch.variance(p, x), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [(1e200, 1e-200), (1e-200, 1e-50), (1e-200, 1e160), (1e-80, 1e130)]
+)
+def test_variance_of_cores_that_leave_the_range(left: float, right: float) -> None:
+    p = sketch.ttrp(KEY, (8, 9), (2, 3))
+    x = tt.random(jax.random.key(1), (8, 9), 2)
+    far = tt.TT([left * x.cores[0], right * x.cores[1]])
+    wanted = sketch.variance(p, x, relative=True)
+    np.testing.assert_allclose(sketch.variance(p, far, relative=True), wanted, rtol=1e-12)
+    factor = (left * right) ** 2
+    expected = factor * sketch.variance(p, x) * factor
+    np.testing.assert_allclose(sketch.variance(p, far), expected, rtol=1e-12)
 
 
 def test_variance_checks_its_arguments() -> None:

@@ -197,6 +197,23 @@ def test_a_padded_loop_compiles_once_and_equals_the_eager_one(rng):
     assert error(dense(out), dense(eager)) <= 2 * steps * 1e-6 * norm(expected)
 
 
+@pytest.mark.parametrize("tol", [1e-3, 1e-13])
+def test_concrete_data_inside_jit(rng, tol):
+    x = rng.standard_normal((3, 4, 5))
+    t, w = tt.from_dense(x, tol=1e-12), tt.matrix_from_dense(np.eye(6), (2, 3), (2, 3), tol=1e-12)
+
+    @jax.jit
+    def f(s):
+        size = [tt.norm(a) for a in (tt.from_dense(x, tol=tol), tt.round(t, tol=tol))]
+        return s * jnp.stack([*size, tt.norm(tt.round(w, tol=tol))])
+
+    np.testing.assert_allclose(f(2.0), 2 * np.array([norm(x), norm(x), 6**0.5]), rtol=1e-3)
+    with pytest.raises(TypeError, match="rank="):
+        jax.jit(lambda t: tt.round(t, tol=tol))(t)
+    with pytest.raises(TypeError, match="x: expected a floating-point"):
+        tt.from_dense(x.astype(int), tol=tol)
+
+
 def test_tol_alone_compiles_nothing_on_a_cpu(rng):
     list_of = [tt.TT(cores(rng, (6, 5, 6), [1 + k % 6, 1 + k % 5], np.float64)) for k in range(30)]
     tt.round(list_of[0], tol=1e-3)

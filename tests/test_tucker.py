@@ -29,6 +29,20 @@ from tests.oracles import (
 SHAPES = [(4, 3, 5), (7,), (1, 1, 1), (1, 5, 1, 3), (40, 3), (3, 40)]
 
 
+@pytest.mark.parametrize("tol", [1e-3, 1e-13])
+def test_concrete_data_inside_jit(rng, tol):
+    x = rng.standard_normal((3, 4, 5))
+    t = tucker.from_dense(x, tol=1e-12)
+
+    @jax.jit
+    def f(s):
+        return s * tucker.norm(tucker.from_dense(x, tol=tol)), s * tucker.norm(
+            tucker.round(t, tol=tol)
+        )
+
+    np.testing.assert_allclose(f(2.0), 2 * norm(x), rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tol_is_kept_with_few_ranks(rng, shape, dtype):

@@ -13,7 +13,7 @@ from tensorjax import _check, tt
 from tensorjax.sketch import _sparse
 from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
-from tensorjax.sketch._types import Projection
+from tensorjax.sketch._types import Projection, Sparse
 
 _HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
 
@@ -45,7 +45,7 @@ def apply(p: Any, x: Any) -> Any:
       p and x to; products of half-precision numbers are summed in float32.
 
     Raises:
-      TypeError: x is of integer dtype, or p is not a map.
+      TypeError: x is of integer or extended precision, or p is not a map.
       ValueError: the shape of x does not fit p, or a concrete x has NaN or Inf.
 
     Example:
@@ -105,12 +105,12 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
         y, finite = _project_host(p, x, lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
-    # Every entry of x meets the map, so NaN or Inf in x shows in y, which is far smaller.
     if not _known_true(finite):
         _check.finite("x", x)
     return y
 
 
+@_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Some rows at a time: a copy of the whole of x would cost far more than the projection.
 
@@ -144,7 +144,9 @@ def _project(p: Any, x: jax.Array, lead: tuple[int, ...]) -> tuple[jax.Array, ja
         return jnp.zeros((*lead, p.out_size), dtype), jnp.asarray(True)
     x = x.reshape(batch, -1).astype(wide)
     y = project(as_dtype(p, wide), x)
-    return y.astype(dtype).reshape(*lead, p.out_size), jnp.all(jnp.isfinite(y))
+    # Where every entry of x meets the map, NaN or Inf in x shows in y, which is far smaller.
+    seen = x if isinstance(p, Sparse) else y
+    return y.astype(dtype).reshape(*lead, p.out_size), jnp.all(jnp.isfinite(seen))
 
 
 def _apply_train(p: Projection, x: tt.TT | tt.TTMatrix) -> Any:

@@ -95,7 +95,25 @@ def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[
 
 @jax.custom_jvp
 def _halves(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    return _one_pass_over(x, a, c)
+
+
+@jax.custom_batching.custom_vmap
+def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
     return _native.sketch(x, a, c)
+
+
+@_one_pass_over.def_vmap
+def _over_batches(
+    size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
+) -> tuple[jax.Array, bool]:
+    """Many maps of the same rows are one wide product: the call would copy x for every map."""
+    x_batched, *maps_batched = batched
+    if x_batched and not any(maps_batched):
+        y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
+        return y.reshape(size, -1, *y.shape[1:]), True
+    function = _native.sketch if x_batched else _halves_by_xla
+    return jax.vmap(function, [0 if b else None for b in batched])(x, a, c), True
 
 
 @_halves.defjvp

@@ -18,6 +18,8 @@ from tensorjax.sketch import _pairings
 _WIDEST_MODE = 4096  # a default factorisation takes more modes rather than a wider one
 _LARGEST_TRIAL_DIVISOR = 10**6
 _UNBALANCED = 2.5  # a mode this many times the geometric mean: pad instead
+_FEW_MODES = 12  # up to here every cut into near-equal factors is tried, 1820 at most
+_TRIED = 8  # cuts into more modes that are
 _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times the variance
 
 
@@ -140,6 +142,27 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
     return (best, -(-size // best))
 
 
+def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
+    """Descending factors near the ``order``-th root whose product is ``size`` or a little more."""
+    root = max(1, int(size ** (1 / order)))
+    if order <= _FEW_MODES:
+        near = range(max(1, root - 1), root + 4)
+        every = itertools.combinations_with_replacement(reversed(near), order)
+        return [m for m in every if size <= math.prod(m) <= 1.5 * size + 2]
+    # Among too many to look at: with every count of the next size but one, the smallest product.
+    out = []
+    for third in range(order + 1):
+        done, rest = (root + 2) ** third, order - third
+        second = next((k for k in range(rest + 1) if _product(done, root, k, rest) >= size), None)
+        if second is not None and _product(done, root, second, rest) <= 1.5 * size + 2:
+            out.append((root + 2,) * third + (root + 1,) * second + (root,) * (rest - second))
+    return sorted(out, key=lambda m: math.prod(1 + 2 / a for a in m))[:_TRIED]
+
+
+def _product(done: int, root: int, second: int, rest: int) -> int:
+    return done * (root + 1) ** second * root ** (rest - second)
+
+
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
     """Cuts M into ``order`` factors, descending, for a small worst-case variance.
@@ -157,13 +180,7 @@ def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
     def worst(m: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         return _pairings.total(m, size, (rank,) * (order - 1), 3.0), m
 
-    root = max(1, int(size ** (1 / order)))
-    near = range(max(1, root - 1), root + 4)
-    padded = [
-        m
-        for m in itertools.combinations_with_replacement(reversed(near), order)
-        if size <= math.prod(m) <= 1.5 * size + 2
-    ]
+    padded = _near_equal(size, order)
     exact = worst(tuple(sorted(_exact(size, order), reverse=True)))
     best = min((worst(m) for m in padded), default=exact)
     return exact[1] if exact[0] <= _PADDING_GAIN * best[0] else best[1]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, tt
+from tensorjax import _check, linalg, tt
 from tensorjax.contract import einsum
 from tensorjax.sketch import _pairings
 from tensorjax.sketch._apply import accumulator, is_folded, promoted
@@ -130,9 +130,9 @@ def _dense_variance(
 
 def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
     # Homogeneous of degree four: a constant scale keeps the powers in range, and gradients exact.
-    top = jax.lax.stop_gradient(jnp.max(jnp.abs(x)) * math.sqrt(x.size))
-    top = jnp.where(top > 0, top, 1)
-    x = x / top.astype(x.dtype)
+    half = math.ceil(math.log2(x.size) / 2)
+    x, exponent = linalg.normalized(x)
+    x = x * 0.5**half
     real = not jnp.iscomplexobj(x)
     square = jnp.sum(jnp.abs(x) ** 2) if not real else jnp.sum(x * x)
     bilinear = jnp.abs(jnp.sum(x * x)) ** 2
@@ -144,19 +144,28 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
         terms = _pairings.patterns(*shape, real=real)
         value = sum(weight * _pattern_value(x, pattern) for pattern, weight in terms.items())
         value = jnp.asarray(value, square.dtype)
-    return _finish(kind, value, square, bilinear, 4 * jnp.log(top), relative)
+    return _finish(kind, value, square, bilinear, exponent + half, relative)
 
 
 def _finish(
-    kind: Family, value: Any, square: Any, bilinear: Any, log_scale: Any, relative: bool
+    kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """From the variance of one block of one term to that of the map."""
+    """From the variance of one block of one term, of x / 2^exponent, to that of the map."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
     if relative:
         return out / jnp.where(square > 0, square, 1) ** 2
-    return out * jnp.exp(log_scale)
+    return _scaled(out, 4 * exponent)
+
+
+def _scaled(x: jax.Array, exponent: Any) -> jax.Array:
+    """x · 2^exponent, wherever that can be represented: neither ∞ · 0 nor 0 · ∞ on the way."""
+    largest = int(jnp.finfo(x.dtype).maxexp) - 2
+    for _ in range(3):  # from the smallest number to the largest
+        step = jnp.clip(exponent, -largest, largest)
+        x, exponent = x * linalg.power_of_two(step, x.dtype), exponent - step
+    return x
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
@@ -203,27 +212,27 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
             f"x: expected TT-ranks whose fourth power fits in memory, got {largest}; round the "
             "train first (tt.round), or compress a dense x of many modes by tt.from_dense"
         )
-    cores, square, log_scale = _normalized(cores)
+    cores, square, exponent = _normalized(cores)
     bilinear = jnp.abs(_two_copies(cores)) ** 2
     if kind.out_shape is None:
         value = square**2 + bilinear + (kind.delta - 3) * _one_pairing(cores, 3)
     else:
         value = _all_pairings(kind, cores)
-    return _finish(kind, value, square, bilinear, 2 * log_scale, relative)
+    return _finish(kind, value, square, bilinear, exponent, relative)
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales the cores by constants to a norm of one; ‖x‖² for them, and the log of its factor."""
+    """Scales the cores by powers of two to a norm of about one; ‖x‖² for them, and the exponent."""
     env = jnp.ones((1, 1), cores[0].dtype)
-    out, log_scale = [], jnp.zeros((), env.real.dtype)
+    out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
+        core, of_core = linalg.normalized(core)  # or its square would leave the range
         env = einsum("ab,aic,bid->cd", env, core.conj(), core, precision=HIGHEST)
-        top = jax.lax.stop_gradient(jnp.max(jnp.abs(env)))
-        top = jnp.where(top > 0, top, 1)
-        env = env / top.astype(env.dtype)
-        out.append(core / jnp.sqrt(top).astype(core.dtype))
-        log_scale = log_scale + jnp.log(top)
-    return out, jnp.real(env[0, 0]), log_scale
+        half = linalg.exponent_of(env) // 2
+        env = env * linalg.power_of_two(-2 * half, env.dtype)
+        out.append(core * linalg.power_of_two(-half, core.dtype))
+        exponent = exponent + of_core + half
+    return out, jnp.real(env[0, 0]), exponent
 
 
 def _two_copies(cores: list[jax.Array]) -> jax.Array:

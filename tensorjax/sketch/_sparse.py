@@ -56,8 +56,11 @@ def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Arra
     """Values, rows and digits (d, nonzeros) of a BCOO array (…, N) or (…, n_1, …, n_d)."""
     if x.n_batch or x.n_dense:
         x = jsparse.bcoo_update_layout(x, n_batch=0, n_dense=0)
-    inside = jnp.all(x.indices < jnp.asarray(x.shape, x.indices.dtype)[None], axis=1)
     # BCOO pads with places outside the array, which gathers would clip back in.
+    most = np.iinfo(x.indices.dtype).max
+    sizes = jnp.asarray([min(n, most) for n in x.shape], x.indices.dtype)
+    all_inside = np.asarray([n > most for n in x.shape])  # whatever such an index may be
+    inside = jnp.all((x.indices < sizes[None]) | all_inside[None], axis=1)
     values = jnp.where(inside, x.data, 0)
     places = jnp.where(inside[:, None], x.indices, 0)
     lead = x.ndim - (len(in_shape) if folded else 1)
@@ -69,9 +72,9 @@ def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Arra
     else:
         digits, rest = [], places[:, -1]
         for n in reversed(in_shape):
-            size = min(n, np.iinfo(rest.dtype).max)  # a wider mode holds every index already
-            digits.append(rest % size)
-            rest = rest // size
+            wider = n > most  # such a mode holds every index already
+            digits.append(rest if wider else rest % n)
+            rest = jnp.zeros_like(rest) if wider else rest // n
         digits = digits[::-1]
     return values, rows, jnp.stack(digits).astype(jnp.int32)
 

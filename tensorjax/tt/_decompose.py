@@ -23,6 +23,7 @@ _LEADING_ROWS = 64
 _LARGE = 2**16
 
 
+@_check.at_once
 def from_dense(
     x: Any,
     *,
@@ -228,6 +229,7 @@ def _leading_modes(shape: Sequence[int]) -> int:
     return max(len(shape) - 1, 1)
 
 
+@_check.at_once
 def matrix_from_dense(
     w: Any,
     row_shape: Sequence[int],

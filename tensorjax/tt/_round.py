@@ -78,6 +78,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
+@_check.at_once
 def round(
     t: Train,
     *,

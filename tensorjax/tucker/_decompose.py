@@ -15,6 +15,7 @@ from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, times, unfold
 
 
+@_check.at_once
 def from_dense(
     x: Any,
     *,

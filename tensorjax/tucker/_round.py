@@ -16,6 +16,7 @@ from tensorjax.tucker._reduce import _distance, _norm
 from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
 
 
+@_check.at_once
 def round(
     t: Tucker,
     *,
