@@ -208,3 +208,12 @@ def test_singular_values_of_float32_batches_and_their_derivatives(rng, method):
     gradient, found = jax.jit(jax.grad(leading, has_aux=True))(big)
     assert times_power(found, -powers[:, None]) == pytest.approx(s[:, :3], rel=1e-4)
     assert np.asarray(gradient) == pytest.approx(u[..., :3] @ vh[:, :3], abs=1e-4)
+
+
+@pytest.mark.parametrize("k", [-664, -565, 664])
+def test_sums_by_gram_matrices_are_rounded_to_the_tolerance(k):
+    x = tt.from_dense(sum_of_products(np.float64), tol=1e-13)
+    big = spread(x, k, "first")
+    with np.errstate(over="ignore", invalid="ignore"):
+        t = tt.linear_combination([big, big], tol=1e-3, method="gram")
+    assert relative(dense(t, k), 2 * dense(x, 0)) <= 1e-3

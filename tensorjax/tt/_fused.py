@@ -208,6 +208,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> Cor
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
     factors, total = grams(terms, weights)
+    sweeps.in_reach(total)
     order = len(terms[0])
     ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
     out: Cores = []

@@ -54,9 +54,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
             weighted = core if g is None else times_right(core, g)
             g = linalg.matmul(wide(weighted), linalg.adjoint(wide(core)))
         factors.append(gram_factor(g))
-        if not 2.0**-600 < factors[-1].norm < 2.0**600:
-            raise InaccurateGram
-    return factors[-2::-1], g[0, 0].real
+    return factors[-2::-1], in_reach(g[0, 0].real)
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
@@ -265,15 +263,24 @@ def gram_factor(g: Any) -> RightFactor:
     """Of a host Gram matrix: by Cholesky, with pivots as far as they are more than roundoff.
 
     Raises:
-      InaccurateGram: there is no factor.
+      InaccurateGram: there is no factor, or the matrix is far from one in size.
     """
-    norm = float(np.linalg.norm(g))
-    if not np.isfinite(norm):
-        raise InaccurateGram
+    norm = in_reach(float(np.linalg.norm(g)))
     roundoff = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
     if _native.factors(g):
         return RightFactor(_native.pivoted_cholesky(g, roundoff), norm)
     return RightFactor(_cholesky(g, roundoff), norm)
+
+
+def in_reach(energy: Any) -> Any:
+    """An energy as it is; products of two such, and small shares of them, are in range.
+
+    Raises:
+      InaccurateGram: it overflows, or is so small that what is left out of it may vanish.
+    """
+    if not 2.0**-500 < energy < 2.0**500:
+        raise InaccurateGram
+    return energy
 
 
 def _cholesky(g: Any, shift: float) -> Any:
