@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
+from tensorjax._cores import difference
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -139,35 +140,6 @@ def distance(x: TT, y: TT) -> jax.Array:
 def _distance(xs: Any, ys: Any) -> Any:
     length, exponent = difference(xs, ys)
     return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
-
-
-def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
-    """‖x − y‖ of two trains, given by their cores, as (m, e): it is m·2^e."""
-    xp = np if linalg.is_host(xs[0]) else jnp
-    left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
-    exponents = [0, 0]
-    for a, b in zip(xs, ys, strict=True):
-        # Each train has a scale of its own: what its cores have on the way may be far apart.
-        small = [linalg.normalized(a), linalg.normalized(b)]
-        # r holds both trains' left parts side by side: r = [left | right].
-        pair = [
-            linalg.matmul(m, c.reshape(c.shape[0], -1)).reshape(-1, c.shape[-1])
-            for m, (c, _) in zip((left, right), small, strict=True)
-        ]
-        stacked = xp.concatenate(pair, axis=-1)
-        r = linalg.qr(stacked)[1] if stacked.shape[0] > stacked.shape[1] else stacked
-        left, p = linalg.normalized(r[:, : a.shape[-1]])
-        right, q = linalg.normalized(r[:, a.shape[-1] :])
-        exponents = [
-            e + size + more for e, (_, size), more in zip(exponents, small, (p, q), strict=True)
-        ]
-    # Of zeros the exponent says nothing.
-    p, q = (
-        xp.where((m != 0).any(), e, -(2**20)) for m, e in zip((left, right), exponents, strict=True)
-    )
-    both = xp.maximum(p, q)
-    rest, e = linalg.normalized(linalg.scaled(left, p - both) + linalg.scaled(right, q - both))
-    return linalg.root(linalg.energy(rest)), both + e
 
 
 def evaluate(t: TT, indices: Any) -> jax.Array:

@@ -17,13 +17,21 @@ import jax
 import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
-from tensorjax._cores import absorb, balanced, placed_like, tall, times_right, triangles, wide
+from tensorjax._cores import (
+    absorb,
+    balanced,
+    difference,
+    placed_like,
+    tall,
+    times_right,
+    triangles,
+    wide,
+)
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
 from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
-from tensorjax.tt._reduce import difference
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import short, tall, wide
+from tensorjax._cores import difference, short, tall, wide
 from tensorjax._train import TT
-from tensorjax.tt._reduce import difference
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, on_host, one, times
 
