@@ -156,16 +156,7 @@ def _finish(
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
     if relative:
         return out / jnp.where(square > 0, square, 1) ** 2
-    return _scaled(out, 4 * exponent)
-
-
-def _scaled(x: jax.Array, exponent: Any) -> jax.Array:
-    """x · 2^exponent, wherever that can be represented: neither ∞ · 0 nor 0 · ∞ on the way."""
-    largest = int(jnp.finfo(x.dtype).maxexp) - 2
-    for _ in range(3):  # from the smallest number to the largest
-        step = jnp.clip(exponent, -largest, largest)
-        x, exponent = x * linalg.power_of_two(step, x.dtype), exponent - step
-    return x
+    return linalg.scaled(out, 4 * exponent)
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
