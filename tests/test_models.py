@@ -1,6 +1,9 @@
 """Models: dense, low-rank and tensorised from one definition; masks, sizes, compilations."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -235,3 +238,32 @@ def test_all_embeddings_begin_with_the_same_spread(name) -> None:
         options = {"dtype": None, "param_dtype": jnp.float32, "rngs": nnx.Rngs(seed)}
         rows.append(with_spread(spec.embedding(64, 16, **options), 0.02)(jnp.arange(64)))
     assert float(jnp.sqrt(jnp.mean(jnp.square(jnp.stack(rows))))) == pytest.approx(0.02, rel=0.35)
+
+
+WITHOUT_XXHASH = """
+import sys
+sys.modules["xxhash"] = None
+from pathlib import Path
+import jax.numpy as jnp
+from flax import nnx
+from tensorjax.models import encoder, gpt2
+from tensorjax import offload
+tokens = jnp.zeros((1, 4), jnp.int32)
+print(gpt2.GPT2(gpt2.GPT2Config.tiny(), rngs=nnx.Rngs(0))(tokens).shape)
+try:
+    offload.TensorStore(sys.argv[1], 2**20)
+except ImportError as error:
+    print(error)
+print(Path(sys.argv[1]).exists())
+"""
+
+
+def test_models_need_nothing_of_the_store(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_XXHASH, str(tmp_path / "store")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    shape, error, left = done.stdout.splitlines()
+    assert shape == "(1, 4, 120)"
+    assert "pip install 'tensorjax[offload]'" in error
+    assert left == "False"

@@ -3,12 +3,18 @@
 from typing import Any
 
 try:
-    from xxhash import xxh3_64_intdigest
-except ImportError as error:  # pragma: no cover
-    raise ImportError(
-        "tensorjax.offload needs the library xxhash; "
-        "install it with pip install 'tensorjax[offload]'"
-    ) from error
+    import xxhash
+except ImportError:  # models name their layers for a trainer without it
+    xxhash = None
+
+
+def require() -> None:
+    """Raises where there is no xxhash, before a store is begun that could not be written."""
+    if xxhash is None:
+        raise ImportError(
+            "tensorjax.offload.TensorStore needs the library xxhash; "
+            "install it with pip install 'tensorjax[offload]'"
+        )
 
 
 def digest(data: Any) -> int:
@@ -17,4 +23,5 @@ def digest(data: Any) -> int:
     >>> digest(b"tensor") == digest(b"tensor"), digest(b"tensor") == digest(b"tenSor")
     (True, False)
     """
-    return xxh3_64_intdigest(data)
+    assert xxhash is not None
+    return xxhash.xxh3_64_intdigest(data)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.offload import _extents, _folder, _index
+from tensorjax.offload import _checksums, _extents, _folder, _index
 from tensorjax.offload._backends import Backend, choose
 from tensorjax.offload._errors import CapacityError, StoreError, StoreWarning
 from tensorjax.offload._extents import Extent
@@ -86,6 +86,7 @@ class TensorStore:
         block: int | None = None,
         options: Mapping[str, Any] | None = None,
     ):
+        _checksums.require()
         self._capacity = _check.integer("capacity", capacity, low=1)
         self._staging = None
         if staging is not None:
