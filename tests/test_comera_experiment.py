@@ -260,7 +260,7 @@ def test_plans_hold_the_end_of_the_early_stage() -> None:
     assert budget.switch(400) in stops
     assert stops[-1] == 400
     assert len(stops) == 6
-    assert trainings(budget, ["flights"]) == 2 * 4 + 6
+    assert trainings(budget) == 2 * 4 + 6
 
 
 def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, tmp_path) -> None:
@@ -269,7 +269,7 @@ def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, 
         evaluations=2, early=0.5, checkpoint_seconds=1e9, hasty=True,
     )  # fmt: skip
     run = cast(Run, SimpleNamespace(console=Console(quiet=True)))
-    with Board(run, trainings(budget, [task.name])) as board:
+    with Board(run, trainings(budget)) as board:
         results = Comparison(task, Options(5.0), budget, Store(tmp_path), board).results()
     assert board.done == board.total == 2 * 3 + 2
     assert sum(r["method"] == "late" for r in results) == 2

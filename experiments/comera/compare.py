@@ -1,6 +1,6 @@
 """All methods on one task: rates tuned, seeds repeated, nothing done twice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,12 +189,12 @@ class Comparison:
         return result
 
 
-def trainings(budget: Budget, tasks: Sequence[Any]) -> int:
-    """How many there are, at most."""
+def trainings(budget: Budget) -> int:
+    """How many there are of a task, at most."""
     tuned = len(budget.rates) - 1 if len(budget.rates) > 1 else 0
     plain = [m for m in budget.methods if m != "late"]
     if "late" in budget.methods and "early" not in plain:
         plain.append("early")
     each = len(plain) * (tuned + len(budget.seeds))
     late = len(budget.targets) * len(budget.seeds) if "late" in budget.methods else 0
-    return len(tasks) * (each + late)
+    return each + late

@@ -20,6 +20,7 @@ class Setting(NamedTuple):
 
     Attributes:
         data: Options of the loader that needs no files.
+        learnt: Samples of that data that are trained on, evenly spaced; None for all.
         batch: Samples a step.
         steps: Steps of a training.
         options: Of the methods.
@@ -29,6 +30,7 @@ class Setting(NamedTuple):
     batch: int
     steps: int
     options: Options
+    learnt: int | None = None
 
 
 SETTINGS: dict[tuple[str, Scale], Setting] = {
@@ -55,7 +57,12 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(3.0, gate_rate=0.05),
     ),
     ("pairs", "default"): Setting(
-        {"vocabulary": 8192, "length": 64}, 32, 900, Options(10.0, head_start=1.5, size_weight=0.3)
+        {"vocabulary": 8192, "length": 64}, 32, 1800,
+        Options(
+            10.0, settle=True, early=0.125, core_weight=1e-5, size_unit=25.0,
+            late_size_weight=3.0, late_growth=100.0,
+        ),
+        learnt=15_000,
     ),
     ("pairs", "published"): Setting({"vocabulary": 30_522}, 32, 100_000, Options(40.0)),
 }  # fmt: skip
@@ -84,4 +91,5 @@ def load(name: str, config: "Config", cache: Path) -> tuple[Task, Options]:
             name, "MNLI", mnli.load(config.mnli, cache=cache), **options
         ), setting.options
     found = pairs.load(**setting.data, cache=cache)
-    return tasks.pairs(name, "pairs of code (stand-in)", found, **options), setting.options
+    data = "pairs of code (stand-in)"
+    return tasks.pairs(name, data, found, learnt=setting.learnt, **options), setting.options

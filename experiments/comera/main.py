@@ -48,8 +48,8 @@ class Config:
     """Models and data: "tiny", "default", or "published" sizes, which want an accelerator."""
     steps: int | None = None
     """Steps of every training, if not those of the task."""
-    early: float = 0.67
-    """Share of the steps that are the early stage."""
+    early: float | None = None
+    """Share of the steps that are the early stage, if not that of the task."""
     evaluations: int = 6
     """Evaluations of every training."""
     criteo: Path | None = None
@@ -70,9 +70,9 @@ class Config:
                 raise ValueError(f"{name}: expected at least one, got none")
         if "late" in self.methods and not self.targets:
             raise ValueError("targets: expected at least one for the late stage, got none")
-        for name in ("targets", "early"):
-            values = getattr(self, name)
-            for value in values if isinstance(values, tuple) else (values,):
+        shares = {"targets": self.targets, "early": () if self.early is None else (self.early,)}
+        for name, values in shares.items():
+            for value in values:
                 if not 0 < value < 1:
                     raise ValueError(f"{name}: expected shares between 0 and 1, got {value}")
         if any(rate <= 0 for rate in self.rates):
@@ -92,11 +92,11 @@ class Config:
             targets=(0.5,), scale="tiny", evaluations=3, planted=1,
         )  # fmt: skip
 
-    def budget(self) -> Budget:
-        """How much is trained."""
+    def budget(self, options: Options) -> Budget:
+        """How much is trained of a task."""
         return Budget(
             methods=self.methods, seeds=self.seeds, rates=self.rates, targets=self.targets,
-            evaluations=self.evaluations, early=self.early,
+            evaluations=self.evaluations, early=options.early if self.early is None else self.early,
             checkpoint_seconds=self.checkpoint_seconds, hasty=self.scale == "tiny",
         )  # fmt: skip
 
@@ -113,10 +113,11 @@ def run(config: Config, run: Run) -> None:
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
-        with Board(run, trainings(config.budget(), names)) as board:
-            for name in names:
-                task, options = load(name, config, store.folder / "data")
-                comparison = Comparison(task, options, config.budget(), store, board)
+        loaded = {name: load(name, config, store.folder / "data") for name in names}
+        budgets = {name: config.budget(options) for name, (_, options) in loaded.items()}
+        with Board(run, sum(trainings(budget) for budget in budgets.values())) as board:
+            for name, (task, options) in loaded.items():
+                comparison = Comparison(task, options, budgets[name], store, board)
                 found[name] = (task.metric, comparison.results())
                 _record(run, task, options, found[name][1])
                 steps += speed.rows(comparison, found[name][1])

@@ -41,6 +41,8 @@ class Options:
         gate_rate: Learning rate of gates that are pruned, whatever that of the rest: gates begin
             at one, and Adam's steps are as long as the rate, so its inverse is the number of steps
             in which a gate can die.
+        settle: Whether that rate falls by the cosine too. If not, the late stage prunes to the end.
+        early: Share of the steps that are the early stage.
         size_weight: γ of the early stage.
         core_weight: β of both stages.
         late_size_weight: w₂ of the late stage at its beginning; w₁ is 1.
@@ -48,6 +50,8 @@ class Options:
             miss go first, and S₀ is met all the same.
         mix: ρ of the late stage. While S > S₀ the loss weighs no more than this, so a small one has
             the cores stand still while gates die.
+        size_unit: Sizes are weighed in so many times that of the tensorised layers at the start. As
+            ρ weighs size as well as loss, this alone can have size weigh less than loss.
         threshold: τ, below which a gate is pruned.
         galore_rank: Rank of the projected gradients.
         galore_gap: Steps between two projections.
@@ -59,11 +63,14 @@ class Options:
     head_start: float = 1.25
     warmup: float = 0.1
     gate_rate: float = 0.01
+    settle: bool = False
+    early: float = 0.67
     size_weight: float = 0.1
     core_weight: float = 1e-4
     late_size_weight: float = 0.3
     late_growth: float = 30.0
     mix: float = 1.0
+    size_unit: float = 1.0
     threshold: float = 1e-2
     galore_rank: int = 32
     galore_gap: int = 200
@@ -114,6 +121,7 @@ def variant(
     dense = sizes.count(lambda rngs: task.make(task.config, rngs=rngs))
     budget = int(dense / options.compression)
     build, note = _model(task, "early" if method == "late" else method, budget, options)
+    unit = options.size_unit * sizes.count(build, "core") if method in ADAPTIVE else None
 
     def optimizer(rate: float) -> Any:
         inner = adam(rate, task.steps, options, gates=method in ADAPTIVE)
@@ -124,7 +132,7 @@ def variant(
         late = {} if switch is None else _late(options, switch, task.steps, fraction)
         return optim.rank_adaptive(
             inner, size_weight=options.size_weight, core_weight=options.core_weight,
-            threshold=options.threshold, **late,
+            threshold=options.threshold, size_scale=unit, **late,
         )  # fmt: skip
 
     return Variant(method, build, optimizer, sizes.count(build), note)
@@ -205,7 +213,7 @@ def at_rate(
 ) -> optax.GradientTransformation:
     """Steps downhill by the rate, which rises linearly and then falls to zero by a cosine.
 
-    ``gates`` go by a rate of their own, which does not fall: the late stage prunes to the end.
+    ``gates`` go by a rate of their own, which falls too only if the options say so.
     """
     begin = max(1, round(options.warmup * steps))
     share = optax.schedules.warmup_cosine_decay_schedule(0.0, 1.0, begin, max(steps, begin + 1))
@@ -218,7 +226,8 @@ def at_rate(
         other = -state.rate * share(count)
         gate = other
         if gates:
-            gate = -options.gate_rate * jnp.minimum(count / begin, 1.0)
+            risen = jnp.minimum(count / begin, 1.0)
+            gate = -options.gate_rate * (share(count) if options.settle else risen)
 
         def moved(label: str, u: jax.Array) -> jax.Array:
             return (gate if label == "gate" else other).astype(u.dtype) * u

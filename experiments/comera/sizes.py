@@ -6,16 +6,22 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
+from tensorjax import optim
 
-def count(build: Callable[[nnx.Rngs], nnx.Module]) -> int:
+
+def count(build: Callable[[nnx.Rngs], nnx.Module], label: str | None = None) -> int:
     """Number of parameters of the model that ``build`` makes; no array is made.
+
+    With a label of `optim.labels`, only of parameters that have it.
 
     >>> count(lambda rngs: nnx.Linear(1_000_000, 1_000_000, rngs=rngs))
     1000001000000
     """
     model = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    shapes = (x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    return sum(math.prod(shape) for shape in shapes)
+    params = nnx.state(model, nnx.Param)
+    leaves, labels = jax.tree.leaves(params), jax.tree.leaves(optim.labels(params))
+    pairs = zip(leaves, labels, strict=True)
+    return sum(math.prod(x.shape) for x, found in pairs if label in (None, found))
 
 
 def largest(numbers: Callable[[int], int], target: int, high: int) -> int:

@@ -194,7 +194,16 @@ def hidden(tokens: np.ndarray, chosen: int, *, seed: int, mask: int = 4) -> Arra
     return {"inputs": inputs, "positions": positions, "targets": targets, "weights": weights}
 
 
-def pairs(name: str, data: str, found: PairTask, *, scale: Scale, batch: int, steps: int) -> Task:
+def pairs(
+    name: str,
+    data: str,
+    found: PairTask,
+    *,
+    scale: Scale,
+    batch: int,
+    steps: int,
+    learnt: int | None = None,
+) -> Task:
     """The relation of two texts: encoder with a classifier, its accuracy."""
     length = found.train.tokens.shape[1]
     config = _encoder(scale, found.vocabulary, length, classes=len(found.classes))
@@ -204,7 +213,7 @@ def pairs(name: str, data: str, found: PairTask, *, scale: Scale, batch: int, st
             name: _spaced(getattr(part, name), limit) for name in ("tokens", "segments", "labels")
         }
         for split, part, limit in (
-            ("train", found.train, None),
+            ("train", found.train, learnt),
             ("valid", found.valid, valid),
             ("test", found.test, test),
         )
