@@ -79,9 +79,9 @@ def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
         trace=Trace(),
     )  # fmt: skip
     try:
-        updater.offer("urgent", gradient, 1, 0.0)
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
         assert home.asked.wait(30)
-        updater.offer("later", gradient, 1, 1.0)
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         assert done["later"].wait(30)
         assert order == ["later"]
         home.arrived.set()

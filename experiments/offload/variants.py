@@ -62,6 +62,11 @@ def _layers(model: gpt2.GPT2Config) -> tuple[offload.Layer, ...]:
     return tuple(gpt2.layers(model))
 
 
+@functools.lru_cache(maxsize=4)
+def _params(model: gpt2.GPT2Config) -> dict[str, Any]:
+    return gpt2.initial(model, jax.random.key(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """What is trained.
@@ -88,7 +93,7 @@ class Setting:
 
     def params(self) -> dict[str, Any]:
         """What draws them."""
-        return gpt2.initial(self.model, jax.random.key(0))
+        return _params(self.model)
 
     def optimizer(self) -> Any:
         """Adam with decoupled decay, as is usual."""
@@ -113,10 +118,14 @@ class Setting:
 
     def emulated(self, compute: float) -> Emulated:
         """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
-        gradients = {}
-        for name, draw in self.params().items():
-            shapes = jax.eval_shape(draw)
-            gradients[name] = jax.tree.map(lambda x: np.full(x.shape, 1e-3, x.dtype), shapes)
+        shapes = {name: jax.eval_shape(draw) for name, draw in self.params().items()}
+        # Views of one array; off by one number, so that the host copies them as it would a device's.
+        most = max(x.size for x in jax.tree.leaves(shapes))
+        numbers = np.full(most + 17, 1e-3, np.float32)
+        start = (1 - numbers.ctypes.data // 4) % 16
+        gradients = jax.tree.map(
+            lambda x: numbers[start : start + x.size].reshape(x.shape), shapes
+        )
         work = {layer.name: 1.0 for layer in self.layers()}
         work["embedding"] = 0.05  # a look-up
         unit = compute / sum(work.values())
@@ -126,11 +135,21 @@ class Setting:
             {name: unit * share * 2 / 3 for name, share in work.items()},
         )
 
+    def warm(self, engine: offload.Engine) -> None:
+        """Compiles all programs, with a model of one block of the same sizes, in memory."""
+        layers = self.layers()
+        layers = [layers[0], layers[1], layers[-1]]
+        uses = {group for layer in layers for group in layer.uses}
+        params = {name: draw for name, draw in self.params().items() if name in uses}
+        with offload.Trainer(layers, params, self.optimizer(), engine=engine) as trainer:
+            for _ in range(2):
+                trainer.step(self.data())
+
     @contextlib.contextmanager
     def store(self, backend: str) -> Iterator[offload.TensorStore]:
         """A new store, removed at the end."""
         path = self.folder / f"offload-{os.getpid()}"
-        specs = offload.tensors(self.params(), self.optimizer())
+        specs = offload.tensors(self.params(), self.optimizer(), gradients=True)
         held = sum(int(np.prod(s.shape)) * jnp.dtype(s.dtype).itemsize for s in specs.values())
         capacity = 2 * held + 2 * 4096 * (len(specs) + 1) + MIB
         try:

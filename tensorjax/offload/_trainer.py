@@ -400,6 +400,7 @@ class Trainer:
         return {
             "device_peak_bytes": self._stream.peak,
             "gradient_peak_bytes": self._updater.peak_gradient,
+            "update_peak_bytes": self._updater.peak_update,
             "activation_peak_bytes": self.peak_activations,
             "store": {} if self._store is None else self._store.statistics(),
         }

@@ -56,6 +56,7 @@ class _Ready:
     version: int
     deadline: float
     gradient: Any  # None if it waits in the store
+    gated: bool  # offered after `gate`
 
 
 @dataclass
@@ -74,7 +75,9 @@ class Updater:
 
     Of the groups whose gradient is there, that one is next whose parameters are needed first.
     States are read ahead: of that group, of the one whose gradient will come next, and of the one
-    that the next step begins with.
+    that the next step begins with. The results of one update exist at a time: the next one begins
+    when its home has them. Of gradients that do not fit, those wait in the store that are needed
+    last.
 
     Args:
       groups: by name.
@@ -118,19 +121,15 @@ class Updater:
         self._expected: dict[str, tuple[int, float]] = {}
         self._fetched: dict[str, _Fetched] = {}
         self._version = dict.fromkeys(groups, start)  # that a home has
-        self._unwritten = 0
+        self._unwritten = self._spilling = 0
         self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
         self._waiting_bytes = 0
-        self.peak_gradient = 0
-        kinds = [_kind(g) for g in groups.values()]
-        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
-        self._spares: dict[Any, Any] = {}
+        self.peak_gradient = self.peak_update = 0
+        self._spare = _Spare(groups.values())
         self._error: BaseException | None = None
         self._closed = False
-        # One update may be written while the next one is computed, and no more than that exist.
-        self._outputs: queue.Queue[Any] = queue.Queue()
-        self._room = threading.Semaphore(2)
+        self._outputs: queue.Queue[_Output | None] = queue.Queue()
         self._threads = [
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
@@ -159,6 +158,8 @@ class Updater:
         """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
         with self._cond:
             self._scale, self._open = scale, True
+            for ready in self._ready.values():
+                ready.gated = False
             self._cond.notify_all()
 
     def hold_back(self, held: bool) -> None:
@@ -168,29 +169,55 @@ class Updater:
             self._cond.notify_all()
 
     def offer(self, name: str, gradient: Any, version: int, deadline: float) -> None:
-        """Takes the gradient of a group, which makes its parameters those of ``version``."""
-        bundle = self._groups[name].gradient
+        """Takes the gradient of a group, which makes its parameters those of ``version``.
+
+        Its memory is used up. Where it does not fit, this or another one is written to the store.
+        """
         with self._cond:
             self._raise()
-            bytes_then = self._waiting_bytes + bundle.nbytes
-            fits = self._gradient_bytes is None or bytes_then <= self._gradient_bytes
-            spilled = self._spill is not None and not fits
-            if not spilled:
-                self._waiting_bytes = bytes_then
-                self.peak_gradient = max(self.peak_gradient, bytes_then)
-        if spilled and self._spill is not None:
-            arrays = bundle.flatten(gradient)
-            self._spill.write((bundle, arrays), deadline=deadline, step=version - 1)
-            gradient = arrays = None
-        with self._cond:
             self._expected.pop(name, None)
-            self._ready[name] = _Ready(version, deadline, gradient)
+            self._ready[name] = _Ready(version, deadline, gradient, not self._open)
+            del gradient
+            self._waiting_bytes += self._groups[name].gradient.nbytes
             self._cond.notify_all()
+            while (victim := self._too_much()) is not None:
+                self._move_out(victim)
+            self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
+
+    def _too_much(self) -> str | None:
+        """The gradient that should wait in the store, if one should; the lock is held."""
+        if self._spill is None or self._gradient_bytes is None:
+            return None
+        if self._waiting_bytes <= self._gradient_bytes:
+            return None
+        held = (n for n, r in self._ready.items() if r.gradient is not None)
+        # Better one that is not about to be updated: it would have to be read at once.
+        return max(
+            held, key=lambda n: (n not in self._fetched, self._ready[n].deadline), default=None
+        )
+
+    def _move_out(self, name: str) -> None:
+        """Writes a gradient to the store; the lock is held, but for the writing."""
+        assert self._spill is not None
+        ready, bundle = self._ready.pop(name), self._groups[name].gradient
+        self._spilling += 1
+        self._cond.release()
+        try:
+            arrays = bundle.flatten(ready.gradient)
+            ready.gradient = None
+            self._spill.write((bundle, arrays), deadline=ready.deadline, step=ready.version - 1)
+            del arrays
+        finally:
+            self._cond.acquire()
+            self._spilling -= 1
+        self._waiting_bytes -= bundle.nbytes
+        self._ready[name] = ready
+        self._cond.notify_all()
 
     def settle(self) -> None:
         """Waits until everything offered has been updated and written to its home."""
         with self._cond:
-            while self._ready or self._unwritten:
+            while self._ready or self._unwritten or self._spilling:
                 self._raise()
                 self._cond.wait()
             self._raise()
@@ -222,7 +249,7 @@ class Updater:
         for fetched in self._fetched.values():
             fetched.release()
         self._fetched.clear()
-        self._spares.clear()
+        self._spare.clear()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -249,18 +276,19 @@ class Updater:
         del held
         in_memory = ready.gradient is not None
         gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
-        self._room.acquire()
-        spare = self._spares.pop(_kind(group), None)
+        spare = self._spare.take(group)
+        self.peak_update = max(self.peak_update, _results_bytes(group) + self._spare.nbytes)
         with self._trace.span("update", name, ready.version - 1):
             params, state = optimizer.update(params, state, gradient, self._scale, spare)
-            weights = params if group.weights is None else optimizer.cast(params)
+            weights = None if group.weights is None else optimizer.cast(params)
         ready.gradient = gradient = spare = None
         fetched.release()
         if in_memory:
             with self._cond:
                 self._waiting_bytes -= group.gradient.nbytes
-        self._updated(name, ready.version, group.device.flatten(weights))
-        self._outputs.put((group, ready, params, state, weights))
+        device = params if group.weights is None else weights
+        self._updated(name, ready.version, group.device.flatten(device))
+        self._outputs.put(_Output(group, ready, params, state, weights))
 
     def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
         """A gradient that waits in the store, valid until ``fetched`` is released."""
@@ -298,9 +326,9 @@ class Updater:
 
     def _able(self) -> str | None:
         """A group that can be updated: the most urgent whose state is there."""
-        if not self._open or self._held_back:
+        if self._held_back or self._unwritten:
             return None
-        there = (n for n in self._order() if n in self._fetched and self._fetched[n].state.ready())
+        there = (n for n in self._let() if n in self._fetched and self._fetched[n].state.ready())
         return next(there, None)
 
     def _look_again(self) -> None:
@@ -309,6 +337,10 @@ class Updater:
 
     def _order(self) -> list[str]:
         return sorted(self._ready, key=lambda n: self._ready[n].deadline)
+
+    def _let(self) -> list[str]:
+        """Groups with a gradient that may be updated, the gate notwithstanding."""
+        return [n for n in self._order() if self._open or not self._ready[n].gated]
 
     def _wanted(self) -> tuple[str, int, float] | None:
         """A group whose state should be asked for now, its new version and its deadline."""
@@ -326,9 +358,10 @@ class Updater:
             both = {**coming, **known}
             names = sorted(both, key=lambda n: both[n][1])
         if len(self._fetched) >= max(1, self._lookahead):
-            if not self._open or any(n in self._fetched for n in self._ready):
+            able = self._let()
+            if any(n in self._fetched for n in able):
                 return None
-            names = ready[:1]  # what can be updated now does not wait for what comes later
+            names = able[:1]  # what can be updated now does not wait for what comes later
         elif not self._lookahead and (not self._open or self._unwritten):
             return None
         for name in names:
@@ -349,35 +382,24 @@ class Updater:
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
-        while (item := self._outputs.get()) is not None:
+        while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:
-                    self._write(*item)
+                    self._write(output)
             except BaseException as error:
-                # Goes on taking what is put, so that nobody waits for room.
                 self.fail(error)
                 self._failed(error)
             finally:
-                del item
-                self._room.release()
                 self._outputs.task_done()
 
-    def _write(self, group: Group, ready: _Ready, params: Any, state: Any, weights: Any) -> None:
-        parts = [(group.params, params), (group.state, state)]
-        if group.weights is not None:
-            parts.append((group.weights, weights))
-        back = group.home.write(
-            *((bundle, bundle.flatten(tree)) for bundle, tree in parts),
-            deadline=ready.deadline,
-            step=ready.version - 1,
-        )
+    def _write(self, output: "_Output") -> None:
+        group, ready = output.group, output.ready
+        back = group.home.write(*output.take(), deadline=ready.deadline, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
-        if _kind(group) in self._common and back is not None:
-            self._spares[_kind(group)] = (
-                group.params.unflatten(back[0]),
-                group.state.unflatten(back[1]),
-            )
+        if back is not None:
+            self._spare.keep(group, back[1])
+        del back  # before the next update begins
         with self._cond:
             self._version[group.name] = ready.version
             self._unwritten -= 1
@@ -385,10 +407,71 @@ class Updater:
         self._written(group.name, ready.version)
 
 
+@dataclass
+class _Output:
+    """Results of an update on their way home."""
+
+    group: Group
+    ready: _Ready
+    params: Any
+    state: Any
+    weights: Any
+
+    def take(self) -> list[tuple[Bundle, list[Any]]]:
+        """The arrays, which are not kept here."""
+        bundles = (self.group.params, self.group.state, self.group.weights)
+        trees, self.params, self.state, self.weights = (
+            (self.params, self.state, self.weights), None, None, None
+        )  # fmt: skip
+        return [(bundle, bundle.flatten(tree))
+                for bundle, tree in zip(bundles, trees, strict=True) if bundle is not None]  # fmt: skip
+
+
+class _Spare:
+    """Memory of a state that is not needed any more, for the next update of such a group.
+
+    No more than one is kept, and none beside results with which it would take more than those of
+    the largest group do. Used by one thread at a time.
+
+    Args:
+      groups: all there are.
+    """
+
+    def __init__(self, groups: Collection[Group]) -> None:
+        kinds = [_kind(g) for g in groups]
+        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
+        self._most = max(_results_bytes(g) for g in groups)
+        self._kind: Any = None
+        self._state: Any = None
+        self.nbytes = 0
+
+    def keep(self, group: Group, arrays: Any) -> None:
+        """Takes the arrays of a state."""
+        if _kind(group) in self._common:
+            self._kind, self._state = _kind(group), group.state.unflatten(arrays)
+            self.nbytes = group.state.nbytes
+
+    def take(self, group: Group) -> Any:
+        """A state whose memory an update may use, or None."""
+        found = self._state if self._kind == _kind(group) else None
+        if found is not None or self.nbytes + _results_bytes(group) > self._most:
+            self.clear()
+        return found
+
+    def clear(self) -> None:
+        """Keeps nothing."""
+        self._kind = self._state = None
+        self.nbytes = 0
+
+
 def _kind(group: Group) -> Any:
-    """Groups of one kind can use each other's memory."""
-    return tuple((b.tree, tuple((x.shape, x.dtype) for x in b.leaves))
-                 for b in (group.params, group.state))  # fmt: skip
+    """Groups of one kind can use the memory of each other's states."""
+    return group.state.tree, tuple((x.shape, x.dtype) for x in group.state.leaves)
+
+
+def _results_bytes(group: Group) -> int:
+    """What an update of a group takes: new parameters, in the gradient's place or not, and state."""
+    return sum(bundle.nbytes for bundle in group.bundles)
 
 
 def _state_bytes(group: Group) -> int:
