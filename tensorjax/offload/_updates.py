@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._group import Group, Spare
 from tensorjax.offload._homes import Home, Reading
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
@@ -21,42 +22,13 @@ def check_schedule(schedule: Any) -> Schedule:
     return schedule
 
 
-@dataclass(frozen=True)
-class Group:
-    """Parameters that are updated together, and where they live.
-
-    Attributes:
-      name: of the group.
-      params, state, weights, gradient: bundles of the parameters, of the optimiser's state, of the
-        parameters as the device computes with them (None if they are the same), and of a gradient
-        that waits in the store.
-      home: of the first three.
-    """
-
-    name: str
-    params: Bundle
-    state: Bundle
-    weights: Bundle | None
-    gradient: Bundle
-    home: Home
-
-    @property
-    def device(self) -> Bundle:
-        """What the device computes with."""
-        return self.params if self.weights is None else self.weights
-
-    @property
-    def bundles(self) -> tuple[Bundle, ...]:
-        """All that the home keeps."""
-        return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
-
-
 @dataclass
 class _Ready:
     version: int
     deadline: float
     gradient: Any  # None if it waits in the store
     gated: bool  # offered after `gate`
+    spare: Any = None  # memory for its results
 
 
 @dataclass
@@ -75,9 +47,9 @@ class Updater:
 
     Of the groups whose gradient is there, that one is next whose parameters are needed first.
     States are read ahead: of that group, of the one whose gradient will come next, and of the one
-    that the next step begins with. The results of one update exist at a time: the next one begins
-    when its home has them. Of gradients that do not fit, those wait in the store that are needed
-    last.
+    that the next step begins with. One update may be written while the next one is computed, and no
+    more than that exist; where gradients are bounded, the next one waits for the write. Of
+    gradients that do not fit, those wait in the store that are needed last.
 
     Args:
       groups: by name.
@@ -94,6 +66,12 @@ class Updater:
       written: called with group and version once the home has them.
       failed: called with what ended a thread.
       trace: gains spans.
+
+    Attributes:
+      peak_gradient: the most bytes of gradients that waited in memory.
+      peak_update: the most bytes of results on their way home, and of memory kept for the next.
+      peak_host: the most bytes of both together, with gradients on their way to the store and those
+        that another layer adds to.
     """
 
     def __init__(
@@ -122,11 +100,12 @@ class Updater:
         self._fetched: dict[str, _Fetched] = {}
         self._version = dict.fromkeys(groups, start)  # that a home has
         self._unwritten = self._spilling = 0
+        self._at_once = 2 if gradient_bytes is None else 1
         self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
-        self._waiting_bytes = 0
-        self.peak_gradient = self.peak_update = 0
-        self._spare = _Spare(groups.values())
+        self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
+        self.peak_gradient = self.peak_update = self.peak_host = 0
+        self._spare = Spare(groups.values())
         self._error: BaseException | None = None
         self._closed = False
         self._outputs: queue.Queue[_Output | None] = queue.Queue()
@@ -168,10 +147,13 @@ class Updater:
             self._held_back = held
             self._cond.notify_all()
 
-    def offer(self, name: str, gradient: Any, version: int, deadline: float) -> None:
+    def offer(
+        self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
+    ) -> None:
         """Takes the gradient of a group, which makes its parameters those of ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store.
+        ``partial`` are bytes of gradients that are not whole yet: they are only counted.
         """
         with self._cond:
             self._raise()
@@ -179,10 +161,19 @@ class Updater:
             self._ready[name] = _Ready(version, deadline, gradient, not self._open)
             del gradient
             self._waiting_bytes += self._groups[name].gradient.nbytes
+            self._partial_bytes = partial
+            self._count()
             self._cond.notify_all()
             while (victim := self._too_much()) is not None:
                 self._move_out(victim)
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
+
+    def _count(self) -> None:
+        """Looks how much there is; the lock is held."""
+        results = self._results_bytes + self._spare.nbytes
+        self.peak_update = max(self.peak_update, results)
+        held = self._waiting_bytes + self._partial_bytes + results
+        self.peak_host = max(self.peak_host, held)
 
     def _too_much(self) -> str | None:
         """The gradient that should wait in the store, if one should; the lock is held."""
@@ -203,8 +194,7 @@ class Updater:
         self._spilling += 1
         self._cond.release()
         try:
-            arrays = bundle.flatten(ready.gradient)
-            ready.gradient = None
+            arrays, ready.gradient = bundle.flatten(ready.gradient), None
             self._spill.write((bundle, arrays), deadline=ready.deadline, step=ready.version - 1)
             del arrays
         finally:
@@ -274,18 +264,15 @@ class Updater:
         held, state = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
-        in_memory = ready.gradient is not None
-        gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
-        spare = self._spare.take(group)
-        self.peak_update = max(self.peak_update, _results_bytes(group) + self._spare.nbytes)
+        gradient, ready.gradient = ready.gradient, None
+        if gradient is None:
+            gradient = self._spilled(group, ready, fetched)
+        spare, ready.spare = ready.spare, None
         with self._trace.span("update", name, ready.version - 1):
             params, state = optimizer.update(params, state, gradient, self._scale, spare)
             weights = None if group.weights is None else optimizer.cast(params)
-        ready.gradient = gradient = spare = None
+        del gradient, spare
         fetched.release()
-        if in_memory:
-            with self._cond:
-                self._waiting_bytes -= group.gradient.nbytes
         device = params if group.weights is None else weights
         self._updated(name, ready.version, group.device.flatten(device))
         self._outputs.put(_Output(group, ready, params, state, weights))
@@ -293,12 +280,12 @@ class Updater:
     def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
         """A gradient that waits in the store, valid until ``fetched`` is released."""
         if fetched.gradient is None:
-            fetched.gradient = self._reading(group, ready)
+            fetched.gradient = self._reading(group, ready.version, ready.deadline)
         return group.gradient.unflatten(fetched.gradient.arrays()[0])
 
-    def _reading(self, group: Group, ready: _Ready) -> Reading:
+    def _reading(self, group: Group, version: int, deadline: float) -> Reading:
         assert self._spill is not None
-        return self._spill.read(group.gradient, deadline=ready.deadline, step=ready.version - 1)
+        return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
         """The next group to update, with its state; None when there will be no more."""
@@ -309,24 +296,35 @@ class Updater:
                 wanted = self._wanted()
                 if wanted is None:
                     if (name := self._able()) is not None:
-                        self._unwritten += 1
-                        return name, self._ready.pop(name), self._fetched.pop(name)
+                        return name, self._started(name), self._fetched.pop(name)
                     self._cond.wait()
                     continue
+                name, version, deadline = wanted
+                spilled = name in self._ready and self._ready[name].gradient is None
             # Reading may wait for staging memory, so not under the lock.
-            name, version, deadline = wanted
-            group, ready = self._groups[name], self._ready.get(name)
+            group = self._groups[name]
             fetched = _Fetched(
                 group.home.read(group.params, group.state, deadline=deadline, step=version - 1),
-                self._reading(group, ready) if ready and ready.gradient is None else None,
+                self._reading(group, version, deadline) if spilled else None,
             )
             with self._cond:
                 self._fetched[name] = fetched
             fetched.state.when_ready(self._look_again)
 
+    def _started(self, name: str) -> _Ready:
+        """Takes a gradient to update with, whose memory the results take; the lock is held."""
+        group, ready = self._groups[name], self._ready.pop(name)
+        self._unwritten += 1
+        self._results_bytes += group.results
+        if ready.gradient is not None:
+            self._waiting_bytes -= group.gradient.nbytes
+        ready.spare = self._spare.take(group)
+        self._count()
+        return ready
+
     def _able(self) -> str | None:
         """A group that can be updated: the most urgent whose state is there."""
-        if self._held_back or self._unwritten:
+        if self._held_back or self._unwritten >= self._at_once:
             return None
         there = (n for n in self._let() if n in self._fetched and self._fetched[n].state.ready())
         return next(there, None)
@@ -378,7 +376,7 @@ class Updater:
         if self._early_bytes is None:
             return True
         early = {n for n in self._fetched if n not in self._ready} | {name}
-        return sum(_state_bytes(self._groups[n]) for n in early) <= self._early_bytes
+        return sum(self._groups[n].held for n in early) <= self._early_bytes
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
@@ -397,12 +395,15 @@ class Updater:
         back = group.home.write(*output.take(), deadline=ready.deadline, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
-        if back is not None:
-            self._spare.keep(group, back[1])
+        state = None if back is None else back[1]
         del back  # before the next update begins
         with self._cond:
+            if state is not None:
+                self._spare.keep(group, state)
+            del state
             self._version[group.name] = ready.version
             self._unwritten -= 1
+            self._results_bytes -= group.results
             self._cond.notify_all()
         self._written(group.name, ready.version)
 
@@ -423,63 +424,12 @@ class _Output:
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None
         )  # fmt: skip
-        return [(bundle, bundle.flatten(tree))
-                for bundle, tree in zip(bundles, trees, strict=True) if bundle is not None]  # fmt: skip
-
-
-class _Spare:
-    """Memory of a state that is not needed any more, for the next update of such a group.
-
-    No more than one is kept, and none beside results with which it would take more than those of
-    the largest group do. Used by one thread at a time.
-
-    Args:
-      groups: all there are.
-    """
-
-    def __init__(self, groups: Collection[Group]) -> None:
-        kinds = [_kind(g) for g in groups]
-        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
-        self._most = max(_results_bytes(g) for g in groups)
-        self._kind: Any = None
-        self._state: Any = None
-        self.nbytes = 0
-
-    def keep(self, group: Group, arrays: Any) -> None:
-        """Takes the arrays of a state."""
-        if _kind(group) in self._common:
-            self._kind, self._state = _kind(group), group.state.unflatten(arrays)
-            self.nbytes = group.state.nbytes
-
-    def take(self, group: Group) -> Any:
-        """A state whose memory an update may use, or None."""
-        found = self._state if self._kind == _kind(group) else None
-        if found is not None or self.nbytes + _results_bytes(group) > self._most:
-            self.clear()
-        return found
-
-    def clear(self) -> None:
-        """Keeps nothing."""
-        self._kind = self._state = None
-        self.nbytes = 0
-
-
-def _kind(group: Group) -> Any:
-    """Groups of one kind can use the memory of each other's states."""
-    return group.state.tree, tuple((x.shape, x.dtype) for x in group.state.leaves)
-
-
-def _results_bytes(group: Group) -> int:
-    """What an update of a group takes: new parameters, in the gradient's place or not, and state."""
-    return sum(bundle.nbytes for bundle in group.bundles)
-
-
-def _state_bytes(group: Group) -> int:
-    return group.params.nbytes + group.state.nbytes
+        pairs = zip(bundles, trees, strict=True)
+        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]
 
 
 def _early(groups: Collection[Group], staging: int | None) -> int | None:
     if staging is None:
         return None
-    largest = max(_state_bytes(g) + g.gradient.nbytes for g in groups)
+    largest = max(g.held + g.gradient.nbytes for g in groups)
     return staging - largest - max(g.device.nbytes for g in groups)
