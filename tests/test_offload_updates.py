@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._group import Group
 from tensorjax.offload._homes import HostHome, Reading
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
-from tensorjax.offload._updates import Group, Updater
+from tensorjax.offload._updates import Updater
 
 
 class SlowHome(HostHome):
@@ -52,9 +53,9 @@ class Slow:
         return self._inner.arrays()
 
 
-def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
+def make(home: SlowHome, done: dict[str, threading.Event], order: list[str]) -> Updater:
+    """Updates of two groups, "urgent" and "later"."""
     optimizer = HostOptimizer(optax.sgd(0.1))
-    home = SlowHome("urgent/params")
     groups, gradient = {}, {"w": jnp.ones(3)}
     for name in ("urgent", "later"):
         params = {"w": jnp.zeros(3)}
@@ -66,22 +67,27 @@ def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
         )
         home.held[f"{name}/params"] = jax.tree.leaves(params)
         home.held[f"{name}/state"] = jax.tree.leaves(state)
-    order: list[str] = []
-    done = {name: threading.Event() for name in groups}
+    done.update((name, threading.Event()) for name in groups)
 
     def updated(name: str, version: int, arrays: list[Any]) -> None:
         order.append(name)
         done[name].set()
 
-    updater = Updater(
+    return Updater(
         groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None, start=0,
         updated=updated, written=lambda name, version: None, failed=lambda error: None,
         trace=Trace(),
     )  # fmt: skip
+
+
+def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
+    home, order = SlowHome("urgent/params"), []
+    done: dict[str, threading.Event] = {}
+    updater = make(home, done, order)
     try:
-        updater.offer("urgent", gradient, 1, 0.0)
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
         assert home.asked.wait(30)
-        updater.offer("later", gradient, 1, 1.0)
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         assert done["later"].wait(30)
         assert order == ["later"]
         home.arrived.set()
@@ -90,3 +96,25 @@ def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
         home.arrived.set()
         updater.close()
     assert order == ["later", "urgent"]
+
+
+def test_a_gate_holds_only_what_comes_after_it() -> None:
+    """What was let go is updated behind the next gate: the forward pass waits for it."""
+    home, order = SlowHome("urgent/params"), []
+    done: dict[str, threading.Event] = {}
+    updater = make(home, done, order)
+    try:
+        updater.gate()
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
+        updater.release()
+        updater.gate()
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
+        home.arrived.set()
+        assert done["urgent"].wait(30)
+        assert order == ["urgent"]
+        updater.release()
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    assert order == ["urgent", "later"]

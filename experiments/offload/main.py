@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from experiments import Run
+from experiments._malloc import return_memory
 from experiments.offload import bound, figure
-from experiments.offload.variants import BASELINE, OURS, VARIANTS, Setting, Variant, measure
+from experiments.offload.variants import (
+    BASELINE,
+    BOUNDED,
+    OURS,
+    VARIANTS,
+    Setting,
+    Variant,
+    measure,
+)
 from tensorjax import offload
 from tensorjax.models import gpt2
 
@@ -28,6 +37,7 @@ MIB = 2**20
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 12, "heads": 8, "features": 256, "vocabulary": 4096, "length": 64},
     "mini": {"layers": 10, "heads": 8, "features": 512, "vocabulary": 8192},
+    "deep": {"layers": 30, "heads": 8, "features": 512, "vocabulary": 8192},
     "small": {},
     "medium": {"layers": 24, "heads": 16, "features": 1024},
     "large": {"layers": 36, "heads": 20, "features": 1280},
@@ -40,7 +50,7 @@ class Config:
     """Options; the defaults take some ten minutes on two CPU cores and 6 GiB of disk."""
 
     sizes: tuple[str, ...] = ("mini", "small")
-    """Models: "tiny" and "mini" are not published ones, the others are."""
+    """Models: "tiny", "mini" and "deep" (mini with three times the blocks) are not published."""
     batch: int = 1
     """Sequences in a batch."""
     length: int = 64
@@ -54,9 +64,11 @@ class Config:
     real: bool = True
     """Also compute the layers here."""
     staging: int = 0
-    """MiB of staging memory; 0 takes what two largest states need."""
+    """MiB of staging memory; 0 takes ten times the largest group of parameters, and 64."""
     folder: str = ""
     """Where stores are made: a disk, not memory; the system's folder for such if empty."""
+    return_memory: bool = True
+    """Have glibc's malloc give back large arrays at once; without, more is resident."""
 
     def __post_init__(self) -> None:
         """Checks what would fail late."""
@@ -77,12 +89,16 @@ class Config:
 
 def run(config: Config, run: Run) -> None:
     """Measures parts, then whole steps by turns."""
+    if config.return_memory:
+        return_memory()
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
     rows: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
+    memory: list[dict[str, Any]] = []
     try:
         for name in config.sizes:
             found, times = one_size(setting(config, name, folder), config, run)
+            memory += [row.pop("memory") for row in found]
             rows += found
             parts.append(times)
     finally:
@@ -96,6 +112,18 @@ def run(config: Config, run: Run) -> None:
         caption="Seconds per step; share of the bound P*; speed over updating after the backward "
         "pass from the same store; MiB",
     )
+    run.table(
+        "memory",
+        memory,
+        key=["size", "device", "way"],
+        caption="MiB: the most the process grew by beyond what it had with all programs compiled; "
+        "what is allowed with staging memory, activations and two layers in training, or (strict) "
+        "two layers' parameters; what the store and the trainer counted; what the process had",
+    )
+    for row in memory:
+        if row["way"] == BOUNDED:
+            run.metric(f"resident of allowed: {row['size']}, {row['device']}",
+                       row["resident"] / row["allowed"])  # fmt: skip
     for row in rows:
         if row["way"] == OURS:
             label = f"{row['size']}, {row['device']}"
@@ -182,11 +210,20 @@ def described(
             "speed": best[BASELINE]["seconds"] / seconds,
             "read": found["read"] / MIB,
             "written": found["written"] / MIB,
-            "resident": found["resident"] / MIB,
-            "device MiB": found["device"] / MIB,
-            "staging": found["staging"] / MIB,
-            "gradients": found["gradients"] / MIB,
+            "memory": remembered(setting, label, name, found),
         }
+
+
+def remembered(setting: Setting, label: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Row of the table of memory; nothing is allowed to those that keep all in memory."""
+    row: dict[str, Any] = {"size": setting.name, "device": label, "way": name}
+    row["resident"] = found["resident"] / MIB
+    if found["staging"]:
+        fixed = found["staging"] + found["activations"]
+        row["allowed"] = (fixed + setting.two_layers(setting.training())) / MIB
+        row["strict"] = (fixed + setting.two_layers(setting.sizes())) / MIB
+    parts = ("staging", "host", "gradients", "updates", "activations", "process")
+    return {**row, "on device": found["device"] / MIB, **{p: found[p] / MIB for p in parts}}
 
 
 def keep(run: Run, trace: offload.Trace, size: str, label: str, variant: Variant) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -23,15 +24,28 @@ def trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+@dataclass
+class Memory:
+    """What a process had in memory.
+
+    Attributes:
+        start: Bytes before.
+        grown: The most bytes beyond those.
+    """
+
+    start: int
+    grown: int = 0
+
+
 @contextlib.contextmanager
-def peak(every: float = 0.01) -> Iterator[list[int]]:
-    """Yields a list whose one number becomes the most bytes in memory beyond those at the start."""
+def peak(every: float = 0.005) -> Iterator[Memory]:
+    """Yields what will be the bytes in memory at the start, and the most beyond those."""
     trim()
-    start, found, stop = resident(), [0], threading.Event()
+    found, stop = Memory(resident()), threading.Event()
 
     def watch() -> None:
         while not stop.wait(every):
-            found[0] = max(found[0], resident() - start)
+            found.grown = max(found.grown, resident() - found.start)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import shutil
 import statistics
@@ -22,7 +23,7 @@ from tensorjax import offload
 from tensorjax.models import gpt2
 
 MIB = 2**20
-OURS, BASELINE = "disk, overlap", "disk, after backward"
+OURS, BASELINE, BOUNDED = "disk, overlap", "disk, after backward", "disk, two layers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Variant:
         schedule: Of the trainer.
         backend: Of the store.
         streamed: Whether the device holds two layers only, or all.
+        bounded: Whether gradients beyond those of two layers wait in the store.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Variant:
     schedule: offload.Schedule
     backend: str = "auto"
     streamed: bool = True
+    bounded: bool = False
 
 
 VARIANTS = (
@@ -50,6 +53,7 @@ VARIANTS = (
     Variant("disk, naive", True, "sequential", "buffered"),
     Variant(BASELINE, True, "after_backward"),
     Variant(OURS, True, "overlap"),
+    Variant(BOUNDED, True, "overlap", bounded=True),
 )
 
 
@@ -60,6 +64,11 @@ _OPTIMIZER = optax.adamw(1e-4)
 @functools.lru_cache(maxsize=4)
 def _layers(model: gpt2.GPT2Config) -> tuple[offload.Layer, ...]:
     return tuple(gpt2.layers(model))
+
+
+@functools.lru_cache(maxsize=4)
+def _params(model: gpt2.GPT2Config) -> dict[str, Any]:
+    return gpt2.initial(model, jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +82,7 @@ class Setting:
         length: Tokens in a sequence.
         folder: Where stores are made; each is removed again.
         staging: Bytes of staging memory.
+        few: Whether there is one block only: what its training compiles serves the others too.
     """
 
     name: str
@@ -81,14 +91,17 @@ class Setting:
     length: int
     folder: Path
     staging: int
+    few: bool = False
 
     def layers(self) -> list[offload.Layer]:
         """Of the model."""
-        return list(_layers(self.model))
+        found = _layers(self.model)
+        return [found[0], found[1], found[-1]] if self.few else list(found)
 
     def params(self) -> dict[str, Any]:
         """What draws them."""
-        return gpt2.initial(self.model, jax.random.key(0))
+        uses = {group for layer in self.layers() for group in layer.uses}
+        return {name: draw for name, draw in _params(self.model).items() if name in uses}
 
     def optimizer(self) -> Any:
         """Adam with decoupled decay, as is usual."""
@@ -106,17 +119,30 @@ class Setting:
         return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
                 for name, tree in shapes.items()}  # fmt: skip
 
-    def two_layers(self) -> int:
-        """Bytes of parameters of the two largest layers."""
-        sizes = self.sizes()
-        return sum(sorted(sum(sizes[g] for g in layer.uses) for layer in self.layers())[-2:])
+    def two_layers(self, sizes: dict[str, int]) -> int:
+        """Of the two layers that take the most, by sizes of groups; a shared one counts once."""
+        pairs = itertools.combinations(self.layers(), 2)
+        return max(sum(sizes[g] for g in {*a.uses, *b.uses}) for a, b in pairs)
+
+    def training(self) -> dict[str, int]:
+        """Bytes of each group's parameters, gradient and optimiser state."""
+        found = dict.fromkeys(self.sizes(), 0)
+        for name, spec in self.specs().items():
+            found[name.split("/")[0]] += int(np.prod(spec.shape)) * spec.dtype.itemsize
+        return found
+
+    def specs(self) -> dict[str, Any]:
+        """Shapes and dtypes of all tensors that a store may have to hold."""
+        return offload.tensors(self.params(), self.optimizer(), gradients=True)
 
     def emulated(self, compute: float) -> Emulated:
         """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
-        gradients = {}
-        for name, draw in self.params().items():
-            shapes = jax.eval_shape(draw)
-            gradients[name] = jax.tree.map(lambda x: np.full(x.shape, 1e-3, x.dtype), shapes)
+        shapes = {name: jax.eval_shape(draw) for name, draw in self.params().items()}
+        # Views of one array, off by one number: so they are copied, as a device's would be.
+        most = max(x.size for x in jax.tree.leaves(shapes))
+        numbers = np.full(most + 17, 1e-3, np.float32)
+        start = (1 - numbers.ctypes.data // 4) % 16
+        gradients = jax.tree.map(lambda x: numbers[start : start + x.size].reshape(x.shape), shapes)
         work = {layer.name: 1.0 for layer in self.layers()}
         work["embedding"] = 0.05  # a look-up
         unit = compute / sum(work.values())
@@ -130,7 +156,7 @@ class Setting:
     def store(self, backend: str) -> Iterator[offload.TensorStore]:
         """A new store, removed at the end."""
         path = self.folder / f"offload-{os.getpid()}"
-        specs = offload.tensors(self.params(), self.optimizer())
+        specs = self.specs()
         held = sum(int(np.prod(s.shape)) * jnp.dtype(s.dtype).itemsize for s in specs.values())
         capacity = 2 * held + 2 * 4096 * (len(specs) + 1) + MIB
         try:
@@ -146,7 +172,9 @@ class Setting:
         """A trainer of a variant, and its store or None."""
         options: dict[str, Any] = {"schedule": variant.schedule, "engine": engine}
         if variant.streamed:
-            options["device_bytes"] = self.two_layers()
+            options["device_bytes"] = self.two_layers(self.sizes())
+        if variant.bounded:
+            options["gradient_bytes"] = self.two_layers(self.sizes())
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(self.store(variant.backend)) if variant.disk else None
             yield stack.enter_context(
@@ -161,35 +189,45 @@ def measure(
 ) -> tuple[dict[str, Any], offload.Trace]:
     """Seconds of a step, memory and bytes of a variant, and its trace.
 
-    The first two steps compile and fill the pipeline; the others are timed together, from the
+    A model of one block is trained before, so that compiled programs are not counted as memory of
+    the training. The first two steps fill the pipeline; the others are timed together, from the
     beginning of one step to that of another, so that updates under way count in full.
     """
-    with peak() as memory, setting.trainer(variant, engine) as (trainer, store):
-        batch, took = setting.data(), []
-        before = None
-        for number in range(steps + 2):
-            if number == 2:
-                before = _moved(store)
+    _train(dataclasses.replace(setting, few=True), variant, engine, 2)
+    with peak() as memory:
+        took, held, trace = _train(setting, variant, engine, steps + 2)
+    before, after = held["moved"][2], held["moved"][-1]
+    store = held["store"]
+    return {
+        "seconds": statistics.median(took[2:]),
+        "read": (after[0] - before[0]) / steps,
+        "written": (after[1] - before[1]) / steps,
+        "resident": memory.grown,
+        "process": memory.start,
+        "device": held["device_peak_bytes"],
+        "gradients": held["gradient_peak_bytes"],
+        "updates": held["update_peak_bytes"],
+        "host": held["host_peak_bytes"],
+        "activations": held["activation_peak_bytes"],
+        "staging": store.staging if store else 0,
+    }, trace
+
+
+def _train(
+    setting: Setting, variant: Variant, engine: offload.Engine, steps: int
+) -> tuple[list[float], dict[str, Any], offload.Trace]:
+    """Seconds of each step; statistics, with the bytes moved before each step and at the end."""
+    took, moved, batch = [], [], setting.data()
+    with setting.trainer(variant, engine) as (trainer, store):
+        for _ in range(steps):
+            moved.append(_moved(store))
             start = time.perf_counter()
             trainer.step(batch)
             if variant.backend == "buffered":
                 _flush(trainer, setting.folder)
             took.append(time.perf_counter() - start)
-        after = _moved(store)
-        held = trainer.statistics()
-        trace = trainer.trace
-    seconds = statistics.median(took[2:])
-    read, written = (b - a for a, b in zip(before or (0, 0), after, strict=True))
-    return {
-        "seconds": seconds,
-        "read": read / steps,
-        "written": written / steps,
-        "resident": memory[0],
-        "device": held["device_peak_bytes"],
-        "gradients": held["gradient_peak_bytes"],
-        "activations": held["activation_peak_bytes"],
-        "staging": 0 if store is None else store.statistics().staging_peak,
-    }, trace
+        moved.append(_moved(store))
+        return took, {**trainer.statistics(), "moved": moved}, trainer.trace
 
 
 def _moved(store: Any) -> tuple[int, int]:

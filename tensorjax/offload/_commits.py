@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from tensorjax.offload import _groups
+from tensorjax.offload._group import Group
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._trace import Trace
-from tensorjax.offload._updates import Group, Updater
+from tensorjax.offload._updates import Updater
 
 FORMAT = 1  # of what is kept beside the tensors
 

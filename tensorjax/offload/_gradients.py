@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tensorjax.offload._layers import Layer
@@ -32,6 +33,11 @@ class Gradients:
         self._left = Counter(group for layer in layers for group in layer.uses)
         self._partial: dict[str, Any] = {}
         self.squares = jnp.zeros((), jnp.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients that layers are still to add to."""
+        return sum(x.nbytes for x in jax.tree.leaves(self._partial))
 
     def add(self, group: str, gradient: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._group import Group
 from tensorjax.offload._homes import Home, HostHome
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
-from tensorjax.offload._updates import Group
 
 Params = Mapping[str, Any]
 
@@ -101,16 +101,25 @@ def begin(
 ) -> None:
     """Writes first parameters and states, one group at a time."""
     for name, group in groups.items():
-        given = params[name]
-        made = shards.cut(name, given() if callable(given) else given)
-        arrays = [jnp.array(x, copy=True) for x in group.params.flatten(made)]
-        held = optimizer.host(group.params.unflatten(arrays))
-        state = optimizer.init(held)
-        if group.weights is not None:
-            put(group, group.weights, optimizer.cast(held))
-        put(group, group.params, held)
-        put(group, group.state, state)
+        _begin(group, params[name], optimizer, shards)
         group.home.settle()
+
+
+def _begin(group: Group, given: Any, optimizer: HostOptimizer, shards: Shards) -> None:
+    """Writes a group's first parameters, and then its state: they are not held together."""
+    made = shards.cut(group.name, given() if callable(given) else given)
+    leaves = group.params.flatten(made)
+    del made
+    held = optimizer.host(group.params.unflatten([_owned(leaves) for _ in range(len(leaves))]))
+    if group.weights is not None:
+        put(group, group.weights, optimizer.cast(held))
+    put(group, group.params, held)
+    put(group, group.state, optimizer.init(held))
+
+
+def _owned(leaves: list[Any]) -> Any:
+    """A copy of the first leaf, which is let go."""
+    return jax.block_until_ready(jnp.array(leaves.pop(0), copy=True))
 
 
 def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:

@@ -153,7 +153,10 @@ class Engine:
     def backward(
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
     ) -> tuple[Any, Any]:
-        """Cotangent of the input, and the sums of gradients with this one added to them."""
+        """Cotangent of the input, and the sums of gradients with this one added to them.
+
+        The sums are handed over: updates write to their memory, so nothing else may use them.
+        """
         programs = self._of(layer)
         if kept is None:
             return programs.backward(params, x, batch, key, dy, sums)

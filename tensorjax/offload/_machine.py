@@ -184,11 +184,11 @@ def _place(size: int) -> float:
 def _update(optimizer: Any) -> float:
     host = HostOptimizer(optimizer)
     numbers = 1 << 21
-    params = host.host(jnp.ones((numbers,), jnp.float32))
+    params, gradient = (host.host(jnp.ones((numbers,), jnp.float32)) for _ in range(2))
     state, spare = host.init(params), None
 
     def work() -> None:
-        nonlocal spare
-        spare = host.update(params, state, params, None, spare)
+        nonlocal gradient, spare  # whose memory the results take
+        gradient, spare = host.update(params, state, gradient, None, spare)
 
     return numbers / _median(work, 5)

@@ -12,7 +12,9 @@ class HostOptimizer:
 
     One program serves parameters wherever they come from, so that results do not depend on it. Its
     results are written to buffers that are donated for that: on a CPU fresh memory would cost more
-    than the arithmetic. What is read may be a view of a staging buffer, which stays as it is.
+    than the arithmetic. New parameters take the gradient's place where both have one dtype, the
+    state that of one which is not needed any more. What is read may be a view of a staging buffer,
+    which stays as it is.
 
     Args:
       transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
@@ -31,9 +33,11 @@ class HostOptimizer:
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = _cpu()
-        self._init, self._update, self._cast = _programs(transformation, self._dtype)
+        self._init, self._update, self._update_beside, self._cast = _programs(
+            transformation, self._dtype
+        )
         self._squares = jax.jit(_squares)
-        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,))
 
     @property
     def casts(self) -> bool:
@@ -53,18 +57,35 @@ class HostOptimizer:
         return jax.eval_shape(self._transformation.init, params), jax.eval_shape(self._cast, params)
 
     def update(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
-        """New parameters and state; ``spare`` is a pair like them that may be overwritten."""
+        """New parameters and state.
+
+        Args:
+          params, state: of one group.
+          gradient: of it, which is used up.
+          scale: what the gradient is multiplied by, or None.
+          spare: a state like this one that may be overwritten, or None.
+        """
         if spare is None:
-            spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), (params, state))
-            spare = jax.device_put(spare, self.device)
-        return jax.block_until_ready(self._update(params, state, gradient, scale, spare))
+            spare = self._empty(state)
+        pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(params), strict=True)
+        if all(g.dtype == p.dtype for g, p in pairs):
+            found = self._update(params, state, gradient, scale, (None, spare))
+        else:
+            found = self._update_beside(
+                params, state, gradient, scale, (self._empty(params), spare)
+            )
+        return jax.block_until_ready(found)
+
+    def _empty(self, like: Any) -> Any:
+        empty = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), like)
+        return jax.device_put(empty, self.device)
 
     def host(self, tree: Any) -> Any:
         """Arrays of the device, or of NumPy, on the CPU that the optimiser computes on."""
         return jax.device_put(tree, self.device)
 
     def add(self, sums: Any, gradient: Any) -> Any:
-        """Sum of two gradients."""
+        """Sum of two gradients, in the place of the first."""
         return self._add(sums, gradient)
 
     def squares(self, gradient: Any) -> Any:
@@ -73,8 +94,11 @@ class HostOptimizer:
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
-    """Compiled init, update and cast; the same ones for the same transformation."""
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
+    """Compiled init, update in the gradient's place and beside it, and cast.
+
+    The same ones for the same transformation.
+    """
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -98,6 +122,7 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
 
     return (
         jax.jit(init),
+        jax.jit(update, donate_argnums=(2, 4), keep_unused=True),
         jax.jit(update, donate_argnums=(4,), keep_unused=True),
         # By itself: a cast in the program of the update would more than halve its speed.
         jax.jit(lambda params: jax.tree.map(cast, params)),

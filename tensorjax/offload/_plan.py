@@ -9,10 +9,10 @@ import jax
 from tensorjax import _check
 from tensorjax.offload import _groups
 from tensorjax.offload._bound import Times
+from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
-from tensorjax.offload._updates import Group
 
 MIB = 1 << 20
 

@@ -64,8 +64,8 @@ class Trainer:
       in_memory: groups that live in host memory all the same; they are written to the store when
         it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
-      gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store.
-        None keeps all in memory.
+      gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
+        and results of one update exist at a time. None keeps all in memory, and results of two.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
@@ -324,13 +324,16 @@ class Trainer:
                 self._engine.wait((dy, sums))
             del params
             self._stream.done(position)
-            for group, gradient in zip(layer.uses, sums, strict=True):
+            sums = list(sums)
+            for group in layer.uses:
+                gradient = sums.pop(0)
                 if (whole := gradients.add(group, gradient)) is not None:
-                    self._offer(group, whole, version)
-            del sums, gradient, whole
+                    self._offer(group, whole, version, gradients.nbytes)
+                del gradient, whole
+            del sums
         return float(sum(float(loss) for loss in losses))
 
-    def _offer(self, group: str, gradient: Any, version: int) -> None:
+    def _offer(self, group: str, gradient: Any, version: int, partial: int) -> None:
         if self._order.stale:
             pending = self._progress.pending
             before, pending[group] = pending.get(group), gradient
@@ -338,7 +341,9 @@ class Trainer:
                 return
             gradient = before
             version = self.steps
-        self._updater.offer(group, gradient, version, self._order.deadline(group, version))
+            partial += sum(x.nbytes for x in jax.tree.leaves(pending))
+        deadline = self._order.deadline(group, version)
+        self._updater.offer(group, gradient, version, deadline, partial)
 
     def _finish(self, norm: float | None) -> None:
         scale = None
@@ -396,10 +401,18 @@ class Trainer:
         return {name: self._shards.whole(name, params) for name, params, _ in self.groups()}
 
     def statistics(self) -> dict[str, Any]:
-        """Bytes: the most that parameters on the device, gradients and activations have taken."""
+        """Bytes: the most that each has taken.
+
+        Parameters on the device; gradients that wait in memory; results of updates on their way
+        home; these two together, with gradients that are not whole yet ("host"); inputs of layers
+        that the backward pass needs ("activation"). Besides there are the store's staging memory,
+        and what programs take for themselves.
+        """
         return {
             "device_peak_bytes": self._stream.peak,
             "gradient_peak_bytes": self._updater.peak_gradient,
+            "update_peak_bytes": self._updater.peak_update,
+            "host_peak_bytes": self._updater.peak_host,
             "activation_peak_bytes": self.peak_activations,
             "store": {} if self._store is None else self._store.statistics(),
         }

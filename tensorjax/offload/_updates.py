@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._group import Group, Spare
 from tensorjax.offload._homes import Home, Reading
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
@@ -21,41 +22,13 @@ def check_schedule(schedule: Any) -> Schedule:
     return schedule
 
 
-@dataclass(frozen=True)
-class Group:
-    """Parameters that are updated together, and where they live.
-
-    Attributes:
-      name: of the group.
-      params, state, weights, gradient: bundles of the parameters, of the optimiser's state, of the
-        parameters as the device computes with them (None if they are the same), and of a gradient
-        that waits in the store.
-      home: of the first three.
-    """
-
-    name: str
-    params: Bundle
-    state: Bundle
-    weights: Bundle | None
-    gradient: Bundle
-    home: Home
-
-    @property
-    def device(self) -> Bundle:
-        """What the device computes with."""
-        return self.params if self.weights is None else self.weights
-
-    @property
-    def bundles(self) -> tuple[Bundle, ...]:
-        """All that the home keeps."""
-        return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
-
-
 @dataclass
 class _Ready:
     version: int
     deadline: float
     gradient: Any  # None if it waits in the store
+    gated: bool  # offered after `gate`
+    spare: Any = None  # memory for its results
 
 
 @dataclass
@@ -74,7 +47,9 @@ class Updater:
 
     Of the groups whose gradient is there, that one is next whose parameters are needed first.
     States are read ahead: of that group, of the one whose gradient will come next, and of the one
-    that the next step begins with.
+    that the next step begins with. One update may be written while the next one is computed, and no
+    more than that exist; where gradients are bounded, the next one waits for the write. Of
+    gradients that do not fit, those wait in the store that are needed last.
 
     Args:
       groups: by name.
@@ -91,6 +66,12 @@ class Updater:
       written: called with group and version once the home has them.
       failed: called with what ended a thread.
       trace: gains spans.
+
+    Attributes:
+      peak_gradient: the most bytes of gradients that waited in memory.
+      peak_update: the most bytes of results on their way home, and of memory kept for the next.
+      peak_host: the most bytes of both together, with gradients on their way to the store and those
+        that another layer adds to.
     """
 
     def __init__(
@@ -118,19 +99,16 @@ class Updater:
         self._expected: dict[str, tuple[int, float]] = {}
         self._fetched: dict[str, _Fetched] = {}
         self._version = dict.fromkeys(groups, start)  # that a home has
-        self._unwritten = 0
+        self._unwritten = self._spilling = 0
+        self._at_once = 2 if gradient_bytes is None else 1
         self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
-        self._waiting_bytes = 0
-        self.peak_gradient = 0
-        kinds = [_kind(g) for g in groups.values()]
-        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
-        self._spares: dict[Any, Any] = {}
+        self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
+        self.peak_gradient = self.peak_update = self.peak_host = 0
+        self._spare = Spare(groups.values())
         self._error: BaseException | None = None
         self._closed = False
-        # One update may be written while the next one is computed, and no more than that exist.
-        self._outputs: queue.Queue[Any] = queue.Queue()
-        self._room = threading.Semaphore(2)
+        self._outputs: queue.Queue[_Output | None] = queue.Queue()
         self._threads = [
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
@@ -159,6 +137,8 @@ class Updater:
         """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
         with self._cond:
             self._scale, self._open = scale, True
+            for ready in self._ready.values():
+                ready.gated = False
             self._cond.notify_all()
 
     def hold_back(self, held: bool) -> None:
@@ -167,30 +147,67 @@ class Updater:
             self._held_back = held
             self._cond.notify_all()
 
-    def offer(self, name: str, gradient: Any, version: int, deadline: float) -> None:
-        """Takes the gradient of a group, which makes its parameters those of ``version``."""
-        bundle = self._groups[name].gradient
+    def offer(
+        self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
+    ) -> None:
+        """Takes the gradient of a group, which makes its parameters those of ``version``.
+
+        Its memory is used up. Where it does not fit, this or another one is written to the store.
+        ``partial`` are bytes of gradients that are not whole yet: they are only counted.
+        """
         with self._cond:
             self._raise()
-            bytes_then = self._waiting_bytes + bundle.nbytes
-            fits = self._gradient_bytes is None or bytes_then <= self._gradient_bytes
-            spilled = self._spill is not None and not fits
-            if not spilled:
-                self._waiting_bytes = bytes_then
-                self.peak_gradient = max(self.peak_gradient, bytes_then)
-        if spilled and self._spill is not None:
-            arrays = bundle.flatten(gradient)
-            self._spill.write((bundle, arrays), deadline=deadline, step=version - 1)
-            gradient = arrays = None
-        with self._cond:
             self._expected.pop(name, None)
-            self._ready[name] = _Ready(version, deadline, gradient)
+            self._ready[name] = _Ready(version, deadline, gradient, not self._open)
+            del gradient
+            self._waiting_bytes += self._groups[name].gradient.nbytes
+            self._partial_bytes = partial
+            self._count()
             self._cond.notify_all()
+            while (victim := self._too_much()) is not None:
+                self._move_out(victim)
+            self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
+
+    def _count(self) -> None:
+        """Looks how much there is; the lock is held."""
+        results = self._results_bytes + self._spare.nbytes
+        self.peak_update = max(self.peak_update, results)
+        held = self._waiting_bytes + self._partial_bytes + results
+        self.peak_host = max(self.peak_host, held)
+
+    def _too_much(self) -> str | None:
+        """The gradient that should wait in the store, if one should; the lock is held."""
+        if self._spill is None or self._gradient_bytes is None:
+            return None
+        if self._waiting_bytes <= self._gradient_bytes:
+            return None
+        held = (n for n, r in self._ready.items() if r.gradient is not None)
+        # Better one that is not about to be updated: it would have to be read at once.
+        return max(
+            held, key=lambda n: (n not in self._fetched, self._ready[n].deadline), default=None
+        )
+
+    def _move_out(self, name: str) -> None:
+        """Writes a gradient to the store; the lock is held, but for the writing."""
+        assert self._spill is not None
+        ready, bundle = self._ready.pop(name), self._groups[name].gradient
+        self._spilling += 1
+        self._cond.release()
+        try:
+            arrays, ready.gradient = bundle.flatten(ready.gradient), None
+            self._spill.write((bundle, arrays), deadline=ready.deadline, step=ready.version - 1)
+            del arrays
+        finally:
+            self._cond.acquire()
+            self._spilling -= 1
+        self._waiting_bytes -= bundle.nbytes
+        self._ready[name] = ready
+        self._cond.notify_all()
 
     def settle(self) -> None:
         """Waits until everything offered has been updated and written to its home."""
         with self._cond:
-            while self._ready or self._unwritten:
+            while self._ready or self._unwritten or self._spilling:
                 self._raise()
                 self._cond.wait()
             self._raise()
@@ -222,7 +239,7 @@ class Updater:
         for fetched in self._fetched.values():
             fetched.release()
         self._fetched.clear()
-        self._spares.clear()
+        self._spare.clear()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -247,30 +264,28 @@ class Updater:
         held, state = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
-        in_memory = ready.gradient is not None
-        gradient = ready.gradient if in_memory else self._spilled(group, ready, fetched)
-        self._room.acquire()
-        spare = self._spares.pop(_kind(group), None)
+        gradient, ready.gradient = ready.gradient, None
+        if gradient is None:
+            gradient = self._spilled(group, ready, fetched)
+        spare, ready.spare = ready.spare, None
         with self._trace.span("update", name, ready.version - 1):
             params, state = optimizer.update(params, state, gradient, self._scale, spare)
-            weights = params if group.weights is None else optimizer.cast(params)
-        ready.gradient = gradient = spare = None
+            weights = None if group.weights is None else optimizer.cast(params)
+        del gradient, spare
         fetched.release()
-        if in_memory:
-            with self._cond:
-                self._waiting_bytes -= group.gradient.nbytes
-        self._updated(name, ready.version, group.device.flatten(weights))
-        self._outputs.put((group, ready, params, state, weights))
+        device = params if group.weights is None else weights
+        self._updated(name, ready.version, group.device.flatten(device))
+        self._outputs.put(_Output(group, ready, params, state, weights))
 
     def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
         """A gradient that waits in the store, valid until ``fetched`` is released."""
         if fetched.gradient is None:
-            fetched.gradient = self._reading(group, ready)
+            fetched.gradient = self._reading(group, ready.version, ready.deadline)
         return group.gradient.unflatten(fetched.gradient.arrays()[0])
 
-    def _reading(self, group: Group, ready: _Ready) -> Reading:
+    def _reading(self, group: Group, version: int, deadline: float) -> Reading:
         assert self._spill is not None
-        return self._spill.read(group.gradient, deadline=ready.deadline, step=ready.version - 1)
+        return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
         """The next group to update, with its state; None when there will be no more."""
@@ -281,26 +296,37 @@ class Updater:
                 wanted = self._wanted()
                 if wanted is None:
                     if (name := self._able()) is not None:
-                        self._unwritten += 1
-                        return name, self._ready.pop(name), self._fetched.pop(name)
+                        return name, self._started(name), self._fetched.pop(name)
                     self._cond.wait()
                     continue
+                name, version, deadline = wanted
+                spilled = name in self._ready and self._ready[name].gradient is None
             # Reading may wait for staging memory, so not under the lock.
-            name, version, deadline = wanted
-            group, ready = self._groups[name], self._ready.get(name)
+            group = self._groups[name]
             fetched = _Fetched(
                 group.home.read(group.params, group.state, deadline=deadline, step=version - 1),
-                self._reading(group, ready) if ready and ready.gradient is None else None,
+                self._reading(group, version, deadline) if spilled else None,
             )
             with self._cond:
                 self._fetched[name] = fetched
             fetched.state.when_ready(self._look_again)
 
+    def _started(self, name: str) -> _Ready:
+        """Takes a gradient to update with, whose memory the results take; the lock is held."""
+        group, ready = self._groups[name], self._ready.pop(name)
+        self._unwritten += 1
+        self._results_bytes += group.results
+        if ready.gradient is not None:
+            self._waiting_bytes -= group.gradient.nbytes
+        ready.spare = self._spare.take(group)
+        self._count()
+        return ready
+
     def _able(self) -> str | None:
         """A group that can be updated: the most urgent whose state is there."""
-        if not self._open or self._held_back:
+        if self._held_back or self._unwritten >= self._at_once:
             return None
-        there = (n for n in self._order() if n in self._fetched and self._fetched[n].state.ready())
+        there = (n for n in self._let() if n in self._fetched and self._fetched[n].state.ready())
         return next(there, None)
 
     def _look_again(self) -> None:
@@ -309,6 +335,10 @@ class Updater:
 
     def _order(self) -> list[str]:
         return sorted(self._ready, key=lambda n: self._ready[n].deadline)
+
+    def _let(self) -> list[str]:
+        """Groups with a gradient that may be updated, the gate notwithstanding."""
+        return [n for n in self._order() if self._open or not self._ready[n].gated]
 
     def _wanted(self) -> tuple[str, int, float] | None:
         """A group whose state should be asked for now, its new version and its deadline."""
@@ -326,9 +356,10 @@ class Updater:
             both = {**coming, **known}
             names = sorted(both, key=lambda n: both[n][1])
         if len(self._fetched) >= max(1, self._lookahead):
-            if not self._open or any(n in self._fetched for n in self._ready):
+            able = self._let()
+            if any(n in self._fetched for n in able):
                 return None
-            names = ready[:1]  # what can be updated now does not wait for what comes later
+            names = able[:1]  # what can be updated now does not wait for what comes later
         elif not self._lookahead and (not self._open or self._unwritten):
             return None
         for name in names:
@@ -345,58 +376,60 @@ class Updater:
         if self._early_bytes is None:
             return True
         early = {n for n in self._fetched if n not in self._ready} | {name}
-        return sum(_state_bytes(self._groups[n]) for n in early) <= self._early_bytes
+        return sum(self._groups[n].held for n in early) <= self._early_bytes
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
-        while (item := self._outputs.get()) is not None:
+        while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:
-                    self._write(*item)
+                    self._write(output)
             except BaseException as error:
-                # Goes on taking what is put, so that nobody waits for room.
                 self.fail(error)
                 self._failed(error)
             finally:
-                del item
-                self._room.release()
                 self._outputs.task_done()
 
-    def _write(self, group: Group, ready: _Ready, params: Any, state: Any, weights: Any) -> None:
-        parts = [(group.params, params), (group.state, state)]
-        if group.weights is not None:
-            parts.append((group.weights, weights))
-        back = group.home.write(
-            *((bundle, bundle.flatten(tree)) for bundle, tree in parts),
-            deadline=ready.deadline,
-            step=ready.version - 1,
-        )
+    def _write(self, output: "_Output") -> None:
+        group, ready = output.group, output.ready
+        back = group.home.write(*output.take(), deadline=ready.deadline, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
-        if _kind(group) in self._common and back is not None:
-            self._spares[_kind(group)] = (
-                group.params.unflatten(back[0]),
-                group.state.unflatten(back[1]),
-            )
+        state = None if back is None else back[1]
+        del back  # before the next update begins
         with self._cond:
+            if state is not None:
+                self._spare.keep(group, state)
+            del state
             self._version[group.name] = ready.version
             self._unwritten -= 1
+            self._results_bytes -= group.results
             self._cond.notify_all()
         self._written(group.name, ready.version)
 
 
-def _kind(group: Group) -> Any:
-    """Groups of one kind can use each other's memory."""
-    return tuple((b.tree, tuple((x.shape, x.dtype) for x in b.leaves))
-                 for b in (group.params, group.state))  # fmt: skip
+@dataclass
+class _Output:
+    """Results of an update on their way home."""
 
+    group: Group
+    ready: _Ready
+    params: Any
+    state: Any
+    weights: Any
 
-def _state_bytes(group: Group) -> int:
-    return group.params.nbytes + group.state.nbytes
+    def take(self) -> list[tuple[Bundle, list[Any]]]:
+        """The arrays, which are not kept here."""
+        bundles = (self.group.params, self.group.state, self.group.weights)
+        trees, self.params, self.state, self.weights = (
+            (self.params, self.state, self.weights), None, None, None
+        )  # fmt: skip
+        pairs = zip(bundles, trees, strict=True)
+        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]
 
 
 def _early(groups: Collection[Group], staging: int | None) -> int | None:
     if staging is None:
         return None
-    largest = max(_state_bytes(g) + g.gradient.nbytes for g in groups)
+    largest = max(g.held + g.gradient.nbytes for g in groups)
     return staging - largest - max(g.device.nbytes for g in groups)
