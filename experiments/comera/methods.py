@@ -226,8 +226,8 @@ def at_rate(
         other = -state.rate * share(count)
         gate = other
         if gates:
-            risen = jnp.minimum(count / begin, 1.0)
-            gate = -options.gate_rate * (share(count) if options.settle else risen)
+            part = share(count) if options.settle else jnp.minimum(count / begin, 1.0)
+            gate = -options.gate_rate * jnp.asarray(part)
 
         def moved(label: str, u: jax.Array) -> jax.Array:
             return (gate if label == "gate" else other).astype(u.dtype) * u
