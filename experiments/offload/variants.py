@@ -36,7 +36,7 @@ class Variant:
         schedule: Of the trainer.
         backend: Of the store.
         streamed: Whether the device holds two layers only, or all.
-        bounded: Whether gradients beyond those of two layers wait in the store.
+        bounded: Whether gradients beyond those of the largest layer wait in the store.
     """
 
     name: str
@@ -124,6 +124,11 @@ class Setting:
         pairs = itertools.combinations(self.layers(), 2)
         return max(sum(sizes[g] for g in {*a.uses, *b.uses}) for a, b in pairs)
 
+    def largest_layer(self) -> int:
+        """Bytes of the parameters that the largest layer uses."""
+        sizes = self.sizes()
+        return max(sum(sizes[g] for g in layer.uses) for layer in self.layers())
+
     def training(self) -> dict[str, int]:
         """Bytes of each group's parameters, gradient and optimiser state."""
         found = dict.fromkeys(self.sizes(), 0)
@@ -174,7 +179,7 @@ class Setting:
         if variant.streamed:
             options["device_bytes"] = self.two_layers(self.sizes())
         if variant.bounded:
-            options["gradient_bytes"] = self.two_layers(self.sizes())
+            options["gradient_bytes"] = self.largest_layer()
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(self.store(variant.backend)) if variant.disk else None
             yield stack.enter_context(
