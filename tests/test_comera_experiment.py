@@ -193,6 +193,30 @@ def test_galore_projects_kernels_alone(task: tasks.Task) -> None:
     assert {x.shape[1] for x in projectors} == {4}
 
 
+@pytest.mark.parametrize("settle", [False, True])
+def test_gates_come_to_rest_only_if_told_to(settle) -> None:
+    step = methods.at_rate(1e-3, 10, Options(5.0, settle=settle), gates=True)
+    params = {"cores": [jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))], "gates": [jnp.ones(2)]}
+    state, moves = step.init(params), params
+    for _ in range(10):
+        moves, state = step.update(params, state, params)
+    np.testing.assert_allclose(moves["cores"][0], 0, atol=1e-9)
+    np.testing.assert_allclose(moves["gates"][0], 0 if settle else -0.01, atol=1e-9)
+
+
+def test_sizes_are_weighed_in_units_of_the_cores_at_the_start(task: tasks.Task) -> None:
+    found = methods.variant(task, "early", Options(5.0, size_unit=25.0))
+    params = nnx.state(found.build(nnx.Rngs(0)), nnx.Param)
+    scale = found.optimizer(1e-3).init(params).scale
+    np.testing.assert_allclose(scale, 25 * optim.size(params), rtol=1e-6)
+
+
+def test_the_early_stage_is_as_long_as_the_task_says_unless_it_is_told() -> None:
+    options = Options(5.0, early=0.125)
+    assert Config().budget(options).early == 0.125
+    assert Config(early=0.5).budget(options).early == 0.5
+
+
 def test_the_best_evaluation_counts_only_below_the_target() -> None:
     records = [
         {"step": 1, "score": 0.9, "counts": False, "test": {}},
