@@ -170,7 +170,7 @@ class Comparison:
 
     def _settings(self, method: Method, seed: int, rate: float, plan: Plan) -> dict[str, Any]:
         return {
-            **self.task.settings(), "options": self.options.settings(), "method": method,
+            **self.task.settings(), "options": self.options.settings(method), "method": method,
             "seed": seed, "rate": rate, "stops": plan.stops, "shrinks": plan.shrinks,
             "hasty": self.budget.hasty,
         }  # fmt: skip

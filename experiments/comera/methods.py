@@ -26,6 +26,11 @@ NAMES = {
 }
 Init = Literal["normal", "orthogonal"]
 ADAPTIVE = ("early", "late")
+# Options that only the methods that prune look at, and of these the ones of the late stage alone.
+OF_PRUNING = {
+    "head_start", "gate_rate", "settle", "size_weight", "core_weight", "size_unit", "threshold",
+}  # fmt: skip
+OF_LATE = {"late_size_weight", "late_growth", "mix"}
 HIGHEST = 256  # no rank above it is tried
 
 
@@ -77,9 +82,14 @@ class Options:
     galore_scale: float = 0.25
     init: Init = "orthogonal"
 
-    def settings(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
+    def settings(self, method: Method) -> dict[str, Any]:
+        """Those that a method depends on, as JSON can hold them."""
+        unused = {"early"}  # the stops of a training tell it
+        if method not in ADAPTIVE:
+            unused |= OF_PRUNING
+        if method != "late":
+            unused |= OF_LATE
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from experiments._texts.types import Corpus
+from experiments.comera import ordering
 from experiments.comera.data._types import PairTask, TabularTask
 from tensorjax.models.code import CodeModel
 from tensorjax.models.dlrm import DLRM, DLRMConfig
@@ -121,7 +122,14 @@ def _binary(outputs: np.ndarray, split: Arrays) -> dict[str, float]:
 
 
 def code(name: str, data: str, found: Corpus, *, scale: Scale, batch: int, steps: int) -> Task:
-    """Tokens of source code that were hidden: masked-language model, their accuracy."""
+    """Tokens of source code that were hidden: masked-language model, their accuracy.
+
+    Ids are those of the corpus in the order of `ordering.by_neighbours`, for all models alike.
+    """
+    ids = ordering.by_neighbours(found.train, found.vocabulary, FIRST)
+    found = dataclasses.replace(
+        found, train=ids[found.train], valid=ids[found.valid], test=ids[found.test]
+    )
     config = _encoder(scale, found.vocabulary, found.train.shape[1], classes=1)
     # Else a training this short ends before attention has found the neighbours.
     config = dataclasses.replace(config, linear_biases=True)
