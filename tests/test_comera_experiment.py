@@ -195,13 +195,45 @@ def test_galore_projects_kernels_alone(task: tasks.Task) -> None:
 
 @pytest.mark.parametrize("settle", [False, True])
 def test_gates_come_to_rest_only_if_told_to(settle) -> None:
-    step = methods.at_rate(1e-3, 10, Options(5.0, settle=settle), gates=True)
+    step = methods.at_rate(1e-3, 10, Options(5.0, settle=settle), gates=0.01)
     params = {"cores": [jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))], "gates": [jnp.ones(2)]}
     state, moves = step.init(params), params
     for _ in range(10):
         moves, state = step.update(params, state, params)
     np.testing.assert_allclose(moves["cores"][0], 0, atol=1e-9)
     np.testing.assert_allclose(moves["gates"][0], 0 if settle else -0.01, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("fixed", {}, 1e-3),  # of one rank: as all else
+        ("early", {"gate_rate": 0.05, "late_gate_rate": 0.2}, 0.05),
+        ("late", {"gate_rate": 0.05, "late_gate_rate": 0.2}, 0.2),
+        ("late", {"gate_rate": 0.05}, 0.05),
+    ],
+)
+def test_each_stage_has_its_rate_of_the_gates(task: tasks.Task, method, options, expected) -> None:
+    stage = {"switch": 1, "fraction": 0.5} if method == "late" else {}
+    plain = {"size_weight": 0.0, "core_weight": 0.0, "late_size_weight": 1e-9, "mix": 1e-9}
+    chosen = Options(5.0, init="normal", warmup=1e-9, **plain, **options)
+    found = methods.variant(task, method, chosen, **stage)
+    params = nnx.state(found.build(nnx.Rngs(0)), nnx.Param)
+    optimizer = found.optimizer(1e-3)
+    moves, _ = optimizer.update(params, optimizer.init(params), params, value=jnp.array(1.0))
+    labels = jax.tree.leaves(optim.labels(params))
+    gate = next(x for name, x in zip(labels, jax.tree.leaves(moves), strict=True) if name == "gate")
+    np.testing.assert_allclose(gate, -expected, rtol=1e-2)
+
+
+def test_settings_that_a_method_does_not_use_do_not_name_it() -> None:
+    one, other = Options(5.0), Options(5.0, gate_rate=0.5, late_growth=7.0, early=0.3)
+    assert one.settings("dense") == other.settings("dense")
+    assert one.settings("early") != other.settings("early")
+    other = Options(5.0, late_growth=7.0)
+    assert one.settings("early") == other.settings("early")
+    assert one.settings("late") != other.settings("late")
+    assert one.settings("dense") != Options(6.0).settings("dense")
 
 
 def test_sizes_are_weighed_in_units_of_the_cores_at_the_start(task: tasks.Task) -> None:

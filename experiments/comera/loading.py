@@ -47,10 +47,11 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(3.0, gate_rate=0.05),
     ),
     ("code", "default"): Setting(
-        {"vocabulary": 30_522, "length": 32}, 32, 1200,
+        {"vocabulary": 30_522, "length": 32}, 32, 900,
         Options(
-            10.0, head_start=1.0, settle=True, early=0.125, core_weight=1e-6, size_unit=25.0,
-            gate_rate=0.002, size_weight=0.004, late_size_weight=3.0, late_growth=1000.0,
+            10.0, head_start=1.0, settle=True, early=0.125, core_weight=1e-7, size_unit=25.0,
+            gate_rate=3e-4, late_gate_rate=0.005, size_weight=0.004, late_size_weight=3.0,
+            late_growth=1000.0,
         ),
     ),
     ("code", "published"): Setting(
@@ -63,8 +64,8 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("pairs", "default"): Setting(
         {"vocabulary": 8192, "length": 64}, 32, 1800,
         Options(
-            10.0, settle=True, early=0.125, core_weight=1e-5, size_unit=25.0,
-            late_size_weight=3.0, late_growth=100.0,
+            10.0, head_start=1.0, settle=True, early=0.125, core_weight=1e-5, size_unit=25.0,
+            late_size_weight=3.0, late_growth=1000.0,
         ),
         learnt=15_000,
     ),

@@ -30,7 +30,7 @@ ADAPTIVE = ("early", "late")
 OF_PRUNING = {
     "head_start", "gate_rate", "settle", "size_weight", "core_weight", "size_unit", "threshold",
 }  # fmt: skip
-OF_LATE = {"late_size_weight", "late_growth", "mix"}
+OF_LATE = {"late_gate_rate", "late_size_weight", "late_growth", "mix"}
 HIGHEST = 256  # no rank above it is tried
 
 
@@ -46,7 +46,8 @@ class Options:
         gate_rate: Learning rate of gates that are pruned, whatever that of the rest: gates begin
             at one, and Adam's steps are as long as the rate, so its inverse is the number of steps
             in which a gate can die.
-        settle: Whether that rate falls by the cosine too. If not, the late stage prunes to the end.
+        late_gate_rate: The same of the late stage; None for ``gate_rate``.
+        settle: Whether these fall by the cosine too. If not, the late stage prunes to the end.
         early: Share of the steps that are the early stage.
         size_weight: γ of the early stage.
         core_weight: β of both stages.
@@ -68,6 +69,7 @@ class Options:
     head_start: float = 1.25
     warmup: float = 0.1
     gate_rate: float = 0.01
+    late_gate_rate: float | None = None
     settle: bool = False
     early: float = 0.67
     size_weight: float = 0.1
@@ -134,7 +136,10 @@ def variant(
     unit = options.size_unit * sizes.count(build, "core") if method in ADAPTIVE else None
 
     def optimizer(rate: float) -> Any:
-        inner = adam(rate, task.steps, options, gates=method in ADAPTIVE)
+        gates = options.gate_rate if method in ADAPTIVE else None
+        if switch is not None and options.late_gate_rate is not None:
+            gates = options.late_gate_rate
+        inner = adam(rate, task.steps, options, gates=gates)
         if method == "galore":
             return galore(rate, task.steps, options)
         if method not in ADAPTIVE:
@@ -219,11 +224,11 @@ class RateState(NamedTuple):
 
 
 def at_rate(
-    rate: float, steps: int, options: Options, *, gates: bool = False
+    rate: float, steps: int, options: Options, *, gates: float | None = None
 ) -> optax.GradientTransformation:
     """Steps downhill by the rate, which rises linearly and then falls to zero by a cosine.
 
-    ``gates`` go by a rate of their own, which falls too only if the options say so.
+    Gates go by a rate of their own if ``gates`` is one; it falls too only if the options say so.
     """
     begin = max(1, round(options.warmup * steps))
     share = optax.schedules.warmup_cosine_decay_schedule(0.0, 1.0, begin, max(steps, begin + 1))
@@ -235,9 +240,9 @@ def at_rate(
         count = state.count + 1  # the schedule is zero at count 0: begin with the next
         other = -state.rate * share(count)
         gate = other
-        if gates:
+        if gates is not None:
             part = share(count) if options.settle else jnp.minimum(count / begin, 1.0)
-            gate = -options.gate_rate * jnp.asarray(part)
+            gate = -gates * jnp.asarray(part)
 
         def moved(label: str, u: jax.Array) -> jax.Array:
             return (gate if label == "gate" else other).astype(u.dtype) * u
@@ -248,7 +253,7 @@ def at_rate(
 
 
 def adam(
-    rate: float, steps: int, options: Options, *, gates: bool = False
+    rate: float, steps: int, options: Options, *, gates: float | None = None
 ) -> optax.GradientTransformation:
     """Adam without weight decay; ``gates`` as in `at_rate`."""
     return optax.chain(optax.scale_by_adam(), at_rate(rate, steps, options, gates=gates))
