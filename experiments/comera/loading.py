@@ -49,9 +49,8 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("code", "default"): Setting(
         {"vocabulary": 30_522, "length": 32}, 32, 900,
         Options(
-            10.0, head_start=1.0, settle=True, early=0.5, core_weight=1e-7, size_unit=25.0,
-            gate_rate=3e-4, late_gate_rate=0.01, size_weight=0.004, late_size_weight=3.0,
-            late_growth=1000.0,
+            10.0, head_start=1.0, early=0.5, core_weight=1e-7, size_unit=25.0,
+            gate_rate=3e-4, late_gate_rate=0.01, size_weight=0.004, late_size_weight=10.0,
         ),
     ),
     ("code", "published"): Setting(
