@@ -51,6 +51,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(
             10.0, head_start=1.0, early=0.5, core_weight=1e-7, size_unit=25.0,
             gate_rate=3e-4, late_gate_rate=0.01, size_weight=0.004, late_size_weight=10.0,
+            late_growth=300.0,
         ),
     ),
     ("code", "published"): Setting(
