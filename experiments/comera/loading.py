@@ -39,7 +39,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(8.0, gate_rate=0.05),
     ),
     ("flights", "default"): Setting(
-        {}, 2048, 400, Options(300.0, head_start=15.0, gate_rate=0.02)
+        {}, 2048, 400, Options(300.0, head_start=15.0, gate_rate=0.02, late_growth=1000.0)
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
     ("code", "tiny"): Setting(
@@ -51,7 +51,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(
             10.0, head_start=1.0, early=0.5, core_weight=1e-7, size_unit=25.0,
             gate_rate=3e-4, late_gate_rate=0.01, size_weight=0.004, late_size_weight=10.0,
-            late_growth=300.0,
+            late_growth=3000.0,
         ),
     ),
     ("code", "published"): Setting(
@@ -65,7 +65,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         {"vocabulary": 8192, "length": 64}, 32, 1800,
         Options(
             10.0, head_start=1.0, settle=True, early=0.125, core_weight=1e-5, size_unit=25.0,
-            late_size_weight=3.0, late_growth=1000.0,
+            late_size_weight=3.0, late_growth=3000.0,
         ),
         learnt=15_000,
     ),
