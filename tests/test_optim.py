@@ -214,6 +214,50 @@ def test_the_late_stage_ends_at_its_size_and_never_below(share: float):
     assert float(later.size) == found.size
 
 
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_a_late_threshold_that_grows_meets_the_size_by_its_deadline(share: float):
+    params, start, deadline = model(), 2, 6
+    still = optim.rank_adaptive(  # nothing presses, and nothing moves
+        optax.sgd(0.0), size_weight=0.0, core_weight=0.0, late_size_weight=0.0, mix=0.0,
+        switch=start, size_fraction=share,
+        late_threshold=lambda n: jnp.where(n < deadline, 0.0, jnp.inf),
+    )  # fmt: skip
+    before, state = trained(still, params, deadline)
+    assert optim.size(before) == optim.size(params)
+    after, state = run(still, before, state, 1)
+    target = share * optim.size(params)
+    assert optim.size(after) == float(state.size) <= target
+    assert target - float(state.size) <= max(MODES) * 5 * 2
+    for old, new in zip(params["layers"], after["layers"], strict=True):
+        for gate, kept in zip(old["gates"], new["gates"], strict=True):
+            dead = np.asarray(kept) == 0
+            assert not dead.all()
+            np.testing.assert_array_equal(np.asarray(kept)[~dead], np.asarray(gate)[~dead])
+    again, state = run(still, after, state, 3)
+    assert optim.ranks(again) == optim.ranks(after)
+
+
+def test_a_late_threshold_takes_the_smallest_gates_and_no_others():
+    params = model()
+    gates = [g for layer in params["layers"] for g in layer["gates"]]
+    sizes = np.random.default_rng(3).permutation(sum(g.size for g in gates)) + 1.0
+    parts = iter(np.split(sizes, np.cumsum([g.size for g in gates])[:-1]))
+    for layer in params["layers"]:
+        layer["gates"] = [jnp.asarray(next(parts), g.dtype) for g in layer["gates"]]
+    still = optim.rank_adaptive(
+        optax.sgd(0.0), size_weight=0.0, core_weight=0.0, late_size_weight=0.0, mix=0.0,
+        switch=0, size_fraction=0.5, late_threshold=1e6,
+    )  # fmt: skip
+    after, _ = trained(still, params, 2)
+    kept = np.concatenate([np.asarray(g) for layer in after["layers"] for g in layer["gates"]])
+    bond = np.repeat(np.arange(len(gates)), [g.size for g in gates])
+    largest = np.array([sizes[bond == b].max() for b in range(len(gates))])[bond]
+    dead = kept == 0
+    free = ~dead & (sizes < largest)  # the largest of a bond stays in any case
+    assert 0 < dead.sum() < dead.size
+    assert sizes[dead].max() < sizes[free].min()
+
+
 def test_status_says_what_is_infeasible():
     params = model()
     optimizer = optim.rank_adaptive(
@@ -507,6 +551,8 @@ def test_bad_input_is_named():
     for options, match in [
         ({"switch": 3}, "expected one of them with switch"),
         ({"size_target": 3.0}, "none without"),
+        ({"late_threshold": 3.0}, "late_threshold: expected None without switch"),
+        ({"late_threshold": -1.0, **ones}, "late_threshold: expected a number >= 0"),
         ({"switch": 3, "size_fraction": 2.0}, "size_fraction: expected a share"),
         ({"size_weight": -1.0}, "size_weight: expected a number >= 0"),
         ({"loss_decay": 1.0}, "loss_decay"),

@@ -36,6 +36,7 @@ def rank_adaptive(
     size_fraction: float | None = None,
     loss_weight: Weight = 1.0,
     late_size_weight: Weight = 1.0,
+    late_threshold: Weight | None = None,
     mix: Weight = 0.1,
     loss_decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
@@ -83,16 +84,20 @@ def rank_adaptive(
         two is needed with ``switch``.
       loss_weight: w₁.
       late_size_weight: w₂.
+      late_threshold: gates at or below it die in the late stage, in ascending order and only until
+        S ≤ S₀; None for τ. A schedule that at last exceeds all gates has S₀ met by then, whatever
+        they are to the loss: ``lambda n: jnp.where(n < deadline, 0.01, 1e6)``, or gradually.
       mix: ρ.
       loss_decay: of the moving average of the loss, which is bias-corrected.
 
-    All weights, and ``proximal``, may be schedules: functions of the number of updates so far.
+    All weights, ``late_threshold`` and ``proximal`` may be schedules: functions of the number of
+    updates so far.
 
     Returns:
       optax.GradientTransformationExtraArgs. ``update`` needs the parameters, and the loss as
       ``value=``; both, and all else, go on to ``inner``. Its state is a `RankAdaptiveState`, which
-      `status` reads. With γ = β = 0 as numbers, and no switch or w₂ = ρ = 0 too, it is ``inner``,
-      bit for bit, and nothing is pruned.
+      `status` reads. With γ = β = 0 as numbers, and no switch or w₂ = ρ = 0 too and no
+      ``late_threshold``, it is ``inner``, bit for bit, and nothing is pruned.
 
     Raises:
       ValueError: no gates among the parameters; negative gates, or all zero on a bond that is to
@@ -129,9 +134,9 @@ def rank_adaptive(
     Departures: the loss of the late stage is a moving average, not that of a minibatch. Once
     S ≤ S₀ nothing presses on size and nothing dies; before, gates die in ascending order and only
     until S ≤ S₀, so that the end is within one index of a bond of it (with ``keep_one=False``,
-    within one layer, where a bond becomes empty). S counts the column modes of
-    TT-matrices, which the released program leaves out, and its surrogate is Ŝ, where the program
-    has the mean of the live gates.
+    within one layer, where a bond becomes empty). Their threshold may grow (``late_threshold``). S
+    counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
+    is Ŝ, where the program has the mean of the live gates.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()

@@ -33,6 +33,7 @@ class Options:
     size_fraction: float | None
     loss_weight: Weight
     late_size_weight: Weight
+    late_threshold: Weight | None
     mix: Weight
     loss_decay: float
 
@@ -47,12 +48,12 @@ class Options:
     @property
     def passive(self) -> bool:
         """Whether there is nothing to do but what the inner optimiser does."""
-        return not self.presses and is_zero(self.core_weight)
+        return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
 
     def check(self) -> None:
         """Raises ValueError for options that cannot be."""
         for name in ("size_weight", "core_weight", "threshold", "loss_weight", "late_size_weight",
-                     "mix", "proximal"):  # fmt: skip
+                     "late_threshold", "mix", "proximal"):  # fmt: skip
             value = getattr(self, name)
             if known(value) and not 0 <= value < math.inf:
                 raise ValueError(f"{name}: expected a number >= 0 or a schedule, got {value!r}")
@@ -67,6 +68,8 @@ class Options:
                 f"size_fraction: expected a share in (0, 1], got {self.size_fraction!r}; a target "
                 "in the units of the measure is size_target"
             )
+        if self.switch is None and self.late_threshold is not None:
+            raise ValueError("late_threshold: expected None without switch, there is no late stage")
         given = (self.size_target is not None) + (self.size_fraction is not None)
         if given != (self.switch is not None):
             raise ValueError(

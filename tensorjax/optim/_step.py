@@ -114,11 +114,14 @@ class Step:
         new = self._moved(leaves)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
-        target = None
+        target, deadly = None, limit
         if self.options.switch is not None:
             target = jnp.where(self.state.late, self.state.size_target, -jnp.inf)
+        if self.options.switch is not None and self.options.late_threshold is not None:
+            late = at(self.options.late_threshold, self.state.count - 1).astype(flat.dtype)
+            deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
         dead = ~self.live | doomed(
-            self.gates, self.polynomial, flat, self.live, limit,
+            self.gates, self.polynomial, flat, self.live, deadly,
             keep_one=self.options.keep_one, target=target,
         )  # fmt: skip
         held = ~dead & (flat <= limit)
