@@ -69,7 +69,8 @@ def shrink(
 
     Checkpoints: save (params, opt_state) after a shrink as ever. The shapes are in the checkpoint,
     the containers of the state are not: take the first from its metadata, and the second from the
-    optimiser. With an `orbax.checkpoint.StandardCheckpointer`::
+    optimiser. With an `orbax.checkpoint.StandardCheckpointer`, and parameters in plain containers
+    (of an nnx.State: train on its `flax.nnx.to_pure_dict`, which `flax.nnx.merge` takes too)::
 
         saved = checkpointer.metadata(path).item_metadata.tree[0]
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
