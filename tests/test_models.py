@@ -202,6 +202,13 @@ def test_the_published_dlrm_is_counted_without_being_built() -> None:
         (ValueError, "dropout: expected a rate", lambda: EncoderConfig(dropout=1.0)),
         (ValueError, "tables: expected at least one", lambda: DLRMConfig(dense=1, tables=())),
         (ValueError, "tables: expected ints", lambda: DLRMConfig(dense=1, tables=(0,))),
+        (
+            ValueError,
+            r"positions: expected shape \(2, count\)",
+            lambda: CodeModel(EncoderConfig.tiny(), rngs=nnx.Rngs(0))(
+                jnp.ones((2, 4), jnp.int32), jnp.ones((1, 3), jnp.int32)
+            ),
+        ),
         (ValueError, "at most length = 16", lambda: encoder()(jnp.ones((1, 17), jnp.int32))),
         (ValueError, "tokens: expected integers", lambda: encoder()(jnp.ones((1, 4)))),
         (ValueError, r"tokens: expected ids in \[0, 60\)", lambda: encoder()(TOKENS + 200)),
@@ -221,6 +228,12 @@ def test_dlrm_names_bad_shapes() -> None:
         model(jnp.ones((2, 4)), jnp.zeros((2, 2), jnp.int32))
     with pytest.raises(ValueError, match=r"categories: .* in \[0, 60\), got 60 at \(1, 1\)"):
         model(jnp.ones((2, 4)), jnp.array([[0, 59, 17], [4, 60, 2999]]))
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    config = DLRMConfig.tiny(tables=tuple(np.array([5, 60, 3000])))
+    assert config == DLRMConfig.tiny()
+    assert hash(config) == hash(DLRMConfig.tiny())
 
 
 def test_integers_are_masks_too() -> None:

@@ -129,6 +129,10 @@ def test_a_zero_weight_becomes_a_layer_that_can_train(format: Any):
     grads = nnx.grad(lambda m: m(jnp.ones((3, 64), jnp.float32)).sum())(layer)
     assert max(float(abs(g).max()) for g in jax.tree.leaves(grads)) > 0
     assert nn.from_linear(dense, tol=0.1, order=2)[0].ranks == (1, 1, 1)
+    # A tolerance that allows zero may give it, but never NaN.
+    layer, certificate = nn.from_linear(decaying(), tol=2.0, order=2, format=format)
+    assert layer.weight().any() == (certificate.error != 1.0)
+    assert certificate.error <= 1.0 + 1e-6
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -1,6 +1,7 @@
 """The rank-adaptive optimiser: objective, pruning, stages, wrappers, errors."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -548,6 +549,9 @@ def test_bad_input_is_named():
     optim.rank_adaptive(optax.sgd(0.1), keep_one=False, **ones).init(params)
     with pytest.raises(ValueError, match="size_fraction: expected at least 0"):
         optim.rank_adaptive(optax.sgd(0.1), switch=1, size_fraction=1e-3).init(params)
+    with pytest.raises(TypeError, match=r"inner: expected an Optax transformation"):
+        optim.rank_adaptive(optax.adam)
+    late = {"switch": 3, "size_fraction": 0.5}
     for options, match in [
         ({"switch": 3}, "expected one of them with switch"),
         ({"size_target": 3.0}, "none without"),
@@ -555,6 +559,10 @@ def test_bad_input_is_named():
         ({"late_threshold": -1.0, **ones}, "late_threshold: expected a number >= 0"),
         ({"switch": 3, "size_fraction": 2.0}, "size_fraction: expected a share"),
         ({"size_weight": -1.0}, "size_weight: expected a number >= 0"),
+        ({"size_weight": None}, "size_weight: expected a number or a function, got None"),
+        ({"threshold": True}, "threshold: expected a number, got True"),
+        ({"loss_target": math.inf, **late}, "loss_target: expected a finite number"),
+        ({"switch": math.nan, "size_fraction": 0.5}, "switch: expected a number or a function"),
         ({"loss_decay": 1.0}, "loss_decay"),
         ({"size_scale": 0.0}, "size_scale: expected a positive number"),
         ({"measure": "seconds"}, "measure: expected one of numbers, bytes, flops"),

@@ -190,6 +190,19 @@ def test_moments_of_other_shapes_are_named_or_started_anew():
         optim.shrink(params, bucket=0)
 
 
+@pytest.mark.parametrize("lost", [-0.5, float("nan")])
+def test_gates_that_would_be_lost_though_they_are_not_dead_are_refused(lost: float):
+    params = factors(train())
+    params["a"]["gates"][1] = params["a"]["gates"][1].at[2].set(lost)
+    with pytest.raises(ValueError, match=rf"gates >= 0, got {lost} in a/gates/1"):
+        optim.shrink(params)
+    if lost < 0:
+        small, _ = optim.shrink(params, threshold=-1.0)
+        assert small["a"]["gates"][1].shape == (5,)
+    with pytest.raises(ValueError, match="threshold: expected a number, got nan"):
+        optim.shrink(params, threshold=float("nan"))
+
+
 def test_state_that_cannot_be_cut_is_never_left_in_silence():
     params = factors(train())
     for inner in (optax.flatten(optax.adam(0.1)), optax.sm3(0.1)):

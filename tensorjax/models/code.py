@@ -77,6 +77,11 @@ class CodeModel(nnx.Module):
         x = self.trunk(tokens, mask=mask)
         if positions is not None:
             positions = check_ids("positions", positions, x.shape[1], 2)
+            if len(positions) != len(x):
+                raise ValueError(
+                    f"positions: expected shape ({len(x)}, count), one row for every row of "
+                    f"tokens, got {positions.shape}"
+                )
             x = jnp.take_along_axis(x, positions[:, :, None], axis=1)
         x = self.norm(jax.nn.gelu(self.transform(x), approximate=False))
         logits = self.trunk.tokens.attend(x)

@@ -60,8 +60,10 @@ class DLRMConfig:
         check_sizes(self, ("table_from", "linear_from"), low=0)
         for name in ("tables", "bottom", "top"):
             widths = getattr(self, name)
-            if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in widths):
+            if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1
+                   for n in widths):  # fmt: skip
                 raise ValueError(f"{name}: expected ints of at least 1, got {widths!r}")
+            object.__setattr__(self, name, tuple(map(int, widths)))
         if not self.tables:
             raise ValueError("tables: expected at least one, got none; use an MLP instead")
 

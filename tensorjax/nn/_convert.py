@@ -206,6 +206,8 @@ def compressed(
     cores = _truncated(x, tol, rank)
     if len(cores) == 1:
         return cores, []
+    if not all(c.any() for c in cores):  # a tolerance of more than one allows zero
+        return _idle(x.shape, [c.shape[0] for c in cores[1:]])
     # Of half precision only the storage is coarse: small directions are kept as well as large ones.
     eps = min(float(jnp.finfo(dtype).eps), float(jnp.finfo(jnp.float32).eps))
     cores, weights = canonical(cores, 16 * eps)

@@ -285,7 +285,7 @@ def _segmented(
     if num_bags is None:
         raise ValueError("num_bags: expected the number of bags with segments, got None")
     count = _check.integer("num_bags", num_bags, low=0)
-    where = as_integers(segments)
+    where = as_integers(segments, "segments")
     if where.shape != share.shape:
         raise ValueError(f"segments: expected the shape {share.shape} of ids, got {where.shape}")
     where = jnp.asarray(where)

@@ -66,14 +66,14 @@ def _index_type(most: int) -> Any:
     return np.int64
 
 
-def as_integers(ids: Any) -> Any:
+def as_integers(ids: Any, name: str = "ids") -> Any:
     """A NumPy array, or a tracer, of an integer type that holds any number of rows."""
     array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     if isinstance(ids, list | tuple) and not array.size:
         array = array.astype(np.int32)  # NumPy takes empty lists for floating-point numbers
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
-            f"ids: expected integers, got dtype {array.dtype}; convert them, for example with "
+            f"{name}: expected integers, got dtype {array.dtype}; convert them, for example with "
             ".astype(jnp.int32)"
         )
     if not _check.is_traced(array):

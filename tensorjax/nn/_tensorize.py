@@ -50,7 +50,7 @@ def tensorize(
       The copy.
 
     Raises:
-      TypeError: a spec that is none, or parameters that are shapes alone, with "svd".
+      TypeError: a model or spec that is none, or parameters that are shapes alone, with "svd".
       ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
         "random", and all that the specs and the conversions raise, with the path of the layer.
 
@@ -66,8 +66,13 @@ def tensorize(
       >>> small.layers[0].certificate.ranks
       (8, 8, 8)
     """
+    if not _is_module(model):
+        raise TypeError(
+            f"model: expected an NNX module, got {type(model).__name__}; tensorise the modules in "
+            "it one by one, or hold them in one, such as nnx.List or nnx.Dict"
+        )
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
-    if isinstance(pairs, str) or not pairs or not all(map(_is_rule, pairs)):
+    if not isinstance(pairs, list | tuple) or not pairs or not all(map(_is_rule, pairs)):
         raise ValueError(
             f'rules: expected patterns and specs, such as {{"*": nn.TT(rank=30)}}, got {rules!r}'
         )

@@ -77,7 +77,8 @@ def rank_adaptive(
         with `optax.MultiSteps` inside: put that around.
       switch: beginning of the late stage: a count of updates; a function (count, average loss,
         size) → bool, traced, so that a decision on the host is a `jax.pure_callback`; None: never.
-        Or set it between steps: ``state._replace(late=jnp.array(True))``. There is no way back.
+        Or set it between steps, ``state._replace(late=jnp.array(True))``, with a ``switch`` that
+        never comes, such as ``lambda *_: False``. There is no way back.
       loss_target: L₀; None takes the average loss at the switch.
       size_target: S₀ in the units of the measure.
       size_fraction: S₀ as a share of the size at the switch; the authors use 0.2 to 0.8. One of the
@@ -100,6 +101,7 @@ def rank_adaptive(
       ``late_threshold``, it is ``inner``, bit for bit, and nothing is pruned.
 
     Raises:
+      TypeError: ``inner`` is no transformation.
       ValueError: no gates among the parameters; negative gates, or all zero on a bond that is to
         keep one; ``value`` or parameters not passed; a size target below the size of all ranks one;
         options out of range; `optax.lookahead` inside.
@@ -145,6 +147,10 @@ def rank_adaptive(
         _check.integer("rows", rows, low=1)
     if hasattr(inner, "gradient_transformation"):  # optax.MultiSteps
         inner = inner.gradient_transformation()
+    if not (hasattr(inner, "init") and hasattr(inner, "update")):
+        raise TypeError(
+            f"inner: expected an Optax transformation such as optax.adam(1e-3), got {inner!r}"
+        )
     inner = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> RankAdaptiveState:

@@ -13,6 +13,10 @@ from tensorjax.optim._polynomial import Measure
 
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None
+_NUMBERS = ("threshold", "size_scale", "loss_target", "size_target", "size_fraction", "loss_decay")
+_FUNCTIONS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "mix", "proximal",
+              "switch")  # fmt: skip
+_OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "proximal", "switch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,16 @@ class Options:
 
     def check(self) -> None:
         """Raises ValueError for options that cannot be."""
+        for name in (*_NUMBERS, *_FUNCTIONS):
+            value = getattr(self, name)
+            fits = known(value) or hasattr(value, "dtype")  # the latter may be traced
+            fits |= value is None and name in _OPTIONAL
+            fits |= callable(value) and name in _FUNCTIONS
+            if not fits or (known(value) and math.isnan(value)):  # type: ignore[arg-type]
+                or_function = " or a function" if name in _FUNCTIONS else ""
+                raise ValueError(f"{name}: expected a number{or_function}, got {value!r}")
+        if known(self.loss_target) and not math.isfinite(self.loss_target):  # type: ignore[arg-type]
+            raise ValueError(f"loss_target: expected a finite number, got {self.loss_target!r}")
         for name in ("size_weight", "core_weight", "threshold", "loss_weight", "late_size_weight",
                      "late_threshold", "mix", "proximal"):  # fmt: skip
             value = getattr(self, name)

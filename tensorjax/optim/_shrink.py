@@ -1,5 +1,6 @@
 """Dead gates leave the arrays: parameters and optimiser moments become smaller together."""
 
+import math
 from typing import Any
 
 import jax
@@ -53,7 +54,8 @@ def shrink(
       shrinks is no longer sharded, since its new length need not divide the devices.
 
     Raises:
-      ValueError: no gates; moments that cannot be cut (named), without ``fresh``.
+      ValueError: no gates; gates that are negative, unless above the threshold, or NaN; moments
+        that cannot be cut (named), without ``fresh``; a threshold that is NaN.
       TypeError: traced arrays.
 
     Example:
@@ -67,7 +69,8 @@ def shrink(
 
     Checkpoints: save (params, opt_state) after a shrink as ever. The shapes are in the checkpoint,
     the containers of the state are not: take the first from its metadata, and the second from the
-    optimiser. With an `orbax.checkpoint.StandardCheckpointer`::
+    optimiser. With an `orbax.checkpoint.StandardCheckpointer`, and parameters in plain containers
+    (of an nnx.State: train on its `flax.nnx.to_pure_dict`, which `flax.nnx.merge` takes too)::
 
         saved = checkpointer.metadata(path).item_metadata.tree[0]
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
@@ -79,6 +82,8 @@ def shrink(
     Source: Yang et al., "CoMERA" (arXiv 2405.14377), whose released program keeps the dead indices.
     """
     _check.integer("bucket", bucket, low=1)
+    if math.isnan(threshold):
+        raise ValueError("threshold: expected a number, got nan; 0 drops what has been pruned")
     layout = gated(params)
     paths, leaves, structure = flatten(params)
     concrete("shrink", (leaves, opt_state))
@@ -108,7 +113,16 @@ def _cuts(
 def _kept(
     layer: Layer, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
 ) -> list[np.ndarray]:
-    live = [np.asarray(leaves[g]) > threshold for g in layer.gates]
+    live = []
+    for number, gate in enumerate(np.asarray(leaves[g]) for g in layer.gates):
+        live.append(gate > threshold)
+        bad = gate[~live[-1] & ~(gate >= 0)]
+        if bad.size:
+            raise ValueError(
+                f"params: expected gates >= 0, got {bad[0]:.4g} in {layer.name}/gates/{number}, "
+                "which is not dead; take absolute values, and the signs into a core beside it, or "
+                "look for the step that made it NaN"
+            )
     if not keep_one and not all(mask.any() for mask in live):
         return [np.arange(0)] * len(live)
     kept = []
