@@ -14,9 +14,11 @@ from tensorjax.optim._polynomial import Measure
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None
 _NUMBERS = ("threshold", "size_scale", "loss_target", "size_target", "size_fraction", "loss_decay")
-_FUNCTIONS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "mix", "proximal",
-              "switch")  # fmt: skip
-_OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "proximal", "switch")
+_WEIGHTS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "late_threshold", "mix",
+            "proximal")  # fmt: skip
+_FUNCTIONS = (*_WEIGHTS, "switch")
+_OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "late_threshold",
+             "proximal", "switch")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,7 @@ class Options:
                 raise ValueError(f"{name}: expected a number{or_function}, got {value!r}")
         if known(self.loss_target) and not math.isfinite(self.loss_target):  # type: ignore[arg-type]
             raise ValueError(f"loss_target: expected a finite number, got {self.loss_target!r}")
-        for name in ("size_weight", "core_weight", "threshold", "loss_weight", "late_size_weight",
-                     "late_threshold", "mix", "proximal"):  # fmt: skip
+        for name in ("threshold", *_WEIGHTS):
             value = getattr(self, name)
             if known(value) and not 0 <= value < math.inf:
                 raise ValueError(f"{name}: expected a number >= 0 or a schedule, got {value!r}")
