@@ -14,8 +14,8 @@ from tensorjax.optim._polynomial import Measure
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None
 _NUMBERS = ("threshold", "size_scale", "loss_target", "size_target", "size_fraction", "loss_decay")
-_WEIGHTS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "late_threshold", "mix",
-            "proximal")  # fmt: skip
+_WEIGHTS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "late_threshold",
+            "mix", "proximal")  # fmt: skip
 _FUNCTIONS = (*_WEIGHTS, "switch")
 _OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "late_threshold",
              "proximal", "switch")  # fmt: skip

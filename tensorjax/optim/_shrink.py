@@ -119,7 +119,7 @@ def _kept(
         bad = gate[~live[-1] & ~(gate >= 0)]
         if bad.size:
             raise ValueError(
-                f"params: expected gates >= 0, got {float(bad[0]):.4g} in {layer.name}/gates/{number}, "
+                f"params: expected gates >= 0, got {bad[0]:.4g} in {layer.name}/gates/{number}, "
                 "which is not dead; take absolute values, and the signs into a core beside it, or "
                 "look for the step that made it NaN"
             )
