@@ -39,7 +39,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
         Options(8.0, gate_rate=0.05),
     ),
     ("flights", "default"): Setting(
-        {}, 2048, 400, Options(300.0, head_start=15.0, gate_rate=0.02, late_growth=1000.0)
+        {}, 2048, 400, Options(300.0, head_start=15.0, gate_rate=0.02)
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0)),
     ("code", "tiny"): Setting(
