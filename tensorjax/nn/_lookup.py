@@ -145,7 +145,7 @@ def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
         node.operands[0]
         for node in leaves
         if network.terms[node.operands[0]] != (*node.modes, *node.axes)
-        and 4 * count <= network.sizes[node.modes[0]]
+        and count <= 4 * network.sizes[node.modes[0]]
     )
 
 
