@@ -64,8 +64,8 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("pairs", "default"): Setting(
         {"vocabulary": 8192, "length": 64}, 32, 1800,
         Options(
-            10.0, head_start=1.0, settle=True, early=0.125, core_weight=1e-5, size_unit=25.0,
-            late_size_weight=3.0, late_growth=3000.0,
+            10.0, head_start=1.0, early=0.33, core_weight=1e-5, size_unit=25.0, gate_rate=3e-4,
+            late_gate_rate=0.01, size_weight=0.004, late_size_weight=3.0, late_growth=3000.0,
         ),
         learnt=15_000,
     ),
