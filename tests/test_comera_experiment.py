@@ -24,7 +24,7 @@ from rich.console import Console
 
 from experiments import Run
 from experiments.__main__ import main
-from experiments.comera import checkpoint, methods, report, sizes, speed, tasks, training
+from experiments.comera import checkpoint, loading, methods, report, sizes, speed, tasks, training
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.data._types import Tabular, TabularTask
@@ -243,10 +243,12 @@ def test_sizes_are_weighed_in_units_of_the_cores_at_the_start(task: tasks.Task) 
     np.testing.assert_allclose(scale, 25 * optim.size(params), rtol=1e-6)
 
 
-def test_the_early_stage_is_as_long_as_the_task_says_unless_it_is_told() -> None:
-    options = Options(5.0, early=0.125)
-    assert Config().budget(options).early == 0.125
-    assert Config(early=0.5).budget(options).early == 0.5
+def test_stages_and_evaluations_are_those_of_the_task_unless_told() -> None:
+    setting = loading.SETTINGS["code", "default"]
+    budget = Config().budget("code")
+    assert (budget.early, budget.evaluations) == (setting.options.early, setting.evaluations)
+    budget = Config(early=0.25, evaluations=7).budget("code")
+    assert (budget.early, budget.evaluations) == (0.25, 7)
 
 
 def test_the_best_evaluation_counts_only_below_the_target() -> None:

@@ -20,7 +20,7 @@ from experiments.comera import figure, planted, report, sizes, speed
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.loading import NAMES as TASKS
-from experiments.comera.loading import load
+from experiments.comera.loading import SETTINGS, load
 from experiments.comera.methods import NAMES, Method, Options
 from experiments.comera.store import Store
 from experiments.comera.tasks import Scale, Task
@@ -50,8 +50,8 @@ class Config:
     """Steps of every training, if not those of the task."""
     early: float | None = None
     """Share of the steps that are the early stage, if not that of the task."""
-    evaluations: int = 6
-    """Evaluations of every training."""
+    evaluations: int | None = None
+    """Evaluations of every training, if not those of the task."""
     criteo: Path | None = None
     """train.txt of the Criteo Kaggle data, in place of the flights."""
     codesearchnet: Path | None = None
@@ -81,7 +81,7 @@ class Config:
             raise ValueError(f"planted: expected at least 1 seed, got {self.planted}")
         if self.steps is not None and self.steps < 2:
             raise ValueError(f"steps: expected at least 2, got {self.steps}")
-        if self.evaluations < 2:
+        if self.evaluations is not None and self.evaluations < 2:
             raise ValueError(f"evaluations: expected at least 2, got {self.evaluations}")
 
     @classmethod
@@ -92,11 +92,13 @@ class Config:
             targets=(0.5,), scale="tiny", evaluations=3, planted=1,
         )  # fmt: skip
 
-    def budget(self, options: Options) -> Budget:
-        """How much is trained of a task."""
+    def budget(self, name: str) -> Budget:
+        """How much is trained of the task of a name."""
+        setting = SETTINGS[name, self.scale]
         return Budget(
             methods=self.methods, seeds=self.seeds, rates=self.rates, targets=self.targets,
-            evaluations=self.evaluations, early=options.early if self.early is None else self.early,
+            evaluations=setting.evaluations if self.evaluations is None else self.evaluations,
+            early=setting.options.early if self.early is None else self.early,
             checkpoint_seconds=self.checkpoint_seconds, hasty=self.scale == "tiny",
         )  # fmt: skip
 
@@ -114,7 +116,7 @@ def run(config: Config, run: Run) -> None:
         jax.numpy_rank_promotion("allow"),
     ):
         loaded = {name: load(name, config, store.folder / "data") for name in names}
-        budgets = {name: config.budget(options) for name, (_, options) in loaded.items()}
+        budgets = {name: config.budget(name) for name in names}
         with Board(run, sum(trainings(budget) for budget in budgets.values())) as board:
             for name, (task, options) in loaded.items():
                 comparison = Comparison(task, options, budgets[name], store, board)
