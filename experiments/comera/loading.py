@@ -48,7 +48,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ),
     ("flights", "default"): Setting(
         {}, 2048, 160,
-        Options(10.0, early=0.5, core_weight=1e-5, **RECIPE | {"late_gate_rate": 0.02}),
+        Options(10.0, early=0.33, core_weight=1e-5, **RECIPE | {"late_gate_rate": 0.015}),
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0, **RECIPE)),
     ("code", "tiny"): Setting(
