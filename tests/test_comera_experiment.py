@@ -3,7 +3,7 @@
 import importlib.util
 import json
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -247,8 +247,27 @@ def test_stages_and_evaluations_are_those_of_the_task_unless_told() -> None:
     setting = loading.SETTINGS["code", "default"]
     budget = Config().budget("code")
     assert (budget.early, budget.evaluations) == (setting.options.early, setting.evaluations)
-    budget = Config(early=0.25, evaluations=7).budget("code")
-    assert (budget.early, budget.evaluations) == (0.25, 7)
+    assert budget.rates == setting.rates
+    budget = Config(early=0.25, evaluations=7, rates=(0.5,)).budget("code")
+    assert (budget.early, budget.evaluations, budget.rates) == (0.25, 7, (0.5,))
+
+
+def test_the_rate_is_chosen_by_the_mean_over_the_first_seeds(monkeypatch) -> None:
+    scores = {(0, 0.1): 60.0, (0, 0.2): 61.0, (1, 0.1): 63.0, (1, 0.2): 61.0, (2, 0.2): 90.0}
+
+    def trained(self: Comparison, method: str, seed: int, rate: float) -> dict:
+        return {"best": {"score": scores[seed, rate]}}
+
+    monkeypatch.setattr(Comparison, "trained", trained)
+    chosen = []
+    for tuned_on in (1, 2):
+        budget = Budget(
+            methods=("dense",), seeds=(0, 1, 2), rates=(0.1, 0.2), tuned_on=tuned_on, targets=(),
+            evaluations=2, early=0.5, checkpoint_seconds=1e9,
+        )  # fmt: skip
+        made = Comparison(cast(Any, None), Options(5.0), budget, cast(Any, None), cast(Any, None))
+        chosen.append(made.tuned("dense"))
+    assert chosen == [0.2, 0.1]
 
 
 def test_the_best_evaluation_counts_only_below_the_target() -> None:
@@ -312,24 +331,24 @@ def test_bad_options_are_named(options) -> None:
 def test_plans_hold_the_end_of_the_early_stage() -> None:
     budget = Budget(
         methods=("dense", "early", "late"), seeds=(0, 1, 2), rates=(1e-3, 1e-2),
-        targets=(0.8, 0.5), evaluations=6, early=0.67, checkpoint_seconds=1.0,
+        tuned_on=2, targets=(0.8, 0.5), evaluations=6, early=0.67, checkpoint_seconds=1.0,
     )  # fmt: skip
     stops = budget.stops(400)
     assert budget.switch(400) in stops
     assert stops[-1] == 400
     assert len(stops) == 6
-    assert trainings(budget) == 2 * 4 + 6
+    assert trainings(budget) == 2 * 5 + 6
 
 
 def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, tmp_path) -> None:
     budget = Budget(
         methods=("dense", "early", "late"), seeds=(0, 1), rates=(1e-3, 1e-2), targets=(0.5,),
-        evaluations=2, early=0.5, checkpoint_seconds=1e9, hasty=True,
+        tuned_on=2, evaluations=2, early=0.5, checkpoint_seconds=1e9, hasty=True,
     )  # fmt: skip
     run = cast(Run, SimpleNamespace(console=Console(quiet=True)))
     with Board(run, trainings(budget)) as board:
         results = Comparison(task, Options(5.0), budget, Store(tmp_path), board).results()
-    assert board.done == board.total == 2 * 3 + 2
+    assert board.done == board.total == 2 * 4 + 2
     assert sum(r["method"] == "late" for r in results) == 2
 
 

@@ -20,8 +20,9 @@ class Budget:
 
     Attributes:
         methods: Which.
-        seeds: Of parameters and samples. Rates are tuned on the first.
+        seeds: Of parameters and samples.
         rates: Learning rates to choose from.
+        tuned_on: How many of the seeds, the first ones, choose.
         targets: S₀ of the late stage, as shares of the size at the end of the early stage.
         evaluations: How many there are in a training, evenly spaced.
         early: Share of the steps after which the late stage begins.
@@ -32,6 +33,7 @@ class Budget:
     methods: tuple[Method, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
+    tuned_on: int
     targets: tuple[float, ...]
     evaluations: int
     early: float
@@ -81,11 +83,14 @@ class Comparison:
         return found
 
     def tuned(self, method: Method) -> float:
-        """The rate with the best validation on the first seed."""
-        seed, rates = self.budget.seeds[0], self.budget.rates
+        """The rate with the best validation, on average over the seeds that choose."""
+        rates, seeds = self.budget.rates, self.budget.seeds[: self.budget.tuned_on]
         if len(rates) == 1:
             return rates[0]
-        scores = {rate: self.trained(method, seed, rate)["best"]["score"] for rate in rates}
+        scores = {
+            rate: sum(self.trained(method, seed, rate)["best"]["score"] for seed in seeds)
+            for rate in rates
+        }
         return max(scores, key=lambda rate: scores[rate])
 
     def trained(self, method: Method, seed: int, rate: float, *, again: bool = False) -> Result:
@@ -191,7 +196,8 @@ class Comparison:
 
 def trainings(budget: Budget) -> int:
     """How many there are of a task, at most."""
-    tuned = len(budget.rates) - 1 if len(budget.rates) > 1 else 0
+    choosing = len(budget.seeds[: budget.tuned_on])
+    tuned = (len(budget.rates) - 1) * choosing
     plain = [m for m in budget.methods if m != "late"]
     if "late" in budget.methods and "early" not in plain:
         plain.append("early")

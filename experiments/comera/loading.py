@@ -25,6 +25,8 @@ class Setting(NamedTuple):
         options: Of the methods.
         learnt: Samples of that data that are trained on, evenly spaced; None for all.
         evaluations: Of a training, evenly spaced.
+        rates: Learning rates that validation chooses from.
+        tuned_on: How many of the seeds, the first ones, choose.
     """
 
     data: dict[str, Any]
@@ -33,6 +35,8 @@ class Setting(NamedTuple):
     options: Options
     learnt: int | None = None
     evaluations: int = 6
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    tuned_on: int = 1
 
 
 # Gates hardly move while the model learns, then ranks fall to their targets: found on the tasks of
@@ -49,6 +53,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("flights", "default"): Setting(
         {}, 2048, 160,
         Options(10.0, early=0.33, core_weight=1e-5, **RECIPE | {"late_gate_rate": 0.015}),
+        rates=(1e-3, 3e-3, 1e-2), tuned_on=3,
     ),
     ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0, **RECIPE)),
     ("code", "tiny"): Setting(
@@ -70,7 +75,7 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("pairs", "default"): Setting(
         {"vocabulary": 8192, "length": 64}, 32, 1800,
         Options(10.0, early=0.33, core_weight=1e-5, **RECIPE),
-        learnt=15_000,
+        learnt=15_000, rates=(1e-4, 3e-4, 1e-3, 3e-3),
     ),
     ("pairs", "published"): Setting(
         {"vocabulary": 30_522}, 32, 100_000, Options(40.0, **RECIPE)

@@ -39,9 +39,9 @@ class Config:
     )  # fmt: skip
     """What is compared."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of every method; learning rates are tuned on the first."""
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
-    """Learning rates that validation chooses from, for every method."""
+    """Seeds of every method."""
+    rates: tuple[float, ...] | None = None
+    """Learning rates that validation chooses from, for every method, if not those of the task."""
     targets: tuple[float, ...] = (0.8, 0.5, 0.2)
     """S₀ of the late stage, as shares of the size at the end of the early stage."""
     scale: Scale = "default"
@@ -66,7 +66,7 @@ class Config:
     def __post_init__(self) -> None:
         """Checks what would fail late."""
         for name in ("tasks", "methods", "seeds", "rates"):
-            if not getattr(self, name):
+            if getattr(self, name) == ():
                 raise ValueError(f"{name}: expected at least one, got none")
         if "late" in self.methods and not self.targets:
             raise ValueError("targets: expected at least one for the late stage, got none")
@@ -75,7 +75,7 @@ class Config:
             for value in values:
                 if not 0 < value < 1:
                     raise ValueError(f"{name}: expected shares between 0 and 1, got {value}")
-        if any(rate <= 0 for rate in self.rates):
+        if self.rates is not None and not all(rate > 0 for rate in self.rates):
             raise ValueError(f"rates: expected positive learning rates, got {self.rates}")
         if self.planted < 1:
             raise ValueError(f"planted: expected at least 1 seed, got {self.planted}")
@@ -96,7 +96,8 @@ class Config:
         """How much is trained of the task of a name."""
         setting = SETTINGS[name, self.scale]
         return Budget(
-            methods=self.methods, seeds=self.seeds, rates=self.rates, targets=self.targets,
+            methods=self.methods, seeds=self.seeds, targets=self.targets,
+            rates=setting.rates if self.rates is None else self.rates, tuned_on=setting.tuned_on,
             evaluations=setting.evaluations if self.evaluations is None else self.evaluations,
             early=setting.options.early if self.early is None else self.early,
             checkpoint_seconds=self.checkpoint_seconds, hasty=self.scale == "tiny",
