@@ -440,6 +440,8 @@ def test_bags(rng: Any):
             layer.bag(flat, **options)
     with pytest.raises(ValueError, match=r"ids: expected shape \(n,\) with segments"):
         layer.bag(ids, segments=bags, num_bags=4)
+    with pytest.raises(ValueError, match="num_bags: expected None without segments, got 4"):
+        layer.bag(ids, num_bags=4)
     with pytest.raises(TypeError, match="segments: expected integers, got dtype float64"):
         layer.bag(flat, segments=bags / 1, num_bags=4)
 

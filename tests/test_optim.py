@@ -556,6 +556,7 @@ def test_bad_input_is_named():
         ({"switch": 3}, "expected one of them with switch"),
         ({"size_target": 3.0}, "none without"),
         ({"late_threshold": 3.0}, "late_threshold: expected None without switch"),
+        ({"loss_target": 0.1}, "loss_target: expected None without switch"),
         ({"late_threshold": -1.0, **ones}, "late_threshold: expected a number >= 0"),
         ({"switch": 3, "size_fraction": 2.0}, "size_fraction: expected a share"),
         ({"size_weight": -1.0}, "size_weight: expected a number >= 0"),

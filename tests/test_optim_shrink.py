@@ -338,3 +338,45 @@ def test_orbax_saves_and_restores_across_a_shrink(tmp_path: Path):
     jax.tree.map(np.testing.assert_array_equal, restored, (params, state))
     on, _ = steps(optimizer, *restored, 2)
     jax.tree.map(np.testing.assert_array_equal, on, steps(optimizer, params, state, 2)[0])
+
+
+def test_orbax_saves_and_restores_a_shrunk_model_and_its_optimizer(tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    from flax import nnx
+
+    from tensorjax import nn
+
+    def made() -> Any:
+        layer = nn.TTLinear(12, 12, rank=4, order=2, rngs=nnx.Rngs(0))
+        for gate in layer.gates:
+            gate[...] = jnp.linspace(1.0, 0.02, gate.shape[0], dtype=gate.dtype)
+        model = nnx.Sequential(layer, nnx.Dropout(0.1, rngs=nnx.Rngs(1)))
+        tx = optim.rank_adaptive(optax.adam(1e-2), size_weight=2.0, switch=4, size_fraction=0.5)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> jax.Array:
+        loss = nnx.value_and_grad(lambda m: jnp.mean((m(jnp.ones((3, 12), "f")) - 1) ** 2))
+        value, grads = loss(model)
+        optimizer.update(model, grads, value=value)
+        return value
+
+    model, optimizer = made()
+    for _ in range(12):
+        step(model, optimizer)
+    before = model.layers[0].cores[1].shape
+    optim.shrink_model(model, optimizer)
+    assert model.layers[0].cores[1].shape != before
+    with ocp.StandardCheckpointer() as checkpointer:
+        path = tmp_path / "step"
+        checkpointer.save(path, jax.tree.leaves(nnx.state((model, optimizer))))
+        checkpointer.wait_until_finished()
+        again = made()
+        saved = list(checkpointer.metadata(path).item_metadata.tree)
+        like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in saved]
+        structure = jax.tree.structure(nnx.state(again))
+        arrays = checkpointer.restore(path, like)
+        nnx.update(again, jax.tree.unflatten(structure, arrays))
+    for _ in range(2):
+        np.testing.assert_array_equal(step(*again), step(model, optimizer))
+    assert again[0].layers[0].ranks == model.layers[0].ranks

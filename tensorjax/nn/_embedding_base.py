@@ -245,11 +245,17 @@ class Embedding(nnx.Module):
           summed in single precision at least.
 
         Raises:
-          ValueError: shapes that do not fit, ``segments`` without ``num_bags``, another mode.
+          ValueError: shapes that do not fit, ``segments`` without ``num_bags`` or the other way
+            round, another mode.
           TypeError: ``ids`` or ``segments`` are not integers.
         """
         if mode not in get_args(Mode):
             raise ValueError(f"mode: expected one of {get_args(Mode)}, got {mode!r}")
+        if segments is None and num_bags is not None:
+            raise ValueError(
+                f"num_bags: expected None without segments, got {num_bags!r}; each last axis of "
+                "ids is a bag"
+            )
         array = as_integers(ids)
         if array.ndim == 0 or (segments is not None and array.ndim != 1):
             expected = "(…, length)" if segments is None else "(n,) with segments"

@@ -83,8 +83,9 @@ class Options:
                 f"size_fraction: expected a share in (0, 1], got {self.size_fraction!r}; a target "
                 "in the units of the measure is size_target"
             )
-        if self.switch is None and self.late_threshold is not None:
-            raise ValueError("late_threshold: expected None without switch, there is no late stage")
+        for name in ("late_threshold", "loss_target"):
+            if self.switch is None and getattr(self, name) is not None:
+                raise ValueError(f"{name}: expected None without switch, there is no late stage")
         given = (self.size_target is not None) + (self.size_fraction is not None)
         if given != (self.switch is not None):
             raise ValueError(

@@ -70,7 +70,7 @@ def shrink(
     Checkpoints: save (params, opt_state) after a shrink as ever. The shapes are in the checkpoint,
     the containers of the state are not: take the first from its metadata, and the second from the
     optimiser. With an `orbax.checkpoint.StandardCheckpointer`, and parameters in plain containers
-    (of an nnx.State: train on its `flax.nnx.to_pure_dict`, which `flax.nnx.merge` takes too)::
+    (`shrink_model` says how a model and its nnx.Optimizer are kept)::
 
         saved = checkpointer.metadata(path).item_metadata.tree[0]
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
@@ -229,6 +229,18 @@ def shrink_model(
       ValueError: as `shrink`, and where two layers share their gates.
 
     Functions under `nnx.jit` compile once more, for the new shapes.
+
+    Checkpoints: a model and an optimiser made anew have the containers, the checkpoint has the
+    arrays and their shapes. With an `orbax.checkpoint.StandardCheckpointer`::
+
+        checkpointer.save(path, jax.tree.leaves(nnx.state((model, optimizer))))
+
+        model, optimizer = ...  # as at the start of the training
+        saved = list(checkpointer.metadata(path).item_metadata.tree)
+        like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in saved]
+        structure = jax.tree.structure(nnx.state((model, optimizer)))
+        arrays = checkpointer.restore(path, like)
+        nnx.update((model, optimizer), jax.tree.unflatten(structure, arrays))
     """
     from flax import nnx  # only here: optim itself works on any tree
 
