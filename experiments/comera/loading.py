@@ -1,5 +1,6 @@
 """Which data, sizes and steps a task has at each scale."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,10 +42,10 @@ class Setting(NamedTuple):
 
 # Gates hardly move while the model learns, then ranks fall to their targets: found on the tasks of
 # the default size, where faster gates die before the loss can say which.
-RECIPE: dict[str, Any] = {
-    "head_start": 1.0, "gate_rate": 3e-4, "late_gate_rate": 0.01, "size_unit": 25.0,
-    "size_weight": 0.004, "late_size_weight": 3.0, "late_growth": 3000.0,
-}  # fmt: skip
+SLOW = Options(
+    10.0, head_start=1.0, gate_rate=3e-4, late_gate_rate=0.01, size_unit=25.0, size_weight=0.004,
+    late_size_weight=3.0, late_growth=3000.0,
+)  # fmt: skip
 SETTINGS: dict[tuple[str, Scale], Setting] = {
     ("flights", "tiny"): Setting(
         {"rows": 4000, "limit": 20_000, "crosses": flights.CROSSES[:1]}, 256, 72,
@@ -52,21 +53,23 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ),
     ("flights", "default"): Setting(
         {}, 2048, 160,
-        Options(10.0, early=0.33, core_weight=1e-5, **RECIPE | {"late_gate_rate": 0.015}),
+        replace(SLOW, early=0.33, core_weight=1e-5, late_gate_rate=0.015),
         rates=(1e-3, 3e-3, 1e-2), tuned_on=3,
     ),
-    ("flights", "published"): Setting({"rows": 1_000_000}, 4096, 2000, Options(100.0, **RECIPE)),
+    ("flights", "published"): Setting(
+        {"rows": 1_000_000}, 4096, 2000, replace(SLOW, compression=100.0)
+    ),
     ("code", "tiny"): Setting(
         {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72,
         Options(3.0, gate_rate=0.05),
     ),
     ("code", "default"): Setting(
         {"vocabulary": 30_522, "length": 32}, 32, 900,
-        Options(10.0, early=0.5, core_weight=1e-7, **RECIPE | {"late_size_weight": 10.0}),
+        replace(SLOW, early=0.5, core_weight=1e-7, late_size_weight=10.0),
         evaluations=4,
     ),
     ("code", "published"): Setting(
-        {"vocabulary": 30_522, "length": 512}, 32, 100_000, Options(10.0, **RECIPE)
+        {"vocabulary": 30_522, "length": 512}, 32, 100_000, SLOW
     ),
     ("pairs", "tiny"): Setting(
         {"vocabulary": 512, "length": 32, "max_files": 30}, 16, 72,
@@ -74,11 +77,11 @@ SETTINGS: dict[tuple[str, Scale], Setting] = {
     ),
     ("pairs", "default"): Setting(
         {"vocabulary": 8192, "length": 64}, 32, 1800,
-        Options(10.0, early=0.33, core_weight=1e-5, **RECIPE),
+        replace(SLOW, early=0.33, core_weight=1e-5),
         learnt=15_000, rates=(1e-4, 3e-4, 1e-3, 3e-3),
     ),
     ("pairs", "published"): Setting(
-        {"vocabulary": 30_522}, 32, 100_000, Options(40.0, **RECIPE)
+        {"vocabulary": 30_522}, 32, 100_000, replace(SLOW, compression=40.0)
     ),
 }  # fmt: skip
 

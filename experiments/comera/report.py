@@ -84,7 +84,7 @@ def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         found["best_10x"] = best["method"]
         found["points_below_dense"] = dense[metric] - best[metric]
     equal = [by_name[NAMES[m]] for m in ("shrunk", "lowrank", "fixed") if NAMES[m] in by_name]
-    limit = min((r["numbers"] for r in equal), default=0)
+    limit = max((r["numbers"] for r in equal), default=0)  # all of these fit the same budget
     fair = [r for r in ours if r["numbers"] <= limit]
     if equal and fair:
         best = max(fair, key=lambda r: r[metric])
