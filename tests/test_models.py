@@ -212,6 +212,11 @@ def test_the_published_dlrm_is_counted_without_being_built() -> None:
         (ValueError, "at most length = 16", lambda: encoder()(jnp.ones((1, 17), jnp.int32))),
         (ValueError, "tokens: expected integers", lambda: encoder()(jnp.ones((1, 4)))),
         (ValueError, r"tokens: expected ids in \[0, 60\)", lambda: encoder()(TOKENS + 200)),
+        (
+            ValueError,
+            r"tokens: expected ids in \[0, 60\), got 4294967",
+            lambda: encoder()(np.asarray(TOKENS, np.int64) + 2**32),
+        ),
         (ValueError, "segments: expected ids", lambda: encoder()(TOKENS, TOKENS * 0 - 1)),
         (ValueError, "mask: expected the shape", lambda: encoder()(TOKENS, mask=TOKENS[0] > 0)),
         (TypeError, "linear: expected a spec", lambda: encoder(nn.TT)),

@@ -500,6 +500,11 @@ def test_the_mean_of_a_bag_is_over_ids_that_have_a_row():
     layer = nn.TTEmbedding(10, 4, rank=2, order=2, out_of_range="zero", rngs=nnx.Rngs(0))
     mean = layer.bag(np.array([[3, 99, -1]]), mode="mean")
     np.testing.assert_allclose(mean, layer(np.array([3])), rtol=1e-6)
+    layer = nn.TTEmbedding(
+        10, 4, rank=2, order=2, padding_idx=0, out_of_range="clip", rngs=nnx.Rngs(0)
+    )
+    mean = layer.bag(np.array([[-1, 3]]), mode="mean")  # −1 becomes the padding id
+    np.testing.assert_allclose(mean, layer(np.array([3])), rtol=1e-6)
 
 
 def test_rows_stay_on_the_devices_of_their_ids():

@@ -182,6 +182,10 @@ def test_moments_of_other_shapes_are_named_or_started_anew():
     optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=3)
     with pytest.raises(ValueError, match="v_row"):
         optim.shrink(params, optimizer.init(params))
+    whole = factors(train(dead=((), (), ())))
+    state = optimizer.init(whole)
+    kept, moments = optim.shrink(whole, state)  # nothing is dead, so nothing has to be cut
+    jax.tree.map(np.testing.assert_array_equal, (kept, moments), (whole, state))
     with pytest.raises(TypeError, match="shrink: how many gates live"):
         jax.jit(optim.shrink)(params)
     with pytest.raises(ValueError, match="params: expected at least one tensorised layer"):
@@ -199,8 +203,22 @@ def test_gates_that_would_be_lost_though_they_are_not_dead_are_refused(lost: flo
     if lost < 0:
         small, _ = optim.shrink(params, threshold=-1.0)
         assert small["a"]["gates"][1].shape == (5,)
-    with pytest.raises(ValueError, match="threshold: expected a number, got nan"):
-        optim.shrink(params, threshold=float("nan"))
+    for bad in (float("nan"), None):
+        for refuses in (optim.shrink, optim.size, optim.ranks):
+            with pytest.raises(ValueError, match=f"threshold: expected a number, got {bad}"):
+                refuses(train(), threshold=bad)
+
+
+def test_new_moments_do_not_ask_whether_the_smaller_model_could_meet_its_target():
+    layer = {
+        "cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.array([1.0, 0.0, 0.0])],
+    }  # fmt: skip
+    optimizer = optim.rank_adaptive(optax.sgd(0.1, momentum=0.9), switch=5, size_fraction=0.5)
+    small, state = optim.shrink(layer, optimizer.init(layer), fresh=optimizer)
+    wanted = jax.eval_shape(optimizer.init, small)
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, wanted)
+    with pytest.raises(ValueError, match="size_fraction: expected at least 1"):
+        optimizer.init(small)  # a training that begins with it: half of nothing to spare
 
 
 def test_state_that_cannot_be_cut_is_never_left_in_silence():

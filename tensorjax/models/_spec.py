@@ -73,13 +73,14 @@ def check_ids(name: str, ids: Any, counts: int | tuple[int, ...], ndim: int) -> 
       counts: how many there are, one number or one for each index of the last axis.
       ndim: number of axes.
     """
-    array = jnp.asarray(ids)
+    # Not yet JAX's: it would wrap what 32 bits do not hold.
+    array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     if array.ndim != ndim or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(
             f"{name}: expected integers with {ndim} axes, got {array.dtype} of shape {array.shape}"
         )
     if _check.is_traced(array):
-        return array
+        return jnp.asarray(array)
     given, high = np.asarray(array), np.asarray(counts)
     high = high.reshape((1,) * (ndim - high.ndim) + high.shape)
     outside = np.argwhere((given < 0) | (given >= high))
@@ -90,7 +91,7 @@ def check_ids(name: str, ids: Any, counts: int | tuple[int, ...], ndim: int) -> 
             f"{name}: expected ids in [0, {most}), got {int(given[place])} at {place}; "
             "the sizes of the configuration have to cover all ids"
         )
-    return array
+    return jnp.asarray(array)
 
 
 def with_spread(layer: Any, spread: float) -> Any:

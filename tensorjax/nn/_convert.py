@@ -29,7 +29,7 @@ class Certificate:
       bound: the error promised before: the tolerance, or None where the ranks given, or rounding to
         the dtype of the parameters, do not allow it.
       least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
-      ranks: of the layer.
+      ranks: of the layer; like all of these when it was made, whatever became of it in training.
       numbers_before: in the dense layer, bias included.
       numbers: in the new layer, gates and bias included.
     """

@@ -270,7 +270,10 @@ class Embedding(nnx.Module):
                     f"weights: expected the shape {array.shape} of ids, got {share.shape}"
                 )
         if self.padding_idx is not None:
-            share = jnp.where(jnp.asarray(array) == self.padding_idx, jnp.zeros_like(share), share)
+            where = array
+            if self.out_of_range == "clip":  # onto the padding id, perhaps
+                where = where.clip(0, self.num_embeddings - 1)
+            share = jnp.where(jnp.asarray(where) == self.padding_idx, jnp.zeros_like(share), share)
         if self.out_of_range == "zero":
             outside = (array < 0) | (array >= self.num_embeddings)
             share = jnp.where(jnp.asarray(outside), jnp.zeros_like(share), share)

@@ -96,7 +96,7 @@ def tensorize(
             made[id(layer)] = _replaced(layer, spec, init, tol, rngs)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{paths[0]}: {error}") from error
+            raise kind(f"{paths[0] or 'the model itself'}: {error}") from error
     if id(copy) in made:
         return made[id(copy)]
     _swap(copy, made)

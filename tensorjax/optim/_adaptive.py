@@ -159,8 +159,9 @@ def rank_adaptive(
             return _fresh(1.0, options, inner.init(params))
         layout = _trainable(params, keep_one)
         full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
-        _check_reachable(layout, full, options)
         leaves = jax.tree.leaves(params)
+        if not _check.is_traced(leaves):
+            _check_reachable(layout, full, options)
         gates = Gates.of(layout)
         flat = gates.join([leaves[k] for k in layout.gates])
         form = polynomial(layout, measure, rows)

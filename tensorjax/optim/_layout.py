@@ -9,7 +9,7 @@ A layer is known by the names of siblings in one mapping:
 - CP: ``factors`` (n_k, R) or (m_k, n_k, R), and ``gates``, one vector for all of them.
 
 Cores, factors and gates are lists, or mappings with the keys 0, 1, …; anything else by these names
-is dense.
+is dense, but for vectors called gates that stand alone: those are an error.
 """
 
 import dataclasses

@@ -55,6 +55,7 @@ def size(
     """
     measure = checked(measure)
     rows = _check.integer("rows", rows, low=1)
+    threshold = checked_threshold(threshold)
     if everything and measure == "flops":
         raise ValueError(
             'everything: expected measure "numbers" or "bytes", got "flops": what dense parameters '
@@ -92,6 +93,21 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
     )
 
 
+def checked_threshold(threshold: Any) -> Any:
+    """A threshold of gates, or ValueError."""
+    if _check.is_traced(threshold):
+        return threshold
+    try:
+        fits = not math.isnan(threshold)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"threshold: expected a number, got {threshold!r}; 0 is that of gates that were pruned"
+        )
+    return threshold
+
+
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
     """How many gates are above the threshold, per bond; concrete."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
@@ -121,6 +137,7 @@ def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
     layout = find(params)
     _, leaves, _ = flatten(params)
     concrete("ranks", [leaves[k] for k in layout.gates])
+    threshold = checked_threshold(threshold)
     return {layer.name: live_ranks(layer, leaves, threshold) for layer in layout.layers}
 
 

@@ -1,6 +1,5 @@
 """Dead gates leave the arrays: parameters and optimiser moments become smaller together."""
 
-import math
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.optim._layout import Layer, Layout, Path, flatten, gated
-from tensorjax.optim._measure import concrete
+from tensorjax.optim._measure import checked_threshold, concrete
 from tensorjax.optim._prune import take
 
 Cut = dict[int, np.ndarray]  # axis: indices kept
@@ -82,8 +81,7 @@ def shrink(
     Source: Yang et al., "CoMERA" (arXiv 2405.14377), whose released program keeps the dead indices.
     """
     _check.integer("bucket", bucket, low=1)
-    if math.isnan(threshold):
-        raise ValueError("threshold: expected a number, got nan; 0 drops what has been pruned")
+    threshold = checked_threshold(threshold)
     layout = gated(params)
     paths, leaves, structure = flatten(params)
     concrete("shrink", (leaves, opt_state))
@@ -92,8 +90,10 @@ def shrink(
     params = jax.tree.unflatten(structure, small)
     if opt_state is None:
         return params, None
-    known = {path: (leaves[k], cuts.get(k, {})) for k, path in enumerate(paths)}
-    return params, _shrink_state(opt_state, known, None if fresh is None else fresh.init(params))
+    known = {path: (leaves[k], _lossy(leaves[k], cuts.get(k, {}))) for k, path in enumerate(paths)}
+    # Traced, so that targets are not held against the smaller size.
+    new = None if fresh is None else jax.jit(fresh.init)(params)
+    return params, _shrink_state(opt_state, known, new)
 
 
 def _cuts(
@@ -134,10 +134,14 @@ def _kept(
     return kept
 
 
+def _lossy(x: Any, cut: Cut) -> Cut:
+    """The axes that lose something."""
+    return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
+
+
 def _cut(x: Any, cut: Cut) -> Any:
-    for axis, indices in cut.items():
-        if len(indices) < x.shape[axis]:
-            x = take(jnp.asarray(x), indices, axis)
+    for axis, indices in _lossy(x, cut).items():
+        x = take(jnp.asarray(x), indices, axis)
     return x
 
 
