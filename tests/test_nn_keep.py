@@ -4,10 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
-from tensorjax import nn
+from tensorjax import nn, optim
 
 
 def linear(**options: Any) -> nnx.Linear:
@@ -128,13 +129,49 @@ class Outer(nnx.Module):
     def __init__(self):
         self.holder = Holder()
         self.attention = nnx.MultiHeadAttention(2, 16, decode=False, rngs=nnx.Rngs(0))
+        self.heads = nnx.LinearGeneral(4, 5, axis=-1, batch_axis={0: 3}, rngs=nnx.Rngs(0))
 
 
 def test_layers_in_any_pytree_are_reached_and_the_others_listed():
     new = nn.tensorize(Outer(), {"*": nn.TT(rank=2)})
     assert isinstance(new.holder.inner, nn.TTLinear)
+    assert isinstance(new.attention.query.layer, nn.TTLinear)
     lines = nn.summary(new).splitlines()
-    assert any("attention/query" in line and "as it is" in line for line in lines)
+    assert any("attention/out/layer" in line and "TTLinear" in line for line in lines)
+    assert any("heads" in line and "as it is" in line for line in lines)
+
+
+def test_attention_is_tensorised_as_a_whole():
+    attention = nnx.MultiHeadAttention(4, 24, 32, decode=False, rngs=nnx.Rngs(0))
+    attention.query.bias[...] = jnp.arange(32.0, dtype="f").reshape(4, 8)
+    x = jax.random.normal(jax.random.key(0), (2, 5, 24), "f")
+    rules = {"out": None, "*": nn.TT()}
+    new = nn.tensorize(attention, rules, tol=1e-6)
+    np.testing.assert_allclose(new(x), attention(x), rtol=1e-4, atol=1e-4)
+    assert isinstance(new.out, nnx.LinearGeneral)
+    assert new.query.layer.certificate.error <= 1e-6
+    assert new.query(x).shape == attention.query(x).shape == (2, 5, 4, 8)
+    new = nn.tensorize(attention, {"*": nn.TT(rank=2)}, init="random", rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(new.query.layer.bias[...], jnp.arange(32.0))
+    found = optim.ranks(nnx.state(new, nnx.Param))
+    assert set(found) == {f"{name}/layer" for name in ("key", "out", "query", "value")}
+    with pytest.raises(ValueError, match=r"query: rank: expected"):
+        nn.tensorize(attention, {"query": nn.TT(rank=(1, 2, 3, 4, 5, 6, 7, 8))})
+    with pytest.raises(ValueError, match="the model itself: rank: expected"):
+        nn.tensorize(attention.query, {"*": nn.TT(rank=(1, 2, 3, 4, 5, 6, 7, 8))})
+
+
+def test_any_axes_of_a_general_layer_are_contracted():
+    layer = nnx.LinearGeneral((6, 4), (3, 2), axis=(1, -1), dtype=jnp.float32, rngs=nnx.Rngs(0))
+    new = nn.tensorize(layer, {"*": nn.TT(order=2)}, tol=1e-6)
+    x = jax.random.normal(jax.random.key(0), (5, 6, 7, 4), "f")
+    assert new(x).shape == (5, 7, 3, 2)
+    np.testing.assert_allclose(new(x), layer(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"inputs: expected sizes \(6, 4\) at the axes \(1, -1\)"):
+        new(x[0])
+    layer = nnx.LinearGeneral(6, 4, preferred_element_type=jnp.float32, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"layer\.preferred_element_type: expected"):
+        nn.tensorize(layer, {"*": nn.TT(rank=2)})
 
 
 def test_bad_arguments_are_named():

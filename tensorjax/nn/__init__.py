@@ -20,8 +20,9 @@ They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole mo
 backward together (`TTLinear.plan`); `factor` chooses how features are folded into modes;
 `from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `Tucker` and `CP` are specs, which
 say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmbedding` replace
-`flax.nnx.Embed`, with `from_embedding` and `to_embedding`. `tensorjax.optim` finds the ranks in
-training.
+`flax.nnx.Embed`, with `from_embedding` and `to_embedding`. In `flax.nnx.MultiHeadAttention`
+`TensorLinearGeneral` takes the place of linear layers over several axes. `tensorjax.optim` finds
+the ranks in training.
 """
 
 from tensorjax.nn._base import TensorLinear
@@ -30,6 +31,7 @@ from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embedding_base import Embedding
 from tensorjax.nn._embedding_convert import from_embedding, to_embedding
 from tensorjax.nn._embedding_plan import LookupPlan
+from tensorjax.nn._general import TensorLinearGeneral
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
 from tensorjax.nn._modes import factor
 from tensorjax.nn._padded import PaddedEmbed
@@ -54,6 +56,7 @@ __all__ = [
     "TTEmbedding",
     "TTLinear",
     "TensorLinear",
+    "TensorLinearGeneral",
     "Tucker",
     "TuckerEmbedding",
     "TuckerLinear",

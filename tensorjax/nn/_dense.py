@@ -11,14 +11,16 @@ from tensorjax import _check
 
 def check_plain(layer: Any) -> None:
     """Raises ValueError for options of a dense layer that a tensorised one cannot keep."""
-    weight = layer.kernel if isinstance(layer, nnx.Linear) else layer.embedding
+    general = isinstance(layer, nnx.LinearGeneral)
+    weight = layer.kernel if isinstance(layer, nnx.Linear | nnx.LinearGeneral) else layer.embedding
     if type(weight) is not nnx.Param:
         raise ValueError(
             f"layer: expected its weight to be an nnx.Param, got {type(weight).__name__}, which "
             "the parameters of a tensorised layer would not be"
         )
     defaults = {
-        "dot_general": jax.lax.dot_general,
+        "dot_general": None if general else jax.lax.dot_general,
+        "dot_general_cls": None,
         "promote_dtype": dtypes.promote_dtype,
         "preferred_element_type": None,
     }

@@ -11,11 +11,12 @@ from flax import nnx
 from tensorjax.nn._base import TensorLinear
 from tensorjax.nn._dense import check_plain
 from tensorjax.nn._embedding_base import Embedding
+from tensorjax.nn._general import TensorLinearGeneral, flat
 from tensorjax.nn._padded import PaddedEmbed
 from tensorjax.nn._specs import Dense, Spec
 
 # What rules may replace; other subclasses do more than their layer.
-_DENSE = (nnx.Linear, nnx.Embed, PaddedEmbed)
+_DENSE = (nnx.Linear, nnx.LinearGeneral, nnx.Embed, PaddedEmbed)
 
 Rules = Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
@@ -30,11 +31,13 @@ def tensorize(
 ) -> Any:
     """A copy of a model in which dense layers are replaced by tensorised ones.
 
-    Every `flax.nnx.Linear` and `flax.nnx.Embed` is held against the rules, by its path in the
-    model, such as "encoder/layers/0/mlp/up"; the first rule that matches decides. A layer that
-    several places share stays shared, and matches by any of its paths. Biases, dtypes and precision
-    are kept. Other modules stay as they are, subclasses of these among them, and so
-    `flax.nnx.LinearGeneral`, of which `flax.nnx.MultiHeadAttention` is made: `summary` lists them.
+    Every `flax.nnx.Linear`, `flax.nnx.LinearGeneral` (of which `flax.nnx.MultiHeadAttention` is
+    made) and `flax.nnx.Embed` is held against the rules, by its path in the model, such as
+    "encoder/layers/0/mlp/up"; the first rule that matches decides. A layer that several places
+    share stays shared, and matches by any of its paths. Biases, dtypes and precision are kept. A
+    LinearGeneral becomes a `TensorLinearGeneral`, which holds the tensorised layer. Other modules
+    stay as they are, subclasses of these among them, and a LinearGeneral with batch axes: `summary`
+    lists them.
 
     Args:
       model: any NNX module; it is not changed.
@@ -185,7 +188,7 @@ def numbers(model: Any) -> int:
 def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
     """The layers to be replaced, their paths, and the specs that their first rules name."""
     found, used = [], set()
-    candidates = [p for p in _places(model).values() if type(p[0]) in _DENSE]
+    candidates = [p for p in _places(model).values() if _replaceable(p[0])]
     for layer, paths in candidates:
         hits = [
             pattern
@@ -204,6 +207,11 @@ def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, li
                 f"none of: {known or '(the model has none)'}"
             )
     return found
+
+
+def _replaceable(module: Any) -> bool:
+    """Whether rules may replace a module: a weight for every batch index is not one matrix."""
+    return type(module) in _DENSE and not getattr(module, "batch_axis", ())
 
 
 def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> None:
@@ -226,6 +234,10 @@ def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> No
 
 def _replaced(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
     """What a rule makes of a dense layer."""
+    if isinstance(layer, nnx.LinearGeneral):
+        check_plain(layer)
+        new = _replaced(flat(layer), spec, init, tol, rngs)
+        return TensorLinearGeneral(new, layer.in_features, layer.out_features, layer.axis)
     linear = isinstance(layer, nnx.Linear)
     if init == "svd":
         convert = spec.from_linear if linear else spec.from_embedding
