@@ -321,7 +321,14 @@ def test_a_tiny_run_of_the_texts(name, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"tasks": ()}, {"targets": (1.5,)}, {"rates": (0.0,)}, {"steps": 1}, {"evaluations": 1}],
+    [
+        {"tasks": ()},
+        {"rates": []},
+        {"targets": (1.5,)},
+        {"rates": (0.0,)},
+        {"steps": 1},
+        {"evaluations": 1},
+    ],
 )
 def test_bad_options_are_named(options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}: expected"):

@@ -66,7 +66,8 @@ class Config:
     def __post_init__(self) -> None:
         """Checks what would fail late."""
         for name in ("tasks", "methods", "seeds", "rates"):
-            if getattr(self, name) == ():
+            value = getattr(self, name)
+            if value is not None and not value:
                 raise ValueError(f"{name}: expected at least one, got none")
         if "late" in self.methods and not self.targets:
             raise ValueError("targets: expected at least one for the late stage, got none")
