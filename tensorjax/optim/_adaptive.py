@@ -104,7 +104,8 @@ def rank_adaptive(
       TypeError: ``inner`` is no transformation.
       ValueError: no gates among the parameters; negative gates, or all zero on a bond that is to
         keep one; ``value`` or parameters not passed; a size target below the size of all ranks one
-        (of traced parameters it is left to `status`); options out of range; `optax.lookahead` inside.
+        (of traced parameters it is left to `status`); options out of range; `optax.lookahead`
+        inside.
 
     Example:
       >>> import jax.numpy as jnp, optax
