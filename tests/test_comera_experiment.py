@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+from dataclasses import replace
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +26,17 @@ from rich.console import Console
 
 from experiments import Run
 from experiments.__main__ import main
-from experiments.comera import checkpoint, loading, methods, report, sizes, speed, tasks, training
+from experiments.comera import (
+    checkpoint,
+    loading,
+    methods,
+    pruning,
+    report,
+    sizes,
+    speed,
+    tasks,
+    training,
+)
 from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.data._types import Tabular, TabularTask
@@ -64,7 +76,7 @@ def task(rng: np.random.Generator) -> tasks.Task:
 def test_sizes_are_searched_without_building() -> None:
     assert sizes.count(lambda rngs: nnx.Linear(10**6, 10**6, rngs=rngs)) == 10**12 + 10**6
     assert sizes.largest(lambda k: k, 50, 40) == 40
-    with pytest.raises(ValueError, match="expected at least 3 numbers"):
+    with pytest.raises(sizes.TooLarge, match="expected at least 3 numbers"):
         sizes.largest(lambda k: 3 * k, 2, 40)
 
 
@@ -193,15 +205,14 @@ def test_galore_projects_kernels_alone(task: tasks.Task) -> None:
     assert {x.shape[1] for x in projectors} == {4}
 
 
-@pytest.mark.parametrize("settle", [False, True])
-def test_gates_come_to_rest_only_if_told_to(settle) -> None:
-    step = methods.at_rate(1e-3, 10, Options(5.0, settle=settle), gates=0.01)
+def test_gates_that_are_pressed_on_do_not_come_to_rest() -> None:
+    step = methods.at_rate(1e-3, 10, Options(5.0), gates=0.01)
     params = {"cores": [jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))], "gates": [jnp.ones(2)]}
     state, moves = step.init(params), params
     for _ in range(10):
         moves, state = step.update(params, state, params)
     np.testing.assert_allclose(moves["cores"][0], 0, atol=1e-9)
-    np.testing.assert_allclose(moves["gates"][0], 0 if settle else -0.01, atol=1e-9)
+    np.testing.assert_allclose(moves["gates"][0], -0.01, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +222,11 @@ def test_gates_come_to_rest_only_if_told_to(settle) -> None:
         ("early", {"gate_rate": 0.05, "late_gate_rate": 0.2}, 0.05),
         ("late", {"gate_rate": 0.05, "late_gate_rate": 0.2}, 0.2),
         ("late", {"gate_rate": 0.05}, 0.05),
+        ("importance", {"gate_rate": 0.05, "late_gate_rate": 0.2}, 1e-3),  # what is left: as all
     ],
 )
 def test_each_stage_has_its_rate_of_the_gates(task: tasks.Task, method, options, expected) -> None:
-    stage = {"switch": 1, "fraction": 0.5} if method == "late" else {}
+    stage = {"switch": 1, "fraction": 0.5} if method in methods.LATE else {}
     plain = {"size_weight": 0.0, "core_weight": 0.0, "late_size_weight": 1e-9, "mix": 1e-9}
     chosen = Options(5.0, init="normal", warmup=1e-9, **plain, **options)
     found = methods.variant(task, method, chosen, **stage)
@@ -233,6 +245,8 @@ def test_settings_that_a_method_does_not_use_do_not_name_it() -> None:
     other = Options(5.0, late_growth=7.0)
     assert one.settings("early") == other.settings("early")
     assert one.settings("late") != other.settings("late")
+    other = Options(5.0, late_gate_rate=7.0)
+    assert one.settings("importance") == other.settings("importance")
     assert one.settings("dense") != Options(6.0).settings("dense")
 
 
@@ -263,7 +277,7 @@ def test_the_rate_is_chosen_by_the_mean_over_the_first_seeds(monkeypatch) -> Non
     for tuned_on in (1, 2):
         budget = Budget(
             methods=("dense",), seeds=(0, 1, 2), rates=(0.1, 0.2), tuned_on=tuned_on, targets=(),
-            evaluations=2, early=0.5, checkpoint_seconds=1e9,
+            shares=(), evaluations=2, early=0.5, checkpoint_seconds=1e9,
         )  # fmt: skip
         made = Comparison(cast(Any, None), Options(5.0), budget, cast(Any, None), cast(Any, None))
         chosen.append(made.tuned("dense"))
@@ -325,6 +339,7 @@ def test_a_tiny_run_of_the_texts(name, tmp_path) -> None:
         {"tasks": ()},
         {"rates": []},
         {"targets": (1.5,)},
+        {"shares": (0.0,)},
         {"rates": (0.0,)},
         {"steps": 1},
         {"evaluations": 1},
@@ -338,25 +353,81 @@ def test_bad_options_are_named(options) -> None:
 def test_plans_hold_the_end_of_the_early_stage() -> None:
     budget = Budget(
         methods=("dense", "early", "late"), seeds=(0, 1, 2), rates=(1e-3, 1e-2),
-        tuned_on=2, targets=(0.8, 0.5), evaluations=6, early=0.67, checkpoint_seconds=1.0,
+        tuned_on=2, targets=(0.8, 0.5), shares=(0.5,), evaluations=6, early=0.67,
+        checkpoint_seconds=1.0,
     )  # fmt: skip
     stops = budget.stops(400)
     assert budget.switch(400) in stops
     assert stops[-1] == 400
     assert len(stops) == 6
     assert trainings(budget) == 2 * 5 + 6
+    assert trainings(replace(budget, methods=("dense", "fixed"))) == 3 * 5
 
 
 def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, tmp_path) -> None:
     budget = Budget(
-        methods=("dense", "early", "late"), seeds=(0, 1), rates=(1e-3, 1e-2), targets=(0.5,),
-        tuned_on=2, evaluations=2, early=0.5, checkpoint_seconds=1e9, hasty=True,
+        methods=("dense", "shrunk", "early", "late", "importance"), seeds=(0, 1),
+        rates=(1e-3, 1e-2), targets=(0.5,), shares=(0.5,), tuned_on=2, evaluations=2, early=0.5,
+        checkpoint_seconds=1e9, hasty=True,
     )  # fmt: skip
     run = cast(Run, SimpleNamespace(console=Console(quiet=True)))
     with Board(run, trainings(budget)) as board:
         results = Comparison(task, Options(5.0), budget, Store(tmp_path), board).results()
-    assert board.done == board.total == 2 * 4 + 2
-    assert sum(r["method"] == "late" for r in results) == 2
+    assert board.done == board.total == 4 * 4 + 2 * 2
+    found = report.rows(results, 1000)
+    sizes = {row["method"]: row["numbers"] for row in found}
+    for method in methods.LATE:
+        assert sum(r["method"] == method for r in results) == 2
+    smaller = sizes["dense, equal size 0.5"]
+    assert smaller < sizes["dense, equal size"]
+    assert sizes["CoMERA late, by importance 0.5"] < sizes["CoMERA early"]
+    assert {"points_above_equal_size", "points_above_equal_size_0.5"} <= {
+        *report.metrics(found, task.metric)
+    }
+
+
+def test_methods_without_a_model_that_small_are_left_out(task: tasks.Task, monkeypatch) -> None:
+    def tuned(self: Comparison, method: str) -> float:
+        raise sizes.TooLarge("target: expected at least 9 numbers")
+
+    monkeypatch.setattr(Comparison, "tuned", tuned)
+    budget = Budget(
+        methods=("shrunk",), seeds=(0,), rates=(1e-3,), targets=(), shares=(), tuned_on=1,
+        evaluations=2, early=0.5, checkpoint_seconds=1e9,
+    )  # fmt: skip
+    told = StringIO()
+    with Board(cast(Run, SimpleNamespace(console=Console(file=told))), 3) as board:
+        store = cast(Any, None)
+        assert Comparison(task, Options(5.0), budget, store, board, share=0.5).results() == []
+        assert "dense, equal size 0.5: left out" in told.getvalue()
+        with pytest.raises(sizes.TooLarge, match="at least 9"):
+            Comparison(task, Options(5.0), budget, store, board).results()
+
+
+def test_a_late_stage_by_importance_begins_at_its_target(task: tasks.Task, tmp_path) -> None:
+    found = methods.variant(task, "importance", Options(5.0), switch=4, fraction=0.5)
+    programs, begin = training.prepare(task, found.build, found.optimizer, 1e-2, hasty=True)
+    state = begin(0, 1e-2)
+    rows = training.Order(640, 64, seed=0)(0, 4)
+    data = {name: jnp.asarray(a) for name, a in task.splits["train"].items()}
+    state, *_ = programs.steps(state, data, jnp.asarray(rows))
+    before = optim.size(state.params)
+    small = pruning.cut(programs, state, 0.5 * before, seed=0)
+    assert 0.3 * before < optim.size(small.params) <= 0.5 * before
+    assert sum(x.size for x in jax.tree.leaves(small.params)) == optim.size(
+        small.params, everything=True
+    )
+    assert float(small.opt_state.size_target) == np.float32(0.5 * before)
+    adam = small.opt_state.inner[0]
+    assert int(adam.count) == 0
+    assert int(small.opt_state.count) == 4
+    after, losses, _ = programs.steps(small, data, jnp.asarray(rows))
+    assert np.isfinite(losses).all()
+    assert optim.size(after.params) == sum(
+        x.size for x, name in zip(jax.tree.leaves(after.params),
+                                  jax.tree.leaves(optim.labels(after.params)), strict=True)
+        if name == "core"
+    )  # fmt: skip
 
 
 def test_published_rows_have_our_names() -> None:

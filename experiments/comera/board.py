@@ -55,6 +55,10 @@ class Board:
         if self._bars is not None:
             self._bars.update(self._all, completed=self.done)
 
+    def absent(self, task: Task, name: str) -> None:
+        """A method that has no model as small as is asked for."""
+        self.run.console.print(f"{task.name}: {name}: left out, its smallest model is larger")
+
     def begin(self, task: Task, title: str) -> Watch:
         """Announces a training, and returns what is to be called at its evaluations."""
         start = time.perf_counter()

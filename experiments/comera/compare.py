@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.comera import checkpoint, methods, training
+from experiments.comera import checkpoint, methods, pruning, sizes, training
 from experiments.comera.board import Board
-from experiments.comera.methods import NAMES, Method, Options, Variant
+from experiments.comera.methods import EQUAL, LATE, NAMES, Method, Options, Variant
 from experiments.comera.store import Store
 from experiments.comera.tasks import Task
 from experiments.comera.training import Plan, Programs, State
@@ -24,6 +24,7 @@ class Budget:
         rates: Learning rates to choose from.
         tuned_on: How many of the seeds, the first ones, choose.
         targets: S₀ of the late stage, as shares of the size at the end of the early stage.
+        shares: At which shares of its numbers the methods of equal size are trained once more.
         evaluations: How many there are in a training, evenly spaced.
         early: Share of the steps after which the late stage begins.
         checkpoint_seconds: Between two checkpoints of a training.
@@ -35,6 +36,7 @@ class Budget:
     rates: tuple[float, ...]
     tuned_on: int
     targets: tuple[float, ...]
+    shares: tuple[float, ...]
     evaluations: int
     early: float
     checkpoint_seconds: float
@@ -60,27 +62,57 @@ class Budget:
 
 
 class Comparison:
-    """The trainings of one task; compiled programs are shared where the shapes are."""
+    """The trainings of one task; compiled programs are shared where the shapes are.
+
+    Args:
+        task: What is learnt.
+        options: Of the methods.
+        budget: How much is trained.
+        store: Where the results are kept.
+        board: Where they are shown.
+        share: If these are models of a smaller equal size, the one of `Budget.shares`.
+    """
 
     def __init__(
-        self, task: Task, options: Options, budget: Budget, store: Store, board: Board
-    ) -> None:
+        self, task: Task, options: Options, budget: Budget, store: Store, board: Board,
+        share: float | None = None,
+    ) -> None:  # fmt: skip
         self.task, self.options, self.budget = task, options, budget
-        self.store, self.board = store, board
+        self.store, self.board, self.share = store, board, share
         self._prepared: dict[Any, tuple[Variant, Programs, Any]] = {}
 
     def results(self) -> list[Result]:
         """One result for each method, target and seed, at the rate that validation chose."""
         found: list[Result] = []
         for method in self.budget.methods:
-            if method != "late":
-                rate = self.tuned(method)
-                found += [self.trained(method, seed, rate) for seed in self.budget.seeds]
+            if method not in LATE:
+                try:
+                    rate = self.tuned(method)
+                    found += [self.trained(method, seed, rate) for seed in self.budget.seeds]
+                except sizes.TooLarge:
+                    if self.share is None:
+                        raise
+                    self.board.absent(self.task, self._title(method))
                 continue
             rate = self.tuned("early")
             for target in self.budget.targets:
-                found += [self.late(target, seed, rate) for seed in self.budget.seeds]
+                found += [self.late(method, target, seed, rate) for seed in self.budget.seeds]
+        for share in self.budget.shares:
+            found += [result | {"target": share} for result in self.smaller(share).results()]
         return found
+
+    def smaller(self, share: float) -> "Comparison":
+        """The methods of equal size with a share of the tensorised numbers.
+
+        That is as many as the late stage may keep at this target, if its early one pruned nothing.
+        """
+        dense = methods.variant(self.task, "dense", self.options).numbers
+        start = methods.variant(self.task, "fixed", self.options)
+        numbers = start.numbers - int((1 - share) * sizes.count(start.build, "core"))
+        options = replace(self.options, compression=dense / (numbers + 0.5))
+        equal = tuple(m for m in self.budget.methods if m in EQUAL)
+        budget = replace(self.budget, methods=equal, shares=())
+        return Comparison(self.task, options, budget, self.store, self.board, share)
 
     def tuned(self, method: Method) -> float:
         """The rate with the best validation, on average over the seeds that choose."""
@@ -101,7 +133,7 @@ class Comparison:
             branch = self.budget.switch(self.task.steps)
             plan = Plan(stops, shrinks=(branch, stops[-1]), branch=branch)
         settings = self._settings(method, seed, rate, plan)
-        title = f"{NAMES[method]}, seed {seed}, rate {rate:g}"
+        title = f"{self._title(method)}, seed {seed}, rate {rate:g}"
         known = self.store.get(settings)
         if known is not None and not again:
             self.board.skip(self.task, title)
@@ -115,21 +147,21 @@ class Comparison:
         )  # fmt: skip
         return self._kept(settings, result, variant, method, seed, rate)
 
-    def late(self, target: float, seed: int, rate: float) -> Result:
-        """The late stage, from the end of the early one."""
+    def late(self, method: Method, target: float, seed: int, rate: float) -> Result:
+        """A late stage, from the end of the early one."""
         stops = self.budget.stops(self.task.steps)
         switch = self.budget.switch(self.task.steps)
         rest = tuple(stop for stop in stops if stop > switch)
         early = self._settings("early", seed, rate, Plan(stops, (switch, stops[-1]), branch=switch))
         plan = Plan(rest, shrinks=rest)
-        settings = {**self._settings("late", seed, rate, plan), "target": target}
-        title = f"{NAMES['late']} {target:g}, seed {seed}, rate {rate:g}"
+        settings = {**self._settings(method, seed, rate, plan), "target": target}
+        title = f"{NAMES[method]} {target:g}, seed {seed}, rate {rate:g}"
         known = self.store.get(settings)
         if known is not None:
             self.board.skip(self.task, title)
             return known
         branch = self.store.path(early, ".branch")
-        variant, programs, begin = self._programs("late", switch, target)
+        variant, programs, begin = self._programs(method, switch, target)
         like = begin(seed, rate, abstract=True)
         loaded = checkpoint.load(branch, like)
         if loaded is None:
@@ -138,6 +170,8 @@ class Comparison:
         assert loaded is not None, f"{branch}: no state was kept at the end of the early stage"
         state, note = loaded
         size = note["records"][-1]["tensorised"]
+        if method == "importance":
+            state = pruning.cut(programs, state, target * size, seed)
         # The optimiser stops at S₀, so nothing but rounding can lie above it.
         result = training.train(
             programs, state, replace(plan, target=1.001 * target * size), seed=seed,
@@ -146,7 +180,7 @@ class Comparison:
         )  # fmt: skip
         result["early"] = note["records"]
         result["size_target"] = target * size
-        return self._kept(settings, result, variant, "late", seed, rate) | {"target": target}
+        return self._kept(settings, result, variant, method, seed, rate) | {"target": target}
 
     def last(self, result: Mapping[str, Any]) -> tuple[Programs, State]:
         """The programs of a result, and a state that its last steps might have begun with.
@@ -154,9 +188,12 @@ class Comparison:
         It is drawn anew and has the shapes of the start.
         """
         method: Method = result["method"]
-        switch = self.budget.switch(self.task.steps) if method == "late" else None
+        switch = self.budget.switch(self.task.steps) if method in LATE else None
         _, programs, begin = self._programs(method, switch, result["target"])
         return programs, begin(result["seed"], result["rate"])
+
+    def _title(self, method: Method) -> str:
+        return NAMES[method] if self.share is None else f"{NAMES[method]} {self.share:g}"
 
     def _programs(
         self, method: Method, switch: int | None = None, fraction: float | None = None
@@ -198,9 +235,11 @@ def trainings(budget: Budget) -> int:
     """How many there are of a task, at most."""
     choosing = len(budget.seeds[: budget.tuned_on])
     tuned = (len(budget.rates) - 1) * choosing
-    plain = [m for m in budget.methods if m != "late"]
-    if "late" in budget.methods and "early" not in plain:
+    plain = [m for m in budget.methods if m not in LATE]
+    stages = len(budget.methods) - len(plain)
+    if stages and "early" not in plain:
         plain.append("early")
     each = len(plain) * (tuned + len(budget.seeds))
-    late = len(budget.targets) * len(budget.seeds) if "late" in budget.methods else 0
-    return each + late
+    late = stages * len(budget.targets) * len(budget.seeds)
+    equal = len([m for m in plain if m in EQUAL]) * len(budget.shares)
+    return each + late + equal * (tuned + len(budget.seeds))

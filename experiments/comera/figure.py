@@ -7,19 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.comera import report
+from experiments.comera.methods import ADAPTIVE, LATE, NAMES
 
-COLORS = (
-    "#000000",
-    "#7f7f7f",
-    "#e69f00",
-    "#56b4e9",
-    "#009e73",
-    "#0072b2",
-    "#d55e00",
-    "#cc79a7",
-    "#882255",
-)
-MARKERS = "osD^v*PhX"
+COLORS: Mapping[str, str] = {
+    "dense": "#000000",
+    "shrunk": "#7f7f7f",
+    "lowrank": "#e69f00",
+    "galore": "#56b4e9",
+    "fixed": "#009e73",
+    "early": "#0072b2",
+    "late": "#e69f9f",
+    "importance": "#d55e00",
+}
+TARGETS = ("#d55e00", "#cc79a7", "#882255")  # its targets, where there are ranks to draw
+MARKERS = dict(zip(COLORS, "osD^v*PX", strict=True))
 Results = Sequence[Mapping[str, Any]]
 
 
@@ -46,14 +47,18 @@ def overview(found: Mapping[str, tuple[str, Results]]) -> Figure:
 
 
 def pareto(axis: Axes, results: Results, metric: str) -> None:
-    """Test scores against numbers: a point a seed, a large one for the mean."""
-    for k, (name, group) in enumerate(report.groups(results).items()):
-        color, marker = COLORS[k % len(COLORS)], MARKERS[k % len(MARKERS)]
-        numbers = [r["best"]["numbers"] for r in group]
-        scores = [r["best"]["test"][metric] for r in group]
-        axis.scatter(numbers, scores, s=10, alpha=0.6, color=color, marker=marker)
-        mean = (sum(numbers) / len(numbers), sum(scores) / len(scores))
-        axis.scatter([mean[0]], [mean[1]], s=46, label=name, color=color, marker=marker)
+    """Test scores against numbers: a small point a seed, large ones for means, joined by size."""
+    for method in NAMES:
+        groups = report.groups([r for r in results if r["method"] == method])
+        look: dict[str, Any] = {"color": COLORS[method], "marker": MARKERS[method]}
+        means = []
+        for group in groups.values():
+            numbers = [r["best"]["numbers"] for r in group]
+            scores = [r["best"]["test"][metric] for r in group]
+            axis.scatter(numbers, scores, s=10, alpha=0.5, **look)
+            means.append((sum(numbers) / len(numbers), sum(scores) / len(scores)))
+        if means:
+            axis.plot(*zip(*sorted(means), strict=True), label=NAMES[method], linewidth=1, **look)
     axis.set_xscale("log")
     axis.set_xlabel("numbers", fontsize=9)
     axis.set_ylabel(f"{metric} on the test split [%]", fontsize=9)
@@ -61,17 +66,22 @@ def pareto(axis: Axes, results: Results, metric: str) -> None:
 
 def ranks(axis: Axes, results: Results) -> None:
     """Ranks of the first seed over its steps: each bond thin, their mean thick."""
-    drawn = [r for r in results if r["method"] in ("early", "late")]
+    drawn = [r for r in results if r["method"] in ADAPTIVE]
     drawn = [r for r in drawn if r["seed"] == drawn[0]["seed"]]
-    names = list(report.groups(results))
+    targets = sorted({r["target"] for r in drawn if r["method"] in LATE}, reverse=True)
     for result in drawn:
-        color = COLORS[names.index(report.title(result)) % len(COLORS)]
+        color, style = COLORS["early"], "--" if result["method"] == "late" else "-"
+        if result["method"] in LATE:
+            color = TARGETS[targets.index(result["target"]) % len(TARGETS)]
         records = [*result.get("early", [])[-1:], *result["records"]]
         steps = [record["step"] for record in records]
         bonds = [[r for layer in record["ranks"].values() for r in layer] for record in records]
         for line in zip(*bonds, strict=True):
-            axis.plot(steps, line, color=color, linewidth=0.4, alpha=0.35)
+            axis.plot(steps, line, color=color, linestyle=style, linewidth=0.3, alpha=0.3)
         means = [sum(b) / len(b) for b in bonds]
-        axis.plot(steps, means, color=color, linewidth=2.2, marker="o", markersize=3)
+        look: dict[str, Any] = {"linewidth": 1.8, "linestyle": style, "marker": "o", "markersize": 3}
+        axis.plot(steps, means, color=color, label=report.title(result), **look)
+    if drawn:
+        axis.legend(fontsize=7, frameon=False)
     axis.set_xlabel("step", fontsize=9)
     axis.set_ylabel("TT-ranks", fontsize=9)

@@ -21,7 +21,7 @@ from experiments.comera.board import Board
 from experiments.comera.compare import Budget, Comparison, trainings
 from experiments.comera.loading import NAMES as TASKS
 from experiments.comera.loading import SETTINGS, load
-from experiments.comera.methods import NAMES, Method, Options
+from experiments.comera.methods import LATE, NAMES, Method, Options
 from experiments.comera.store import Store
 from experiments.comera.tasks import Scale, Task
 
@@ -35,7 +35,7 @@ class Config:
     tasks: tuple[Name, ...] = ("flights", "code", "pairs", "planted")
     """What is learnt; "planted" is the recovery of planted ranks."""
     methods: tuple[Method, ...] = (
-        "dense", "shrunk", "lowrank", "galore", "fixed", "early", "late",
+        "dense", "shrunk", "lowrank", "galore", "fixed", "early", "late", "importance",
     )  # fmt: skip
     """What is compared."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -44,6 +44,8 @@ class Config:
     """Learning rates that validation chooses from, for every method, if not those of the task."""
     targets: tuple[float, ...] = (0.8, 0.5, 0.2)
     """S₀ of the late stage, as shares of the size at the end of the early stage."""
+    shares: tuple[float, ...] = (0.5, 0.2)
+    """At which shares of its numbers the methods of equal size are trained once more."""
     scale: Scale = "default"
     """Models and data: "tiny", "default", or "published" sizes, which want an accelerator."""
     steps: int | None = None
@@ -69,9 +71,10 @@ class Config:
             value = getattr(self, name)
             if value is not None and not value:
                 raise ValueError(f"{name}: expected at least one, got none")
-        if "late" in self.methods and not self.targets:
+        if set(LATE) & set(self.methods) and not self.targets:
             raise ValueError("targets: expected at least one for the late stage, got none")
-        shares = {"targets": self.targets, "early": () if self.early is None else (self.early,)}
+        early = () if self.early is None else (self.early,)
+        shares = {"targets": self.targets, "shares": self.shares, "early": early}
         for name, values in shares.items():
             for value in values:
                 if not 0 < value < 1:
@@ -90,14 +93,14 @@ class Config:
         """Tiny models and data, one seed and one rate: all that there is, in two or three."""
         return cls(
             methods=("dense", "lowrank", "late"), seeds=(0,), rates=(3e-3,),
-            targets=(0.5,), scale="tiny", evaluations=3, planted=1,
+            targets=(0.5,), shares=(), scale="tiny", evaluations=3, planted=1,
         )  # fmt: skip
 
     def budget(self, name: str) -> Budget:
         """How much is trained of the task of a name."""
         setting = SETTINGS[name, self.scale]
         return Budget(
-            methods=self.methods, seeds=self.seeds, targets=self.targets,
+            methods=self.methods, seeds=self.seeds, targets=self.targets, shares=self.shares,
             rates=setting.rates if self.rates is None else self.rates, tuned_on=setting.tuned_on,
             evaluations=setting.evaluations if self.evaluations is None else self.evaluations,
             early=setting.options.early if self.early is None else self.early,
@@ -178,8 +181,9 @@ PLANTED = (
 )
 TABLE = (
     "{}: test scores where validation ({}) is best, means over seeds and standard deviations [%]; "
-    "“equal size”: at most 1/{:g} of the dense model's {} numbers; numbers: live ones, biases and "
-    "gates included; compilations: of the step, at most; size / S₀: tensorised layers, at most; "
+    "“equal size”: at most 1/{:g} of the dense model's {} numbers, where a share follows, that "
+    "share of the tensorised layers' at the start; numbers: live ones, biases and gates included; "
+    "compilations: of the step, at most; size / S₀: tensorised layers, at most; "
     "status: what the optimiser says of (L₀, S₀) at the end, seeds each"
 )
 STEPS = (
@@ -187,6 +191,7 @@ STEPS = (
     "turn, medians of {} rounds; stored: numbers in all arrays"
 )
 CAPTION = (
-    "Above: test score against numbers, a small point a seed, a large one their mean. Below: "
-    "TT-ranks of the first seed over the steps of CoMERA, each bond thin, their mean thick."
+    "Above: test score against numbers, a small point a seed, large ones their means, those of a "
+    "method joined. Below: TT-ranks of the first seed over the steps of CoMERA, each bond thin, "
+    "their mean thick."
 )

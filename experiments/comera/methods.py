@@ -14,7 +14,7 @@ from experiments.comera import sizes
 from experiments.comera.tasks import Task
 from tensorjax import nn, optim
 
-Method = Literal["dense", "shrunk", "lowrank", "galore", "fixed", "early", "late"]
+Method = Literal["dense", "shrunk", "lowrank", "galore", "fixed", "early", "late", "importance"]
 NAMES = {
     "dense": "dense",
     "shrunk": "dense, equal size",
@@ -23,12 +23,15 @@ NAMES = {
     "fixed": "tensorised, fixed rank, equal size",
     "early": "CoMERA early",
     "late": "CoMERA late",
+    "importance": "CoMERA late, by importance",
 }
 Init = Literal["normal", "orthogonal"]
-ADAPTIVE = ("early", "late")
+EQUAL: tuple[Method, ...] = ("shrunk", "lowrank", "fixed")
+LATE: tuple[Method, ...] = ("late", "importance")
+ADAPTIVE: tuple[Method, ...] = ("early", *LATE)
 # Options that only the methods that prune look at, and of these the ones of the late stage alone.
 OF_PRUNING = {
-    "head_start", "gate_rate", "settle", "size_weight", "core_weight", "size_unit", "threshold",
+    "head_start", "gate_rate", "size_weight", "core_weight", "size_unit", "threshold",
 }  # fmt: skip
 OF_LATE = {"late_gate_rate", "late_size_weight", "late_growth", "mix"}
 HIGHEST = 256  # no rank above it is tried
@@ -42,12 +45,12 @@ class Options:
         compression: The models of equal size have at most the dense one's numbers over this.
         head_start: CoMERA begins with so many times the numbers of the models of equal size.
         warmup: Share of the steps in which the learning rate rises; then it falls by a cosine, but
-            for the gates.
+            for gates that are pressed on.
         gate_rate: Learning rate of gates that are pruned, whatever that of the rest: gates begin
             at one, and Adam's steps are as long as the rate, so its inverse is the number of steps
             in which a gate can die.
-        late_gate_rate: The same of the late stage; None for ``gate_rate``.
-        settle: Whether these fall by the cosine too. If not, the late stage prunes to the end.
+        late_gate_rate: The same of the late stage; None for ``gate_rate``. Where ranks are cut by
+            importance, the gates that are left go by the rate of the rest.
         early: Share of the steps that are the early stage.
         size_weight: γ of the early stage.
         core_weight: β of both stages.
@@ -70,7 +73,6 @@ class Options:
     warmup: float = 0.1
     gate_rate: float = 0.01
     late_gate_rate: float | None = None
-    settle: bool = False
     early: float = 0.67
     size_weight: float = 0.1
     core_weight: float = 1e-4
@@ -89,8 +91,10 @@ class Options:
         unused = {"early"}  # the stops of a training tell it
         if method not in ADAPTIVE:
             unused |= OF_PRUNING
-        if method != "late":
+        if method not in LATE:
             unused |= OF_LATE
+        if method == "importance":
+            unused.add("late_gate_rate")
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
@@ -127,17 +131,19 @@ def variant(
         task: What is learnt.
         method: One of `NAMES`.
         options: Those of the task.
-        switch: The step at which the late stage begins; of the method "late" only.
+        switch: The step at which the late stage begins; of the methods in `LATE` only.
         fraction: S₀ of the late stage, as a share of the size at ``switch``.
     """
     dense = sizes.count(lambda rngs: task.make(task.config, rngs=rngs))
     budget = int(dense / options.compression)
-    build, note = _model(task, "early" if method == "late" else method, budget, options)
+    build, note = _model(task, "early" if method in LATE else method, budget, options)
     unit = options.size_unit * sizes.count(build, "core") if method in ADAPTIVE else None
 
     def optimizer(rate: float) -> Any:
         gates = options.gate_rate if method in ADAPTIVE else None
-        if switch is not None and options.late_gate_rate is not None:
+        if method == "importance":
+            gates = None
+        elif switch is not None and options.late_gate_rate is not None:
             gates = options.late_gate_rate
         inner = adam(rate, task.steps, options, gates=gates)
         if method == "galore":
@@ -228,7 +234,7 @@ def at_rate(
 ) -> optax.GradientTransformation:
     """Steps downhill by the rate, which rises linearly and then falls to zero by a cosine.
 
-    Gates go by a rate of their own if ``gates`` is one; it falls too only if the options say so.
+    Gates go by a rate of their own if ``gates`` is one; it does not fall, and prunes to the end.
     """
     begin = max(1, round(options.warmup * steps))
     share = optax.schedules.warmup_cosine_decay_schedule(0.0, 1.0, begin, max(steps, begin + 1))
@@ -241,8 +247,7 @@ def at_rate(
         other = -state.rate * share(count)
         gate = other
         if gates is not None:
-            part = share(count) if options.settle else jnp.minimum(count / begin, 1.0)
-            gate = -gates * jnp.asarray(part)
+            gate = -gates * jnp.minimum(count / begin, 1.0)
 
         def moved(label: str, u: jax.Array) -> jax.Array:
             return (gate if label == "gate" else other).astype(u.dtype) * u

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.comera.methods import NAMES
+from experiments.comera.methods import EQUAL, LATE, NAMES
 
 # From memory, of other models on other data: beside ours for orientation only.
 PAPER: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -64,7 +64,7 @@ def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, 
         "chosen": found[0]["note"],
         "compilations": max(sum(r["compilations"] for r in leg) for leg in legs),
     }
-    if found[0]["target"] is not None:
+    if "size_target" in found[0]:
         reached = [r["records"][-1]["tensorised"] / r["size_target"] for r in found]
         cells["size / S₀"] = max(reached)
         said = collections.Counter(r["status"] for r in found)
@@ -83,12 +83,19 @@ def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         best = max(small, key=lambda r: r[metric])
         found["best_10x"] = best["method"]
         found["points_below_dense"] = dense[metric] - best[metric]
-    equal = [by_name[NAMES[m]] for m in ("shrunk", "lowrank", "fixed") if NAMES[m] in by_name]
-    limit = max((r["numbers"] for r in equal), default=0)  # all of these fit the same budget
-    fair = [r for r in ours if r["numbers"] <= limit]
-    if equal and fair:
-        best = max(fair, key=lambda r: r[metric])
-        found["points_above_equal_size"] = best[metric] - max(r[metric] for r in equal)
+    stages = tuple(NAMES[m] for m in LATE)
+    shares = {name.rpartition(" ")[-1]: None for name in by_name if name.startswith(stages)}
+    for size in ("", *(f" {share}" for share in shares)):
+        equal = [by_name[name] for m in EQUAL if (name := NAMES[m] + size) in by_name]
+        limit = max((r["numbers"] for r in equal), default=0)  # all of these fit the same budget
+        if size:  # S₀ is that budget
+            fair = [r for r in ours if r["method"] in [stage + size for stage in stages]]
+        else:
+            fair = [r for r in ours if r["numbers"] <= limit]
+        if equal and fair:
+            best = max(r[metric] for r in fair)
+            name = "points_above_equal_size" + size.replace(" ", "_")
+            found[name] = best - max(r[metric] for r in equal)
     late = [r["size / S₀"] for r in ours if r.get("size / S₀") is not None]
     if late:
         found["largest_size_over_target"] = max(late)

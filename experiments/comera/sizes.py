@@ -9,6 +9,10 @@ from flax import nnx
 from tensorjax import optim
 
 
+class TooLarge(ValueError):
+    """No model is as small as is asked for."""
+
+
 def count(build: Callable[[nnx.Rngs], nnx.Module], label: str | None = None) -> int:
     """Number of parameters of the model that ``build`` makes; no array is made.
 
@@ -28,13 +32,13 @@ def largest(numbers: Callable[[int], int], target: int, high: int) -> int:
     """The largest k in [1, high] with numbers(k) ≤ target, where ``numbers`` does not decrease.
 
     Raises:
-        ValueError: Not even k = 1 is small enough.
+        TooLarge: Not even k = 1 is small enough.
 
     >>> largest(lambda k: k * k, 50, 100)
     7
     """
     if numbers(1) > target:
-        raise ValueError(
+        raise TooLarge(
             f"target: expected at least {numbers(1)} numbers, those of the smallest model, "
             f"got {target}; ask for less compression"
         )

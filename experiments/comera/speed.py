@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.comera import report
 from experiments.comera.compare import Comparison
-from experiments.comera.methods import NAMES
+from experiments.comera.methods import ADAPTIVE, LATE, NAMES
 from experiments.comera.training import Order, State, chunk_of
 from tensorjax import optim
 
@@ -25,12 +25,16 @@ STEPS = 10  # of one call, at most
 
 
 def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row a method: median milliseconds a step, and how many times faster than dense that is."""
+    """A row a method: median milliseconds a step, and how many times faster than dense that is.
+
+    Smaller models of equal size are left out.
+    """
     task = comparison.task
     data = {name: jnp.asarray(a) for name, a in task.splits["train"].items()}
     order = Order(len(next(iter(data.values()))), task.batch, seed=0)
     chosen = jnp.asarray(order(0, min(STEPS, chunk_of(task.steps))))
-    first = [found[0] for found in report.groups(results).values()]
+    timed = [r for r in results if r["target"] is None or r["method"] in LATE]
+    first = [found[0] for found in report.groups(timed).values()]
     begun = [comparison.last(result) for result in first]
     programs, states = (
         [p for p, _ in begun],
@@ -65,7 +69,7 @@ def cut(state: State, result: Mapping[str, Any], hasty: bool = False) -> State:
 
     With ``hasty`` it is the ranks at the end of the early stage, where a late one has followed.
     """
-    if result["method"] not in ("early", "late"):
+    if result["method"] not in ADAPTIVE:
         return state
     records = result["early"] if hasty and "early" in result else result["records"]
     left = iter([r for layer in records[-1]["ranks"].values() for r in layer])

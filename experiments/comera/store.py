@@ -9,7 +9,7 @@ from typing import Any
 from experiments._results import plain, write_atomically
 
 # A training is done again when one of these has changed; figures and tables are free to change.
-_SOURCES = ("methods.py", "ordering.py", "sizes.py", "tasks.py", "training.py")
+_SOURCES = ("methods.py", "ordering.py", "pruning.py", "sizes.py", "tasks.py", "training.py")
 
 
 class Store:

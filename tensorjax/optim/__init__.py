@@ -1,8 +1,9 @@
 """Optax transformations that find the ranks of tensorised models.
 
 `rank_adaptive` wraps any Optax optimiser and trains under two objectives, loss and size; `shrink`
-then drops what has died from parameters and moments. They work on any tree of arrays in which
-tensorised layers are known by their names: cores (or core, factors) beside gates.
+then drops what has died from parameters and moments. `canonical` and `prune` bring a model to a
+size at once. All work on any tree of arrays in which tensorised layers are known by their names:
+cores (or core, factors) beside gates.
 
 Example: a matrix of rank one, fitted by a tensor train of rank four, which finds the rank:
   >>> import jax, jax.numpy as jnp, optax
@@ -33,6 +34,8 @@ Optimization" (arXiv 2405.14377).
 """
 
 from tensorjax.optim._adaptive import rank_adaptive
+from tensorjax.optim._canonical import canonical
+from tensorjax.optim._importance import prune
 from tensorjax.optim._measure import labels, ranks, size
 from tensorjax.optim._shrink import shrink, shrink_model
 from tensorjax.optim._state import RankAdaptiveState, Status, status
@@ -40,7 +43,9 @@ from tensorjax.optim._state import RankAdaptiveState, Status, status
 __all__ = [
     "RankAdaptiveState",
     "Status",
+    "canonical",
     "labels",
+    "prune",
     "rank_adaptive",
     "ranks",
     "shrink",

@@ -1,0 +1,67 @@
+"""Ranks cut to a target at once, by what the loss would lose: how a late stage may begin."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.comera.training import Programs, State
+from tensorjax import optim
+
+BATCHES, BATCH = 128, 8  # of training samples, for the gradients of the gates
+
+
+def cut(programs: Programs, state: State, target: float, seed: int) -> State:
+    """The state with its trains in canonical form and their ranks cut to the target.
+
+    Adam's moments begin anew, since those of before are of other bases.
+
+    Args:
+        programs: Of the late stage.
+        state: At the end of the early one.
+        target: S₀, in numbers of the tensorised layers.
+        seed: Of the samples on which importance is found.
+    """
+    params = optim.canonical(state.params)
+    importance = squared_gradients(programs, state._replace(params=params), seed)
+    params = optim.prune(params, target, importance=importance)
+
+    def restarted(found: Any) -> Any:
+        if not isinstance(found, optax.ScaleByAdamState):
+            return found
+        zero = jax.tree.map(jnp.zeros_like, found)
+        return optax.ScaleByAdamState(*zero)
+
+    inner = jax.tree.map(
+        restarted, state.opt_state.inner, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState)
+    )
+    opt_state = state.opt_state._replace(inner=inner, size_target=jnp.float32(target))
+    params, opt_state = optim.shrink(params, opt_state)
+    # The steps give up what they are given, and the optimiser begins with one zero in many places.
+    copied = jax.tree.map(lambda x: jnp.array(np.array(x)), (params, opt_state))
+    return state._replace(params=copied[0], opt_state=copied[1])
+
+
+def squared_gradients(programs: Programs, state: State, seed: int) -> Any:
+    """Means over batches of the squared gradients of all parameters, on training samples."""
+    data = {name: jnp.asarray(a) for name, a in programs.task.splits["train"].items()}
+    drawn = np.random.default_rng([seed, 1])
+    rows = drawn.integers(0, len(next(iter(data.values()))), (BATCHES, BATCH), np.int32)
+
+    def add(total: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        key, chosen = given
+        batch = {name: array[chosen] for name, array in data.items()}
+
+        def loss(params: Any) -> jax.Array:
+            model = nnx.merge(programs.train_graph, params, state.rest)
+            return programs.task.loss(model, batch, key)
+
+        gradient = jax.grad(loss)(state.params)
+        return jax.tree.map(lambda t, g: t + g * g / BATCHES, total, gradient), None
+
+    keys = jax.random.split(jax.random.key(seed), BATCHES)
+    zero = jax.tree.map(jnp.zeros_like, state.params)
+    return jax.jit(lambda: jax.lax.scan(add, zero, (keys, jnp.asarray(rows)))[0])()
