@@ -381,9 +381,11 @@ def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, 
     smaller = sizes["dense, equal size 0.5"]
     assert smaller < sizes["dense, equal size"]
     assert sizes["CoMERA late, by importance 0.5"] < sizes["CoMERA early"]
-    assert {"points_above_equal_size", "points_above_equal_size_0.5"} <= {
-        *report.metrics(found, task.metric)
-    }
+    reached = report.metrics(found, task.metric)
+    score = {row["method"]: row[task.metric] for row in found}
+    difference = score["CoMERA late, by importance 0.5"] - score["dense, equal size 0.5"]
+    assert reached["importance_0.5_above_equal_size"] == pytest.approx(difference)
+    assert {"points_above_equal_size", "late_0.5_above_equal_size"} <= {*reached}
 
 
 def test_methods_without_a_model_that_small_are_left_out(task: tasks.Task, monkeypatch) -> None:

@@ -17,7 +17,7 @@ def train(rng: np.random.Generator, shapes, dtype=np.float64) -> dict:
     cores = [rng.standard_normal(s) for s in shapes]
     if np.issubdtype(dtype, np.complexfloating):
         cores = [c + 1j * rng.standard_normal(c.shape) for c in cores]
-    gates = [jnp.asarray(rng.uniform(0.3, 2.0, s[-1]), np.zeros(0, dtype).real.dtype)
+    gates = [jnp.asarray(rng.uniform(0.3, 2.0, s[-1]), jnp.zeros(0, dtype).real.dtype)
              for s in shapes[:-1]]  # fmt: skip
     return {"cores": [jnp.asarray(c, dtype) for c in cores], "gates": gates}
 
@@ -49,7 +49,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, np.float64, np.complex128])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_layers_stay_what_they_are(rng, kind, dtype) -> None:
     layer = train(rng, SHAPES[kind], dtype)
@@ -60,7 +60,7 @@ def test_the_layers_stay_what_they_are(rng, kind, dtype) -> None:
     assert all((gate == 1).all() for gate in found["a"]["gates"])
     whole = dense(layer)
     error = np.linalg.norm(dense(found["a"]) - whole) / np.linalg.norm(whole)
-    assert error < 20 * np.finfo(dtype).eps
+    assert error < 20 * jnp.finfo(dtype).eps
 
 
 def test_singular_values_go_to_both_sides_of_a_bond(rng) -> None:
@@ -91,9 +91,24 @@ def test_indices_of_rounding_error_die(rng) -> None:
     np.testing.assert_allclose(dense(found), dense(twice), atol=1e-12)
     small, _ = optim.shrink(found)
     np.testing.assert_allclose(dense(small), dense(twice), atol=1e-12)
-    nothing = optim.canonical(jax.tree.map(jnp.zeros_like, layer))
+    nothing = {**layer, "cores": [jnp.zeros_like(core) for core in layer["cores"]]}
+    nothing = optim.canonical(nothing)
     assert not dense(nothing).any()
     np.testing.assert_array_equal(nothing["gates"][0], [1, 0, 0])
+
+
+def test_coarse_numbers_lose_no_rank(rng) -> None:
+    layer = train(rng, [(1, 256, 8), (8, 128, 1)], jnp.bfloat16)
+    found = optim.canonical(layer)
+    assert optim.ranks(found) == {"(top)": (8,)}
+    assert np.linalg.norm(dense(found) - dense(layer)) < 0.02 * np.linalg.norm(dense(layer))
+
+
+def test_dead_layers_stay_dead(rng) -> None:
+    layer = train(rng, SHAPES["train"])
+    dead = {**layer, "gates": [jnp.zeros_like(layer["gates"][0]), *layer["gates"][1:]]}
+    for new, old in zip(*map(jax.tree.leaves, (optim.canonical(dead), dead)), strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
 def test_factors_of_tucker_become_isometries(rng) -> None:
@@ -127,6 +142,12 @@ def test_what_cannot_be_brought_to_canonical_form_is_named(rng) -> None:
     broken = {**layer, "cores": [layer["cores"][0].at[0, 0, 0].set(np.nan), *layer["cores"][1:]]}
     with pytest.raises(ValueError, match="expected finite numbers, got NaN or Inf in head"):
         optim.canonical({"head": broken})
+    mixed = {**layer, "cores": [layer["cores"][0].astype(complex), *layer["cores"][1:]]}
+    with pytest.raises(ValueError, match="all real or all complex, got both in head"):
+        optim.canonical({"head": mixed})
+    large = jax.tree.map(lambda x: 3e4 * jnp.sign(x).astype(jnp.float16), layer)
+    with pytest.raises(ValueError, match="exceed float16"):
+        optim.canonical(large)
     with pytest.raises(ValueError, match="at least one tensorised layer with gates"):
         optim.canonical({"w": jnp.ones(3)})
     with pytest.raises(TypeError, match="outside the transformation"):
@@ -199,8 +220,12 @@ def test_bad_importance_and_targets_are_named() -> None:
     layer = gates_of([1, 1, 1], [1, 1])
     with pytest.raises(ValueError, match="target: expected at least 15, the size at rank one"):
         optim.prune(layer, 14)
-    with pytest.raises(ValueError, match="target: expected a number"):
-        optim.prune(layer, math.nan)
+    for target in (math.nan, -1, None, "x", True):
+        with pytest.raises(ValueError, match="target: expected a number"):
+            optim.prune(layer, target)
+    for gate in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"gates >= 0 and finite, got .* in gates/1"):
+            optim.prune(gates_of([1, 1, 1], [1, gate]), 1000)
     with pytest.raises(ValueError, match=r"gates/0, shape \(3,\), got \(2,\)"):
         optim.prune(layer, 20, importance=worth_of(layer, [1, 1], [1, 1]))
     with pytest.raises(ValueError, match=r"gates/0, shape .* got nothing"):

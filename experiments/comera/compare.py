@@ -97,17 +97,17 @@ class Comparison:
             rate = self.tuned("early")
             for target in self.budget.targets:
                 found += [self.late(method, target, seed, rate) for seed in self.budget.seeds]
-        for share in self.budget.shares:
+        for share in self.budget.shares if set(EQUAL) & set(self.budget.methods) else ():
             found += [result | {"target": share} for result in self.smaller(share).results()]
         return found
 
     def smaller(self, share: float) -> "Comparison":
         """The methods of equal size with a share of the tensorised numbers.
 
-        That is as many as the late stage may keep at this target, if its early one pruned nothing.
+        That is as many as a late stage may keep at this target, if the early one pruned nothing.
         """
         dense = methods.variant(self.task, "dense", self.options).numbers
-        start = methods.variant(self.task, "fixed", self.options)
+        start = methods.variant(self.task, "early", self.options)
         numbers = start.numbers - int((1 - share) * sizes.count(start.build, "core"))
         options = replace(self.options, compression=dense / (numbers + 0.5))
         equal = tuple(m for m in self.budget.methods if m in EQUAL)

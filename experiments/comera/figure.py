@@ -79,7 +79,12 @@ def ranks(axis: Axes, results: Results) -> None:
         for line in zip(*bonds, strict=True):
             axis.plot(steps, line, color=color, linestyle=style, linewidth=0.3, alpha=0.3)
         means = [sum(b) / len(b) for b in bonds]
-        look: dict[str, Any] = {"linewidth": 1.8, "linestyle": style, "marker": "o", "markersize": 3}
+        look: dict[str, Any] = {
+            "linewidth": 1.8,
+            "linestyle": style,
+            "marker": "o",
+            "markersize": 3,
+        }
         axis.plot(steps, means, color=color, label=report.title(result), **look)
     if drawn:
         axis.legend(fontsize=7, frameon=False)

@@ -83,22 +83,34 @@ def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         best = max(small, key=lambda r: r[metric])
         found["best_10x"] = best["method"]
         found["points_below_dense"] = dense[metric] - best[metric]
-    stages = tuple(NAMES[m] for m in LATE)
-    shares = {name.rpartition(" ")[-1]: None for name in by_name if name.startswith(stages)}
-    for size in ("", *(f" {share}" for share in shares)):
-        equal = [by_name[name] for m in EQUAL if (name := NAMES[m] + size) in by_name]
-        limit = max((r["numbers"] for r in equal), default=0)  # all of these fit the same budget
-        if size:  # S₀ is that budget
-            fair = [r for r in ours if r["method"] in [stage + size for stage in stages]]
-        else:
-            fair = [r for r in ours if r["numbers"] <= limit]
-        if equal and fair:
-            best = max(r[metric] for r in fair)
-            name = "points_above_equal_size" + size.replace(" ", "_")
-            found[name] = best - max(r[metric] for r in equal)
+    found |= above_equal_size(by_name, ours, metric)
     late = [r["size / S₀"] for r in ours if r.get("size / S₀") is not None]
     if late:
         found["largest_size_over_target"] = max(late)
+    return found
+
+
+def above_equal_size(
+    by_name: Mapping[str, Mapping[str, Any]], ours: Sequence[Mapping[str, Any]], metric: str
+) -> dict[str, float]:
+    """Points above the best model of equal size, for each late stage and target too."""
+
+    def best(size: str) -> Mapping[str, Any] | None:
+        equal = [by_name[name] for m in EQUAL if (name := NAMES[m] + size) in by_name]
+        return max(equal, key=lambda row: row[metric], default=None)
+
+    found, other = {}, best("")
+    # All of equal size fit the same budget.
+    limit = max((by_name[NAMES[m]]["numbers"] for m in EQUAL if NAMES[m] in by_name), default=0)
+    small = [row[metric] for row in ours if row["numbers"] <= limit]
+    if other and small:
+        found["points_above_equal_size"] = max(small) - other[metric]
+    for method in LATE:
+        for row in ours:
+            name, _, share = row["method"].rpartition(" ")
+            other = best(f" {share}")
+            if name == NAMES[method] and other:  # S₀ is that budget
+                found[f"{method}_{share}_above_equal_size"] = row[metric] - other[metric]
     return found
 
 

@@ -24,9 +24,11 @@ def canonical(params: Any) -> Any:
 
     A Tucker layer gets orthonormal factors and an all-orthogonal core. In both, indices come in
     descending order of their singular values, and those of rounding error alone get a gate of zero.
-    A CP layer has no such freedom and stays as it is, as do dense parameters.
+    A CP layer has no such freedom and stays as it is, as do dense parameters and layers of which
+    all gates of a bond are zero.
 
-    Moments of an optimiser belong to the old basis: begin them anew.
+    Moments of an optimiser belong to the old basis: begin them anew. The first and the last core of
+    a train take its norm between them.
 
     Args:
       params: any tree of parameters. The work is done on the host, in double precision.
@@ -35,7 +37,8 @@ def canonical(params: Any) -> Any:
       The same tree, with arrays of the same shapes and dtypes.
 
     Raises:
-      ValueError: no gates; NaN or Inf in cores or gates.
+      ValueError: no gates; NaN or Inf in cores or gates, or where new cores exceed their dtype;
+        cores of which some are complex and others are not.
       TypeError: traced arrays.
 
     Example:
@@ -48,21 +51,25 @@ def canonical(params: Any) -> Any:
 
     Source: Vidal, "Efficient classical simulation of slightly entangled quantum computations"
     (PRL 91, 147902, 2003), eq. 6; De Lathauwer, De Moor, Vandewalle, "A multilinear singular value
-    decomposition" (SIAM J. Matrix Anal. Appl. 21, 2000). That Λ goes to both sides is ours: cores
-    of even scale, as gradient descent leaves them.
+    decomposition" (SIAM J. Matrix Anal. Appl. 21, 2000). That Λ goes to both sides is ours.
     """
     layout = gated(params)
     _, leaves, structure = flatten(params)
     concrete("canonical", leaves)
     for layer in layout.layers:
-        if not layer.gates or layer.kind == "cp" or 0 in layer.ranks:
+        live = all(np.any(np.asarray(leaves[g]) != 0) for g in layer.gates)
+        if not layer.gates or layer.kind == "cp" or not live:
             continue
         at = (*layer.cores, *layer.gates)
+        if len({jnp.iscomplexobj(leaves[p]) for p in layer.cores}) > 1:
+            raise ValueError(
+                f"params: expected cores that are all real or all complex, got both in {layer.name}"
+            )
         wide = [_wide(leaves[p], layer) for p in at]
         make = _train if layer.kind == "tt" else _tucker
         for place, new in zip(at, make(layer, wide[: len(layer.cores)], wide[len(layer.cores) :]),
                               strict=True):  # fmt: skip
-            leaves[place] = _like(new, leaves[place])
+            leaves[place] = _like(new, leaves[place], layer)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -75,8 +82,14 @@ def _wide(leaf: Any, layer: Layer) -> np.ndarray:
     return found
 
 
-def _like(new: np.ndarray, old: Any) -> jax.Array:
-    made = jnp.asarray(new, jnp.result_type(old))
+def _like(new: np.ndarray, old: Any, layer: Layer) -> jax.Array:
+    dtype = jnp.result_type(old)
+    if new.size and np.abs(new).max() > jnp.finfo(dtype).max:
+        raise ValueError(
+            f"params: the canonical cores of {layer.name}, up to {np.abs(new).max():.3g}, exceed "
+            f"{dtype}; take a wider one"
+        )
+    made = jnp.asarray(new, dtype)
     return jax.device_put(made, old.sharding) if isinstance(old, jax.Array) else made
 
 
@@ -133,7 +146,7 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 def _floor(layer: Layer) -> float:
     """Relative singular values below it are rounding error of the cores."""
-    finest = min(jnp.finfo(dtype).eps for dtype in layer.dtypes)
+    finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 

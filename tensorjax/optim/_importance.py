@@ -1,5 +1,8 @@
 """Ranks cut to a size at once, the least important index for its size first."""
 
+import heapq
+import math
+import numbers
 from typing import Any
 
 import jax
@@ -9,7 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax.optim._layout import flatten, gated
 from tensorjax.optim._measure import concrete
-from tensorjax.optim._polynomial import Measure, checked, exactly
+from tensorjax.optim._polynomial import Measure, checked, terms
 
 
 def prune(
@@ -26,9 +29,11 @@ def prune(
     it, is least; then the next one, sizes counted anew. One index of every bond stays. `shrink`
     drops what has died.
 
-    With s = E[(∂L/∂g)²] over samples, ½ s g² is the rise of the loss without that index, to second
-    order and with Fisher's matrix for the Hessian's diagonal. It tells indices apart in the basis
-    that `canonical` gives; gates are one there.
+    With s = E[(∂L/∂g)²] over samples, ½ s g² is the rise of the loss without that index: to second
+    order, where the gradient vanishes, with Fisher's matrix for the Hessian. It tells indices apart
+    in the basis that `canonical` gives; gates are one there. Importance is taken as given: it is
+    not measured again as indices die, and those that a dead neighbour has made linearly dependent
+    stay.
 
     Args:
       params: any tree of parameters.
@@ -43,8 +48,8 @@ def prune(
       The same tree, with more zeros in its gates. As it was, if it is small enough.
 
     Raises:
-      ValueError: a target below that of rank one; no gates; importance of other shapes, negative or
-        NaN.
+      ValueError: a target below that of rank one; no gates, or some that are negative, NaN or Inf;
+        importance of other shapes, negative or NaN.
       TypeError: traced arrays.
 
     Example:
@@ -56,14 +61,16 @@ def prune(
       >>> print(small["gates"][0], optim.size(small))
       [1. 0. 1.] 18
 
-    Source: Molchanov, Mallya, Tyree, Frosio, Kautz, "Importance estimation for neural network
-    pruning" (CVPR 2019, arXiv 1906.10771), eq. 8, there for channels. Over the size, and for
-    TT-ranks, it is ours.
+    Source: Theis, Korshunova, Tejani, Huszár, "Faster gaze prediction with dense networks and
+    Fisher pruning" (arXiv 1801.05787), there for channels and their operations; Molchanov, Mallya,
+    Tyree, Frosio, Kautz, "Importance estimation for neural network pruning" (CVPR 2019, arXiv
+    1906.10771). For TT-ranks, in a canonical basis, it is ours.
     """
     measure = checked(measure)
     rows = _check.integer("rows", rows, low=1)
-    if not target >= 0:
-        raise ValueError(f"target: expected a number that is not negative, got {target}")
+    concrete("prune", (target,))
+    if isinstance(target, bool) or not isinstance(target, numbers.Real) or not target >= 0:
+        raise ValueError(f"target: expected a number that is not negative, got {target!r}")
     layout = gated(params)
     _, leaves, structure = flatten(params)
     gates = {g: leaves[g] for g in layout.gates}
@@ -76,9 +83,13 @@ def prune(
         for layer in layout.layers
     ]  # fmt: skip
 
+    listed = [list(terms(layer, measure, rows)) for layer in layout.layers]
+
     def sized(layer: int, less: int | None = None) -> int:
         ranks = [len(kept) - (bond == less) for bond, kept in enumerate(left[layer])]
-        return exactly(layout.layers[layer], ranks, measure, rows)
+        if ranks and min(ranks) == 0:
+            return 0
+        return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
         """(importance over size, layer, bond) of what could die next in a layer."""
@@ -91,18 +102,21 @@ def prune(
                 found.append((value / max(freed, 1e-9), layer, bond))
         return found
 
-    numbers = range(len(layout.layers))
-    sizes, open_ = [sized(k) for k in numbers], [candidates(k) for k in numbers]
-    while sum(sizes) > target:
-        choices = [least for found in open_ for least in sorted(found)[:1]]
-        if not choices:
+    order = range(len(layout.layers))
+    size = sum(sized(k) for k in order)
+    next_of = [least for k in order for least in sorted(candidates(k))[:1]]
+    heapq.heapify(next_of)
+    while size > target:
+        if not next_of:
             raise ValueError(
-                f"target: expected at least {sum(sizes)}, the size at rank one, got {target}; take "
-                "a larger one"
+                f"target: expected at least {size}, the size at rank one, got {target}; take a "
+                "larger one"
             )
-        _, layer, bond = min(choices)
+        _, layer, bond = heapq.heappop(next_of)
+        size -= sized(layer) - sized(layer, bond)
         left[layer][bond].pop()
-        sizes[layer], open_[layer] = sized(layer), candidates(layer)
+        for least in sorted(candidates(layer))[:1]:
+            heapq.heappush(next_of, least)
     for layer, kept in zip(layout.layers, left, strict=True):
         for g, indices in zip(layer.gates, kept, strict=True):
             mask = np.zeros(np.shape(leaves[g]), bool)
@@ -121,6 +135,13 @@ def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.
     names, _, _ = flatten(params)
     for position, gate in gates.items():
         path, values = names[position], np.asarray(gate, np.float64)
+        good = np.isfinite(values) & (values >= 0)
+        if not good.all():
+            raise ValueError(
+                f"params: expected gates >= 0 and finite, got {values[~good][0]:.4g} in "
+                f"{'/'.join(map(str, path))}; bring them into the cores by optim.canonical, "
+                "or look for the step that made it NaN"
+            )
         share = np.ones_like(values)
         if importance is not None:
             name = "/".join(map(str, path))
