@@ -40,9 +40,14 @@ def overview(found: Mapping[str, tuple[str, Results]]) -> Figure:
     for axis in axes.flat:
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.tick_params(labelsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=7.5, frameon=False)
-    figure.tight_layout(rect=(0, 0.03 + 0.025 * (len(labels) // 4 + 1), 1, 1))
+    low = 0.0
+    for row in (1, 0):  # what the ranks are of, and above it what the scores are of
+        handles, labels = axes[row][0].get_legend_handles_labels()
+        look: dict[str, Any] = {"ncols": 4, "fontsize": 7.5, "frameon": False}
+        if labels:
+            figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, low), **look)
+            low += 0.03 + 0.02 * (len(labels) // 4)
+    figure.tight_layout(rect=(0, low + 0.01, 1, 1))
     return figure
 
 
@@ -86,7 +91,5 @@ def ranks(axis: Axes, results: Results) -> None:
             "markersize": 3,
         }
         axis.plot(steps, means, color=color, label=report.title(result), **look)
-    if drawn:
-        axis.legend(fontsize=7, frameon=False)
     axis.set_xlabel("step", fontsize=9)
     axis.set_ylabel("TT-ranks", fontsize=9)
