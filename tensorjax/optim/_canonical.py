@@ -31,7 +31,8 @@ def canonical(params: Any) -> Any:
     a train take its norm between them.
 
     Args:
-      params: any tree of parameters. The work is done on the host, in double precision.
+      params: any tree of parameters, whole on this host: here the work is done, in double
+        precision. Layers may share all of their parameters, but not their gates alone.
 
     Returns:
       The same tree, with arrays of the same shapes and dtypes.
