@@ -1,9 +1,9 @@
-"""Sweeps over tensor trains in C++, for CPUs; an option, which `tensorjax.tt` takes where it can.
+"""Sweeps over tensor trains in C++, for CPUs; an option, taken where it can be.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
-compiled code instead, under jit and vmap like any other operation; `gram_round` and the passes
-serve the host.
+compiled code instead, under jit and vmap like any other operation, and so do lookups of a few ids
+in `tensorjax.nn`; `gram_round` and the passes serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
 and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
 for `jax.export`, which refuses calls that it does not know.
@@ -29,7 +29,14 @@ from tensorjax._native.level import level
 _EXACT_COLUMNS = 32
 _WIDEST = 64  # bytes of a vector
 _LARGE = 2**22  # bytes of a result from which on fresh memory is what it costs
-_CALLS = ("tensorjax_round", "tensorjax_inner", "tensorjax_multiply", "tensorjax_sketch")
+_CALLS = (
+    "tensorjax_round",
+    "tensorjax_inner",
+    "tensorjax_multiply",
+    "tensorjax_sketch",
+    "tensorjax_lookup",
+    "tensorjax_lookup_gradient",
+)
 
 
 @functools.cache
@@ -220,6 +227,39 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
     shape = jax.ShapeDtypeStruct((x.shape[0], a.shape[1], c.shape[2]), x.dtype)
     call = jax.ffi.ffi_call("tensorjax_sketch", shape, vmap_method="broadcast_all")
     return call(x, a, c)
+
+
+def looks_up(dtype: Any) -> bool:
+    """Whether `look_up` takes cores of this dtype here."""
+    fits = np.dtype(dtype) in (np.float32, np.float64)
+    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+
+
+def look_up(
+    cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, features: int
+) -> jax.Array:
+    """The first columns (n, features) of rows G_1[i_1] D_1 G_2[i_2] … G_d[i_d] of a TT-matrix.
+
+    Args:
+      cores: d ≥ 2 cores (r_{k-1}, m_k, n_k, r_k), float32 or float64, none empty.
+      gates: (r_k,) the diagonal of every D_k, of the same dtype.
+      ids: (n,), int32, not negative. Of size = Π m_k the row is zero, of size + 1 it is NaN.
+      features: at most Π n_k.
+    """
+    shape = jax.ShapeDtypeStruct((len(ids), features), cores[0].dtype)
+    return jax.ffi.ffi_call("tensorjax_lookup", shape, vmap_method="sequential")(
+        ids, *cores, *gates
+    )
+
+
+def look_up_gradient(
+    cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The gradients of cores and gates for the cotangent (n, features) of the rows of `look_up`."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
+    call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")
+    out = list(call(ids, *cores, *gates, cotangent))
+    return out[: len(cores)], out[len(cores) :]
 
 
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.

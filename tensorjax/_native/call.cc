@@ -6,6 +6,7 @@
 
 #include "entrywise.h"
 #include "grams.h"
+#include "lookups.h"
 #include "passes.h"
 #include "rounding.h"
 #include "sketches.h"
@@ -283,8 +284,82 @@ ffi::Error SketchRows(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c,
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
 }
 
+// Operands of a lookup: ids (count), cores (r, m, n, s), gates (s) of all bonds but the outer ones.
+struct Lookup {
+  long order;
+  Chain chain;
+  const int32_t* ids;
+  Occurrences found;
+
+  explicit Lookup(ffi::RemainingArgs args, long order)
+      : order(order), chain(chain_of(args, order)), ids(args.get<ffi::AnyBuffer>(0)->typed_data<int32_t>()),
+        found(ids, args.get<ffi::AnyBuffer>(0)->element_count(), chain.rows()) {}
+
+  template <class T>
+  std::vector<const T*> arrays(ffi::RemainingArgs args, long first, long count) const {
+    std::vector<const T*> out;
+    for (long k = 0; k < count; k++)
+      out.push_back(args.get<ffi::AnyBuffer>(first + k)->template typed_data<T>());
+    return out;
+  }
+
+ private:
+  static Chain chain_of(ffi::RemainingArgs args, long order) {
+    std::vector<long> r = {1}, m, n;
+    for (long k = 0; k < order; k++) {
+      const auto core = args.get<ffi::AnyBuffer>(1 + k)->dimensions();
+      m.push_back(core[1]), n.push_back(core[2]), r.push_back(core[3]);
+    }
+    return {r, m, n};
+  }
+};
+
+template <class T>
+ffi::Error look_up_all(const Lookup& l, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  auto out = rets.get<ffi::AnyBuffer>(0).value();
+  Crew crew(threads_for(l.chain.work * l.found.distinct()));
+  look_up<T>(*crew, l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1),
+             l.ids, l.found, out->dimensions()[1], out->template typed_data<T>());
+  return ffi::Error::Success();
+}
+
+template <class T>
+ffi::Error pull_back_all(const Lookup& l, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const auto flow = args.get<ffi::AnyBuffer>(2 * l.order);
+  std::vector<T*> cores, gates;
+  for (long k = 0; k < 2 * l.order - 1; k++)
+    (k < l.order ? cores : gates).push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>());
+  pull_back<T>(l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1), l.ids,
+               l.found, flow->dimensions()[1], flow->template typed_data<T>(), cores, gates);
+  return ffi::Error::Success();
+}
+
+// The result: rows (count, features), the first columns of what the cores make.
+ffi::Error LookUp(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Lookup l(args, static_cast<long>(args.size()) / 2);
+  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
+  if (type == ffi::DataType::F32) return look_up_all<float>(l, args, rets);
+  if (type == ffi::DataType::F64) return look_up_all<double>(l, args, rets);
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+}
+
+// One more operand: the flow (count, features). Results: gradients of the cores, then of the gates.
+ffi::Error PullBack(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Lookup l(args, static_cast<long>(args.size()) / 2);
+  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
+  if (type == ffi::DataType::F32) return pull_back_all<float>(l, args, rets);
+  if (type == ffi::DataType::F64) return pull_back_all<double>(l, args, rets);
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+}
+
 }  // namespace
 }  // namespace tensorjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_lookup, tensorjax::LookUp,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_lookup_gradient, tensorjax::PullBack,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_multiply, tensorjax::Multiply,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());

@@ -45,7 +45,7 @@ inline void tile(long depth, const double* a, long row, long column, const doubl
     Vector right[Wide];
     for (int j = 0; j < Wide; j++) right[j] = load(b + (p * Wide + j) * kLanes);
     for (int i = 0; i < Rows; i++) {
-      const Vector left = Vector{} + a[i * row + p * column];
+      const double left = a[i * row + p * column];
       for (int j = 0; j < Wide; j++) sum[i][j] += left * right[j];
     }
   }

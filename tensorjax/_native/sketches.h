@@ -120,7 +120,7 @@ class Sketch {
         __builtin_prefetch(at + kTogether * m_, 0, 2);  // what the next call will read
       }
       for (int i = 0; i < Rows; i++) {
-        const typename L::Type left = typename L::Type{} + a[p * rows_ + i];
+        const T left = a[p * rows_ + i];
         for (int w = 0; w < Wide; w++) sum[i][w] += left * right[w];
       }
     }

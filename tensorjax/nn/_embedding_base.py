@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, contract, linalg
+from tensorjax import _check, _native, contract, linalg
 from tensorjax.nn import _lookup as networks
 from tensorjax.nn._base import MAX_BYTES, certificates, check_bytes, values
 from tensorjax.nn._embedding_distinct import lookup
@@ -126,10 +126,19 @@ class Embedding(nnx.Module):
     def plan(self, count: int) -> LookupPlan:
         """How a call with so many ids will look them up, and what it costs."""
         _check.integer("count", count, low=0)
-        return self._plan(self._network()[1], count)
+        return self._plan(*self._network(), count)
 
-    def _plan(self, network: Network, count: int) -> LookupPlan:
-        return make_plan(network, self.features, count, self.capacity, self.num_embeddings)
+    def _plan(self, operands: list[jax.Array], network: Network, count: int) -> LookupPlan:
+        held = {x.dtype for x in (*operands, *values(self.gates))}
+        compiled = (
+            len(held) == 1
+            and self.dtype in (None, *held)
+            and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
+            and _native.looks_up(*held)
+        )
+        return make_plan(
+            network, self.features, count, self.capacity, self.num_embeddings, compiled=compiled
+        )
 
     def __call__(self, ids: Any) -> jax.Array:
         """Looks ids up.
@@ -157,7 +166,7 @@ class Embedding(nnx.Module):
             lost = (where > math.prod(self.num_shape))[..., None]
             fill = jnp.where(lost, jnp.nan, 0.0).astype(self.dtype or operands[0].dtype)
             return jnp.broadcast_to(fill, shape)
-        request = self._plan(network, flat.size)._request._replace(dtype=self.dtype)
+        request = self._plan(operands, network, flat.size)._request._replace(dtype=self.dtype)
         return _lookup(request, operands, values(self.gates), flat).reshape(shape)
 
     def attend(self, query: Any) -> jax.Array:

@@ -8,7 +8,7 @@ are as few as those of the forward pass, and it makes those again instead of kee
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,78 +16,18 @@ import jax.numpy as jnp
 from jax.experimental.shard_alike import shard_alike
 
 from tensorjax import linalg
-from tensorjax.nn._lookup import (
-    Network,
-    Tree,
-    gated,
-    in_place,
-    make_tables,
-    rows_of,
-    spared_gates,
-)
+from tensorjax.nn._embedding_few import Request, few_rows, marked_rows, tables_of
 
 _Tables = Sequence[jax.Array]
-
-
-class Request(NamedTuple):
-    """What the compiled lookup depends on, the arrays apart. Hashable.
-
-    Attributes:
-      tree: of products.
-      network: that the tree is for.
-      features: columns that are kept.
-      capacity: distinct ids at a time; None looks all ids up as they are.
-      dtype: of the rows and of all products but those with gates; None is that of the arrays.
-    """
-
-    tree: Tree
-    network: Network
-    features: int
-    capacity: int | None
-    dtype: Any = None
-
-    @property
-    def size(self) -> int:
-        """Rows of the matrix; this number stands for an id whose row is zero, the next for NaN."""
-        size = 1
-        for n in self.network.rows:
-            size *= n
-        return size
 
 
 def lookup(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""
-    tree, network = request.tree, request.network
-    few = request.capacity is None
-    spared = spared_gates(tree, network, len(ids)) if few else ()
-    kept = in_place(tree, network, len(ids)) if few else ()
-    arrays = gated(network, operands, gates, spared)
-    arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
-    tables = make_tables(tree, network, arrays, kept)
-    if few:
-        return _marked_rows(request, tables, ids, {k: gates[k] for k in spared}, kept)
-    return _distinct_rows(request, tables, ids)
-
-
-def _marked_rows(
-    request: Request,
-    tables: _Tables,
-    ids: jax.Array,
-    spared: Mapping[int, jax.Array] | None = None,
-    kept: Sequence[int] = (),
-) -> jax.Array:
-    """The rows of ids, those that stand for no row among them. Nothing flows back from the latter.
-
-    The mask also keeps what is not finite in other rows' cotangents out of row 0.
-    """
-    inside = ids < request.size
-    within = jnp.where(inside, ids, 0)
-    rows = rows_of(request.tree, request.network, tables, within, spared, kept)
-    rows = rows[:, : request.features]
-    zero, nan = jnp.zeros((), rows.dtype), jnp.full((), jnp.nan, rows.dtype)
-    return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])
+    if request.capacity is None:
+        return few_rows(request, operands, gates, ids)
+    return _distinct_rows(request, tables_of(request, operands, gates), ids)
 
 
 class _Distinct(NamedTuple):
@@ -151,7 +91,7 @@ def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
     assert capacity is not None
 
     def rows_at(k: Any) -> jax.Array:
-        rows = _marked_rows(request, tables, _part(request, found, k))
+        rows = marked_rows(request, tables, _part(request, found, k))
         # Slots of other parts read some row of this one.
         inside = jnp.clip(found.slots - k * capacity, 0, capacity - 1)
         return rows.at[inside].get(mode="promise_in_bounds")
@@ -182,7 +122,7 @@ def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
         summed = jnp.zeros((capacity, request.features), sums)
         summed = summed.at[inside].add(cotangent.astype(sums), mode="drop")
         part = _part(request, found, k)
-        _, pull = jax.vjp(lambda t: _marked_rows(request, t, part), tables)
+        _, pull = jax.vjp(lambda t: marked_rows(request, t, part), tables)
         return pull(summed.astype(cotangent.dtype))[0]
 
     def add(state: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import math
 
-from tensorjax.nn._embedding_distinct import Request
-from tensorjax.nn._lookup import Network, search
+from tensorjax.nn._embedding_few import Request
+from tensorjax.nn._lookup import Network, chain_flops, search
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
 _FEW = 256
@@ -20,6 +20,8 @@ class LookupPlan:
       capacity: distinct ids that rows are made for at a time; None where ids are looked up as they
         are. More distinct ids take more rounds.
       dense: whether rows are gathered from the whole matrix, made for the purpose.
+      compiled: whether the rows of a TT-matrix are made by compiled code, on a CPU: slices of cores
+        are multiplied where they lie, once for each distinct id, and there is no table.
       tables: for each table that is gathered from: the modes it holds, how many rows it has and
         how many numbers each.
       flops: multiplications and additions of one call, for one round.
@@ -30,6 +32,7 @@ class LookupPlan:
     count: int
     capacity: int | None
     dense: bool
+    compiled: bool
     tables: tuple[tuple[tuple[int, ...], int, int], ...]
     flops: int
     grad_flops: int
@@ -37,6 +40,7 @@ class LookupPlan:
 
     def __str__(self) -> str:
         rows = "all ids" if self.capacity is None else f"{self.capacity} distinct ids at a time"
+        rows += ", from slices of cores by compiled code" if self.compiled else ""
         lines = [f"{self.count} ids: {'the dense matrix' if self.dense else rows}"]
         for modes, count, size in self.tables:
             held = ", ".join(map(str, modes)) or "none"
@@ -56,7 +60,12 @@ def default_capacity(count: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def make_plan(
-    network: Network, features: int, count: int, capacity: int | None, rows: int
+    network: Network,
+    features: int,
+    count: int,
+    capacity: int | None,
+    rows: int,
+    compiled: bool = False,
 ) -> LookupPlan:
     """Plans a lookup.
 
@@ -66,6 +75,7 @@ def make_plan(
       count: ids.
       capacity: the user's, or None.
       rows: of the matrix, padding apart.
+      compiled: whether `tensorjax._native` takes the arrays, if they are those of a train.
     """
     wanted = default_capacity(count) if capacity is None and count >= _FEW else capacity
     if wanted is not None:
@@ -75,6 +85,18 @@ def make_plan(
     tree = search(network, wanted or max(count, 1))
     if tree.root.table:
         wanted = None
+    one_by_one = count * chain_flops(network)
+    if compiled and wanted is None and not tree.root.table and 0 < one_by_one <= tree.cost:
+        return LookupPlan(
+            count=count,
+            capacity=None,
+            dense=False,
+            compiled=True,
+            tables=(),
+            flops=one_by_one,
+            grad_flops=4 * one_by_one,
+            _request=Request(tree, network, features, None, compiled=True),
+        )
     sizes, tables = network.sizes, []
     for node in tree.root.tables():
         held = math.prod(sizes[k] for k in node.modes)
@@ -84,6 +106,7 @@ def make_plan(
         count=count,
         capacity=wanted,
         dense=tree.root.table,
+        compiled=False,
         tables=tuple(tables),
         flops=tree.flops,
         grad_flops=3 * tree.flops + again,
