@@ -24,7 +24,8 @@ class TTEmbedding(Embedding):
 
     G_k[i, j] of size r_{k−1} × r_k and diagonal D_k = diag(gates[k]).
 
-    How ids are looked up is planned on how many there are (`plan`): one core at a time for few;
+    How ids are looked up is planned on how many there are (`plan`): one core at a time for few (on
+    one CPU, in single or double precision, by compiled code where it was built);
     from tables of the products of several cores, such as the two halves, for many; by way of the
     dense table where ids outnumber its rows. Many ids are sorted, and rows are made for the
     distinct ones, ``capacity`` of them at a time, in as many rounds as it takes. No program holds
@@ -84,9 +85,11 @@ class TTEmbedding(Embedding):
     Departures: which partial products become tables follows from the number of ids, where theirs
     are always the halves; more distinct ids than there is room for cost rounds.
 
-    Where ids are looked up distinct, reverse mode is built in (`jax.custom_vjp`): forward mode then
-    works on gradients, but not on the layer itself, and reverse mode only once. `jax.vmap` over ids
-    looks up each example by itself: one call with all ids is faster.
+    Where ids are looked up distinct or by compiled code, reverse mode is built in
+    (`jax.custom_vjp`): forward mode then works on gradients, but not on the layer itself, and with
+    distinct ids reverse mode only once. `jax.vmap` over ids looks up each example by itself: one
+    call with all ids is faster. `jax.export` refuses compiled code, which TENSORJAX_NATIVE=0 in the
+    environment turns off.
     """
 
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:

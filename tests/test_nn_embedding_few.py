@@ -1,0 +1,192 @@
+"""Few ids of a TT-matrix, looked up by compiled code, held beside XLA's programs and the table."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tensorjax import _native, nn
+from tensorjax.nn._lookup import in_place
+
+built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
+
+
+def make(rows: int = 300, features: int = 30, dtype: Any = jnp.float64, **options: Any) -> Any:
+    options = {"rank": 4, "order": 3, "param_dtype": dtype, **options}
+    layer = nn.TTEmbedding(rows, features, rngs=nnx.Rngs(1), **options)
+    for k, gate in enumerate(layer.gates):  # no gate that the tests could overlook
+        gate.set_value(jnp.asarray(np.linspace(-0.5, 1.5 + k, gate.size), gate.dtype))
+    return layer
+
+
+def ids_of(rows: int, count: int) -> np.ndarray:
+    """The last row and a repeated one among them."""
+    ids = np.random.default_rng(count).integers(0, rows, count)
+    ids[0] = rows - 1
+    ids[-1] = ids[count // 2]
+    return ids
+
+
+def rows_and_pull(layer: Any, lookup: Any, cotangent: np.ndarray) -> Any:
+    graph, params = nnx.split(layer)
+    rows, pull = jax.vjp(lambda p: lookup(nnx.merge(graph, p)), params)
+    return rows, nnx.to_pure_dict(pull(jnp.asarray(cotangent, rows.dtype))[0])
+
+
+def assert_same(found: Any, expected: Any, tol: float = 1e-11):
+    def same(a: Any, b: Any):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tol * (1 + np.abs(b).max()))
+
+    jax.tree.map(same, found, expected)
+
+
+def program(layer: Any, count: int) -> str:
+    graph, params = nnx.split(layer)
+    ids = jnp.zeros(count, jnp.int32)
+    step = jax.jit(lambda p, i: jax.vjp(lambda p: nnx.merge(graph, p)(i), p)[0])
+    return step.lower(params, ids).as_text()
+
+
+SHAPES = [
+    {"num_shape": (16, 20, 10), "feature_shape": (4, 8, 6), "rank": 32},
+    {"num_shape": (7, 5), "feature_shape": (3, 11), "rank": 5},
+    {"num_shape": (3, 4, 5, 2), "feature_shape": (2, 3, 1, 13), "rank": (3, 9, 7)},
+    {"num_shape": (4, 3, 2, 5, 3), "feature_shape": (5, 2, 3, 2, 1), "rank": (20, 17, 6, 3)},
+    {"num_shape": (2, 30), "feature_shape": (24, 2), "rank": 40},
+    {"num_shape": (5, 4, 3), "feature_shape": (1, 1, 1), "rank": (2, 3)},
+]
+
+
+@built
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("spare", [0, 3])
+def test_rows_and_gradients_are_those_of_the_table(dtype: Any, shapes: Any, spare: int):
+    rows, features = (int(np.prod(shapes[name])) for name in ("num_shape", "feature_shape"))
+    layer = make(rows - spare, max(1, features - spare), dtype, order=None, **shapes)
+    ids = ids_of(rows - spare, 9)
+    assert layer.plan(ids.size).compiled
+    cotangent = np.random.default_rng(2).standard_normal((9, layer.features))
+    found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
+    expected = rows_and_pull(layer, lambda x: x.table()[ids], cotangent)
+    assert_same(found, expected, 2e-5 if dtype == jnp.float32 else 1e-12)
+
+
+@built
+def test_the_program_calls_compiled_code_where_it_can(monkeypatch: pytest.MonkeyPatch):
+    layer = make(dtype=jnp.float32)
+    assert "tensorjax_lookup" in program(layer, 40)
+    assert "tensorjax_lookup" not in program(layer, 2000)  # distinct ids
+    for other in (
+        make(dtype=jnp.bfloat16),
+        nn.TTEmbedding(300, 30, rank=4, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+        nn.TTEmbedding(300, 30, rank=4, order=1, rngs=nnx.Rngs(0)),
+        nn.CPEmbedding(300, 30, rank=4, order=4, rngs=nnx.Rngs(0)),
+        nn.TuckerEmbedding(300, 30, rank=4, order=3, rngs=nnx.Rngs(0)),
+    ):
+        assert not other.plan(40).compiled
+        assert "tensorjax_lookup" not in program(other, 40)
+    monkeypatch.setattr(_native, "status", lambda: "off")
+    assert not layer.plan(40).compiled
+    assert "tensorjax_lookup" not in program(layer, 40)
+
+
+@built
+def test_the_plan_says_what_it_costs():
+    layer = make(num_shape=(5, 10, 6), feature_shape=(2, 5, 3), order=None)
+    plan = layer.plan(7)
+    # The second core to the first, both to the third.
+    assert plan.flops == 7 * 2 * (2 * 4 * 5 * 4 + 10 * 4 * 3)
+    assert plan.grad_flops == 4 * plan.flops
+    assert "by compiled code" in str(plan)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_ids_without_a_row(off: bool, monkeypatch: pytest.MonkeyPatch):
+    """Nothing flows back from them, whatever their cotangents are."""
+    if off:
+        monkeypatch.setattr(_native, "status", lambda: "off")
+    layer = make(padding_idx=3)
+    ids = np.array([3, 7, 300, -1, 7, 3, 0])
+    cotangent = np.ones((7, 30))
+    cotangent[[0, 2, 3, 5]] = np.nan
+    rows, found = rows_and_pull(layer, lambda x: jax.jit(x.__call__)(ids), cotangent)
+    assert not np.any(rows[[0, 5]])
+    assert np.all(np.isnan(rows[[2, 3]]))
+    _, expected = rows_and_pull(layer, lambda x: x.table()[np.array([7, 7, 0])], np.ones((3, 30)))
+    assert_same(found, expected)
+    none = layer(np.array([3, 3]))
+    assert none.shape == (2, 30)
+    assert not np.any(none)
+
+
+@built
+def test_what_is_not_finite_stays_in_its_rows():
+    layer = make()
+    core = layer.cores[0]
+    core.set_value(core[...].at[:, 0].set(jnp.nan))
+    bad = 300 // core.shape[1]  # ids below have the first slice
+    rows = layer(np.array([0, bad + 50, 299]))
+    assert np.all(np.isnan(rows[0]))
+    assert np.all(np.isfinite(rows[1:]))
+
+
+@built
+def test_derivatives_of_gradients_and_batches():
+    layer = make(60, 12, num_shape=(3, 4, 5), feature_shape=(2, 2, 3), order=None)
+    graph, params = nnx.split(layer)
+    ids = jnp.array([[1, 59, 1], [20, 3, 8]])
+
+    def loss(p: Any, ids: jax.Array, lookup: Any) -> jax.Array:
+        return jnp.sum(jnp.sin(lookup(nnx.merge(graph, p), ids)))
+
+    ours = lambda layer, ids: layer(ids)  # noqa: E731
+    dense = lambda layer, ids: layer.table()[ids]  # noqa: E731
+
+    def forward_over_reverse(lookup: Any) -> Any:
+        gradient = jax.grad(lambda p: loss(p, ids[0], lookup))
+        return nnx.to_pure_dict(jax.jvp(gradient, (params,), (params,))[1])
+
+    def reverse_over_reverse(lookup: Any) -> Any:
+        def size(p: Any) -> jax.Array:
+            found = jax.grad(lambda p: loss(p, ids[0], lookup))(p)
+            return sum(jnp.sum(g**2) for g in jax.tree.leaves(found))
+
+        return nnx.to_pure_dict(jax.grad(size)(params))
+
+    def batched(lookup: Any) -> Any:
+        gradient = jax.vmap(jax.grad(lambda p, i: loss(p, i, lookup)), (None, 0))
+        return nnx.to_pure_dict(gradient(params, ids))
+
+    for derivative in (forward_over_reverse, reverse_over_reverse, batched):
+        assert_same(derivative(ours), derivative(dense))
+
+
+@built
+def test_threads_change_nothing():
+    """Two ids share a thread or not."""
+    layer = make(4000, 512, jnp.float32, rank=48)
+    ids = ids_of(4000, 200)
+    assert layer.plan(200).compiled
+    together = layer(ids)
+    for k in (0, 99, 199):
+        np.testing.assert_array_equal(together[k], layer(ids[k : k + 1])[0])
+
+
+def test_without_compiled_code_few_ids_leave_the_cores_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(_native, "status", lambda: "off")
+    layer = make(300, 30, num_shape=(4, 25, 3), feature_shape=(2, 5, 3), order=None)
+    request = layer.plan(4)._request
+    assert in_place(request.tree, request.network, 4) == (0, 1, 2)
+    # Modes of 4, 25 and 3: only that of 25 has as many rows as a fourth of the ids.
+    assert in_place(request.tree, request.network, 90) == (1,)
+    assert in_place(request.tree, request.network, 101) == ()
+    ids = np.array([7, 299, 7, 0])
+    cotangent = np.random.default_rng(2).standard_normal((4, 30))
+    found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
+    assert_same(found, rows_and_pull(layer, lambda x: x.table()[ids], cotangent))
