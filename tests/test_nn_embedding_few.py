@@ -14,6 +14,11 @@ from tensorjax.nn._lookup import in_place
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
 
 
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+
 def make(rows: int = 300, features: int = 30, dtype: Any = jnp.float64, **options: Any) -> Any:
     options = {"rank": 4, "order": 3, "param_dtype": dtype, **options}
     layer = nn.TTEmbedding(rows, features, rngs=nnx.Rngs(1), **options)
@@ -79,7 +84,11 @@ def test_rows_and_gradients_are_those_of_the_table(dtype: Any, shapes: Any, spar
 def test_the_program_calls_compiled_code_where_it_can(monkeypatch: pytest.MonkeyPatch):
     layer = make(dtype=jnp.float32)
     assert "tensorjax_lookup" in program(layer, 40)
-    assert "tensorjax_lookup" not in program(layer, 2000)  # distinct ids
+    assert "tensorjax_lookup" in program(layer, 200)
+    assert "tensorjax_lookup" in program(layer, 100_000)
+    limited = make(dtype=jnp.float32, capacity=64)
+    assert "tensorjax_lookup" in program(limited, 64)
+    assert "tensorjax_lookup" not in program(limited, 65)
     for other in (
         make(dtype=jnp.bfloat16),
         nn.TTEmbedding(300, 30, rank=4, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
@@ -113,7 +122,8 @@ def test_ids_without_a_row(off: bool, monkeypatch: pytest.MonkeyPatch):
     ids = np.array([3, 7, 300, -1, 7, 3, 0])
     cotangent = np.ones((7, 30))
     cotangent[[0, 2, 3, 5]] = np.nan
-    rows, found = rows_and_pull(layer, lambda x: jax.jit(x.__call__)(ids), cotangent)
+    rows, found = rows_and_pull(layer, lambda x: nnx.jit(lambda x, i: x(i))(x, ids), cotangent)
+    rows = np.asarray(rows)
     assert not np.any(rows[[0, 5]])
     assert np.all(np.isnan(rows[[2, 3]]))
     _, expected = rows_and_pull(layer, lambda x: x.table()[np.array([7, 7, 0])], np.ones((3, 30)))
@@ -135,10 +145,12 @@ def test_what_is_not_finite_stays_in_its_rows():
 
 
 @built
-def test_derivatives_of_gradients_and_batches():
+@pytest.mark.parametrize("count", [3, 300])
+def test_derivatives_of_gradients_and_batches(count: int):
     layer = make(60, 12, num_shape=(3, 4, 5), feature_shape=(2, 2, 3), order=None)
     graph, params = nnx.split(layer)
-    ids = jnp.array([[1, 59, 1], [20, 3, 8]])
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, count)))
+    assert layer.plan(count).compiled
 
     def loss(p: Any, ids: jax.Array, lookup: Any) -> jax.Array:
         return jnp.sum(jnp.sin(lookup(nnx.merge(graph, p), ids)))
@@ -167,13 +179,52 @@ def test_derivatives_of_gradients_and_batches():
 
 @built
 def test_threads_change_nothing():
-    """Two ids share a thread or not."""
-    layer = make(4000, 512, jnp.float32, rank=48)
+    """Ids are shared out among threads, and their gradients summed in parts."""
+    layer = make(4000, 512, jnp.float32, rank=(16, 48))
     ids = ids_of(4000, 200)
     assert layer.plan(200).compiled
     together = layer(ids)
     for k in (0, 99, 199):
         np.testing.assert_array_equal(together[k], layer(ids[k : k + 1])[0])
+    cotangent = np.random.default_rng(2).standard_normal((200, 512))
+    found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
+    assert_same(found, rows_and_pull(layer, lambda x: x.table()[ids], cotangent), 1e-4)
+
+
+@built
+@pytest.mark.parametrize("count", [1, 20, 2000])
+def test_ids_are_sorted_by_counting_or_not(count: int):
+    layer = make(5000, 6, num_shape=(50, 100), feature_shape=(2, 3), order=None)
+    ids = np.random.default_rng(4).integers(0, 5000, count)
+    assert layer.plan(count).compiled
+    np.testing.assert_allclose(layer(ids), layer.table()[ids], rtol=0, atol=1e-12)
+
+
+@built
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_many_ids_from_two_tables(dtype: Any):
+    shapes = {"num_shape": (6, 10, 7), "feature_shape": (4, 2, 5), "rank": (9, 6), "order": None}
+    layer = make(415, 37, dtype, padding_idx=2, **shapes)
+    ids = np.random.default_rng(3).integers(0, 40, 300) * 10
+    ids[::7], ids[::50] = 2, 415
+    ids[1] = 414
+    plan = layer.plan(300)
+    assert plan.compiled
+    assert plan.capacity is None
+    assert len(plan.tables) == 2
+    assert not make(415, 37, dtype, capacity=64, **shapes).plan(300).compiled
+    cotangent = np.random.default_rng(2).standard_normal((300, 37))
+    cotangent[::50] = np.nan  # of ids without a row
+    graph, params = nnx.split(layer)
+    rows, pull = jax.jit(lambda p, i: jax.vjp(lambda p: nnx.merge(graph, p)(i), p))(params, ids)
+    table = np.asarray(layer.table())
+    assert np.all(np.isnan(rows[::50]))
+    inside = np.arange(300) % 50 > 0
+    tol = 2e-5 if dtype == jnp.float32 else 1e-12
+    assert_same(rows[inside], table[ids[inside]], tol)
+    found = nnx.to_pure_dict(pull(jnp.asarray(cotangent, dtype))[0])
+    _, expected = rows_and_pull(layer, lambda x: x.table()[ids[inside]], cotangent[inside])
+    assert_same(found, expected, tol)
 
 
 def test_without_compiled_code_few_ids_leave_the_cores_in_their_order(

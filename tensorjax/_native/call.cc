@@ -329,7 +329,11 @@ ffi::Error pull_back_all(const Lookup& l, ffi::RemainingArgs args, ffi::Remainin
   std::vector<T*> cores, gates;
   for (long k = 0; k < 2 * l.order - 1; k++)
     (k < l.order ? cores : gates).push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>());
-  pull_back<T>(l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1), l.ids,
+  // As many multiplications again for each side, and more sums to add up.
+  const double work = 3 * l.chain.work * l.found.distinct();
+  const long parts = std::clamp(static_cast<long>(work / (kWorth + 16.0 * l.chain.numbers())), 1L, 4L);
+  Crew crew(std::min(threads_for(work), static_cast<int>(parts)));
+  pull_back<T>(*crew, parts, l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1), l.ids,
                l.found, flow->dimensions()[1], flow->template typed_data<T>(), cores, gates);
   return ffi::Error::Success();
 }

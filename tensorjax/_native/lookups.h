@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "products.h"
@@ -92,67 +93,6 @@ void small_times(long rows, long columns, long depth, View<const T> a, const T* 
   blocks_across<T, kBytes / sizeof(T)>(rows, columns, depth, a, b, ldb, c, ldc, add);
 }
 
-template <class T, long Count>
-inline T total(const T* v) {
-  if constexpr (Count == 1) {
-    return *v;
-  } else {
-    typedef T V __attribute__((vector_size(Count / 2 * sizeof(T))));
-    V low, high;
-    __builtin_memcpy(&low, v, sizeof low);
-    __builtin_memcpy(&high, v + Count / 2, sizeof high);
-    low += high;
-    return total<T, Count / 2>(reinterpret_cast<const T*>(&low));
-  }
-}
-
-// C = A Bᵀ, rows of A and B contiguous: `Rows` of A at a time, four of B.
-template <class T, int Rows, int Columns>
-void dots(long depth, const T* a, long lda, const T* b, long ldb, T* c, long ldc) {
-  constexpr long kCount = kBytes / sizeof(T);
-  typedef T V __attribute__((vector_size(kBytes)));
-  const auto in = [](const T* p) {
-    V v;
-    __builtin_memcpy(&v, p, sizeof v);
-    return v;
-  };
-  V sum[Rows][Columns] = {};
-  long p = 0;
-  for (; p + kCount <= depth; p += kCount)
-    for (int i = 0; i < Rows; i++) {
-      const V left = in(a + i * lda + p);
-      for (int j = 0; j < Columns; j++) sum[i][j] += left * in(b + j * ldb + p);
-    }
-  for (int i = 0; i < Rows; i++)
-    for (int j = 0; j < Columns; j++) {
-      T dot = total<T, kCount>(reinterpret_cast<const T*>(&sum[i][j]));
-      for (long q = p; q < depth; q++) dot += a[i * lda + q] * b[j * ldb + q];
-      c[i * ldc + j] = dot;
-    }
-}
-
-template <class T>
-void small_times_transposed(long rows, long columns, long depth, const T* a, long lda, const T* b,
-                            long ldb, T* c, long ldc) {
-  for (long i = 0; i < rows;) {
-    const bool pair = i + 2 <= rows;
-    for (long j = 0; j < columns;) {
-      const T *ai = a + i * lda, *bj = b + j * ldb;
-      T* to = c + i * ldc + j;
-      if (j + 4 <= columns) {
-        pair ? dots<T, 2, 4>(depth, ai, lda, bj, ldb, to, ldc)
-             : dots<T, 1, 4>(depth, ai, lda, bj, ldb, to, ldc);
-        j += 4;
-      } else {
-        pair ? dots<T, 2, 1>(depth, ai, lda, bj, ldb, to, ldc)
-             : dots<T, 1, 1>(depth, ai, lda, bj, ldb, to, ldc);
-        j++;
-      }
-    }
-    i += pair ? 2 : 1;
-  }
-}
-
 // The shapes of the cores (r_k, m_k, n_k, r_{k+1}), k = 0 … d−1, and the bond where both sides meet.
 struct Chain {
   std::vector<long> r, m, n;
@@ -181,6 +121,12 @@ struct Chain {
   // Of a slice: numbers in a row, and from one row to the next.
   long wide(long k) const { return k == order() - 1 ? last : n[k] * r[k + 1]; }
   long step(long k) const { return m[k] * wide(k); }
+  long size(long k) const { return r[k] * step(k); }
+  long numbers() const {
+    long all = 0;
+    for (long k = 0; k < order(); k++) all += size(k) + (k ? r[k] : 0);
+    return all;
+  }
   long before(long k) const { return product(0, k); }         // columns of the cores before k
   long from(long k) const { return product(k, order()); }
 
@@ -202,18 +148,28 @@ struct Occurrences {
   std::vector<long> starts;  // of every distinct id, and the end
 
   Occurrences(const int32_t* ids, long count, long rows) : places(count) {
-    std::iota(places.begin(), places.end(), 0L);
-    std::sort(places.begin(), places.end(), [&](long a, long b) {
-      return ids[a] != ids[b] ? ids[a] < ids[b] : a < b;
-    });
+    rows <= 8 * count ? by_counting(ids, count, rows) : by_sorting(ids, count);
     long end = 0;
-    while (end < count && ids[places[end]] < rows) {
+    for (; end < count && ids[places[end]] < rows; end++)
       if (!end || ids[places[end]] != ids[places[end - 1]]) starts.push_back(end);
-      end++;
-    }
     starts.push_back(end);
   }
   long distinct() const { return static_cast<long>(starts.size()) - 1; }
+
+ private:
+  void by_counting(const int32_t* ids, long count, long rows) {
+    std::vector<long> next(rows + 3, 0);  // two that stand for no row, and the end
+    for (long i = 0; i < count; i++) next[ids[i] + 1]++;
+    std::partial_sum(next.begin(), next.end(), next.begin());
+    for (long i = 0; i < count; i++) places[next[ids[i]]++] = i;
+  }
+
+  void by_sorting(const int32_t* ids, long count) {
+    std::vector<uint64_t> both(count);  // sorted faster than places by what they hold
+    for (long i = 0; i < count; i++) both[i] = static_cast<uint64_t>(ids[i]) << 32 | i;
+    std::sort(both.begin(), both.end());
+    for (long i = 0; i < count; i++) places[i] = static_cast<long>(both[i] & 0xffffffff);
+  }
 };
 
 // One row after another of one TT-matrix. Of side products those with gates are kept beside those
@@ -231,29 +187,41 @@ class RowMaker {
     }
   }
 
-  // (Π n) numbers, zeros among them, that stay until the next call.
-  T* row(long id) {
+  // What is left and right of the bond where both meet.
+  void sides(long id) {
     const Chain& c = chain_;
     for (long k = c.order() - 1; k >= 0; k--) place_[k] = id % c.m[k], id /= c.m[k];
     for (long k = 0; k < c.meet; k++) left(k);
     for (long k = c.order() - 1; k >= c.meet; k--) right(k);
+  }
+
+  // (Π n) numbers, zeros among them, that stay until the next call.
+  T* row(long id) {
+    sides(id);
+    const Chain& c = chain_;
     const long at = c.meet, y = c.from(at);
     small_times<T>(c.before(at), y, c.r[at], {gated_[at - 1].data(), c.r[at], 1}, raw_[at].data(), y,
                    row_.data(), y, false);
     return row_.data();
   }
 
-  // Adds to the gradients what flows back from the row made last. `to` are slices' arrays.
+  // Adds to the gradients what flows back from the row of the sides made last. `to` are slices' arrays.
   void pull(const T* flow, const std::vector<T*>& cores, const std::vector<T*>& gates) {
     const Chain& c = chain_;
     const long at = c.meet, x = c.before(at), y = c.from(at), r = c.r[at];
-    transpose(r, y, raw_[at].data());
     flow_.resize(x * r);
+    transpose(r, y, raw_[at].data(), y);
     small_times<T>(x, r, y, {flow, y, 1}, turned_.data(), r, flow_.data(), r, false);
+    const View<const T> left{gated_[at - 1].data(), 1, r};
     for (long k = at - 1; k >= 0; k--) pull_left(k, cores[k], gates[k]);
+    if (at == c.order() - 1) {
+      T* to = cores[at] + place_[at] * c.last;
+      small_times<T>(r, c.last, x, left, flow, y, to, c.step(at), true);
+      return;
+    }
     // From here the flow is transposed: (columns, bond).
     flow_.resize(y * r);
-    small_times<T>(y, r, x, {flow, 1, y}, gated_[at - 1].data(), r, flow_.data(), r, false);
+    small_times<T>(y, r, x, {flow, 1, y}, left.at, r, flow_.data(), r, false);
     for (long k = at; k < c.order(); k++) pull_right(k, cores[k], k > at ? gates[k - 1] : nullptr);
   }
 
@@ -291,10 +259,10 @@ class RowMaker {
       for (long i = 0; i < n * y; i++) gated_[k][a * n * y + i] = to[a * n * y + i] * gate[a];
   }
 
-  void transpose(long rows, long columns, const T* from) {
+  void transpose(long rows, long columns, const T* from, long ld) {
     turned_.resize(rows * columns);
     for (long i = 0; i < rows; i++)
-      for (long j = 0; j < columns; j++) turned_[j * rows + i] = from[i * columns + j];
+      for (long j = 0; j < columns; j++) turned_[j * rows + i] = from[i * ld + j];
   }
 
   // The flow to (columns so far, r_{k+1}) with its gate becomes that of the core before.
@@ -315,8 +283,8 @@ class RowMaker {
     small_times<T>(c.r[k], wide, x, {gated_[k - 1].data(), 1, c.r[k]}, flow_.data(), wide, to,
                    c.step(k), true);
     next_.resize(x * c.r[k]);
-    small_times_transposed<T>(x, c.r[k], wide, flow_.data(), wide, slice(k), c.step(k), next_.data(),
-                              c.r[k]);
+    transpose(c.r[k], wide, slice(k), c.step(k));
+    small_times<T>(x, c.r[k], wide, {flow_.data(), wide, 1}, turned_.data(), c.r[k], next_.data(), c.r[k], false);
     flow_.swap(next_);
   }
 
@@ -337,7 +305,7 @@ class RowMaker {
         for (long j = 0; j < c.last; j++) to[a * c.step(k) + j] += flow_[j * r + a];
       return;
     }
-    transpose(s, y, gated_[k + 1].data());
+    transpose(s, y, gated_[k + 1].data(), y);
     next_.resize(y * s);
     for (long a = 0; a < r; a++) {
       const T* f = flow_.data() + a;
@@ -377,28 +345,48 @@ void look_up(Team& team, const Chain& chain, const std::vector<const T*>& cores,
   });
 }
 
-// Gradients of all cores and gates for the flow (count, features) to the rows, one id after another.
+// Gradients of all cores and gates for the flow (count, features) to the rows. Ids are dealt out to
+// so many `parts`, which have sums of their own: threads take parts, and change no result.
 template <class T>
-void pull_back(const Chain& chain, const std::vector<const T*>& cores,
+void pull_back(Team& team, long parts, const Chain& chain, const std::vector<const T*>& cores,
                const std::vector<const T*>& gates, const int32_t* ids, const Occurrences& found,
                long features, const T* flow, const std::vector<T*>& to_cores,
                const std::vector<T*>& to_gates) {
-  for (long k = 0; k < chain.order(); k++) {
-    std::fill_n(to_cores[k], chain.r[k] * chain.step(k), T(0));
-    if (k) std::fill_n(to_gates[k - 1], chain.r[k], T(0));
-  }
-  RowMaker<T> maker(chain, cores, gates);
-  std::vector<T> sum(chain.cells);
-  for (long piece = 0; piece < found.distinct(); piece++) {
-    std::fill(sum.begin(), sum.end(), T(0));
-    for (long i = found.starts[piece]; i < found.starts[piece + 1]; i++) {
-      const T* from = flow + found.places[i] * features;
-      T* to = sum.data();
-      for (long j = 0; j < features; j += chain.last, to += chain.n.back())
-        for (long q = 0; q < std::min(chain.last, features - j); q++) to[q] += from[j + q];
+  std::vector<std::vector<T>> own(parts - 1, std::vector<T>(chain.numbers()));
+  team.run(parts, [&](long part, int) {
+    std::vector<T*> my_cores = to_cores, my_gates = to_gates;
+    T* next = part ? own[part - 1].data() : nullptr;
+    for (long k = 0; k < chain.order(); k++) {
+      if (part) my_cores[k] = std::exchange(next, next + chain.size(k));
+      else std::fill_n(my_cores[k], chain.size(k), T(0));
     }
-    maker.row(ids[found.places[found.starts[piece]]]);
-    maker.pull(sum.data(), to_cores, to_gates);
+    for (long k = 1; k < chain.order(); k++) {
+      if (part) my_gates[k - 1] = std::exchange(next, next + chain.r[k]);
+      else std::fill_n(my_gates[k - 1], chain.r[k], T(0));
+    }
+    RowMaker<T> maker(chain, cores, gates);
+    std::vector<T> sum(chain.cells);
+    const long end = found.distinct() * (part + 1) / parts;
+    for (long piece = found.distinct() * part / parts; piece < end; piece++) {
+      std::fill(sum.begin(), sum.end(), T(0));
+      for (long i = found.starts[piece]; i < found.starts[piece + 1]; i++) {
+        const T* from = flow + found.places[i] * features;
+        T* to = sum.data();
+        for (long j = 0; j < features; j += chain.last, to += chain.n.back())
+          for (long q = 0; q < std::min(chain.last, features - j); q++) to[q] += from[j + q];
+      }
+      maker.sides(ids[found.places[found.starts[piece]]]);
+      maker.pull(sum.data(), my_cores, my_gates);
+    }
+  });
+  for (const auto& one : own) {
+    const T* from = one.data();
+    const auto add = [&](T* to, long count) {
+      for (long i = 0; i < count; i++) to[i] += from[i];
+      from += count;
+    };
+    for (long k = 0; k < chain.order(); k++) add(to_cores[k], chain.size(k));
+    for (long k = 1; k < chain.order(); k++) add(to_gates[k - 1], chain.r[k]);
   }
 }
 

@@ -24,12 +24,13 @@ class TTEmbedding(Embedding):
 
     G_k[i, j] of size r_{k−1} × r_k and diagonal D_k = diag(gates[k]).
 
-    How ids are looked up is planned on how many there are (`plan`): one core at a time for few (on
-    one CPU, in single or double precision, by compiled code where it was built);
+    How ids are looked up is planned on how many there are (`plan`): one core at a time for few;
     from tables of the products of several cores, such as the two halves, for many; by way of the
     dense table where ids outnumber its rows. Many ids are sorted, and rows are made for the
-    distinct ones, ``capacity`` of them at a time, in as many rounds as it takes. No program holds
-    the table unless the plan is dense.
+    distinct ones, ``capacity`` of them at a time, in as many rounds as it takes. On one CPU, in
+    single or double precision, compiled code makes the rows of distinct ids where it was built; it
+    needs no capacity, and goes without unless one is given. No program holds the table unless the
+    plan is dense.
 
     Attributes:
       cores: list of D parameters (r_{k−1}, m_k, n_k, r_k), with r_0 = r_D = 1.
@@ -70,7 +71,8 @@ class TTEmbedding(Embedding):
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> layer = nn.TTEmbedding(30522, 768, rank=32, num_shape=(16, 20, 10, 10),
-      ...                        feature_shape=(4, 4, 8, 6), padding_idx=0, rngs=nnx.Rngs(0))
+      ...                        feature_shape=(4, 4, 8, 6), padding_idx=0, capacity=1024,
+      ...                        rngs=nnx.Rngs(0))
       >>> layer(jnp.array([[0, 7], [5, 30521]])).shape, layer.ranks, layer.numbers
       ((2, 2, 768), (32, 32, 32), 167904)
       >>> print(layer.plan(4096))

@@ -1,4 +1,4 @@
-"""Lookup of ids as they are, each by itself: of few, by compiled code where that takes them."""
+"""Lookup without capacity: of few ids as they are, or of the distinct ones by compiled code."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,9 @@ class Request(NamedTuple):
       network: that the tree is for.
       features: columns that are kept.
       capacity: distinct ids at a time; None looks all ids up as they are.
-      compiled: whether `tensorjax._native` does it.
+      compiled: whether `tensorjax._native` does it, from the cores.
+      halves: how `tensorjax._native` does it from the two tables of the tree, as a train of two
+        cores; None where it does not.
       dtype: of the rows and of all products but those with gates; None is that of the arrays.
     """
 
@@ -38,6 +40,7 @@ class Request(NamedTuple):
     features: int
     capacity: int | None
     compiled: bool = False
+    halves: "Request | None" = None
     dtype: Any = None
 
     @property
@@ -51,6 +54,11 @@ class Request(NamedTuple):
 
 def few_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""
+    if request.halves is not None:
+        left, right = tables_of(request, operands, gates)
+        (_, m, x, r), (_, n, y, _) = request.halves.network.shapes
+        operands = [left.reshape(1, m, x, r), right.reshape(n, r, y, 1).swapaxes(0, 1)]
+        return few_rows(request.halves, operands, [jnp.ones(r, left.dtype)], ids)
     if request.compiled:
         return _rows(request, list(operands), list(gates), ids.astype(jnp.int32))
     return _by_xla(request, operands, gates, ids)

@@ -5,7 +5,7 @@ import functools
 import math
 
 from tensorjax.nn._embedding_few import Request
-from tensorjax.nn._lookup import Network, chain_flops, search
+from tensorjax.nn._lookup import Network, Tree, chain_flops, search, train
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
 _FEW = 256
@@ -20,8 +20,8 @@ class LookupPlan:
       capacity: distinct ids that rows are made for at a time; None where ids are looked up as they
         are. More distinct ids take more rounds.
       dense: whether rows are gathered from the whole matrix, made for the purpose.
-      compiled: whether the rows of a TT-matrix are made by compiled code, on a CPU: slices of cores
-        are multiplied where they lie, once for each distinct id, and there is no table.
+      compiled: whether the rows of a TT-matrix are made by compiled code, on a CPU, once for each
+        distinct id: from slices of cores, if there is no table, or of two tables.
       tables: for each table that is gathered from: the modes it holds, how many rows it has and
         how many numbers each.
       flops: multiplications and additions of one call, for one round.
@@ -40,7 +40,7 @@ class LookupPlan:
 
     def __str__(self) -> str:
         rows = "all ids" if self.capacity is None else f"{self.capacity} distinct ids at a time"
-        rows += ", from slices of cores by compiled code" if self.compiled else ""
+        rows = "each distinct id once, by compiled code" if self.compiled else rows
         lines = [f"{self.count} ids: {'the dense matrix' if self.dense else rows}"]
         for modes, count, size in self.tables:
             held = ", ".join(map(str, modes)) or "none"
@@ -101,14 +101,35 @@ def make_plan(
     for node in tree.root.tables():
         held = math.prod(sizes[k] for k in node.modes)
         tables.append((node.modes, held, math.prod(sizes[a] for a in node.axes)))
+    halves = None
+    if compiled and capacity is None and wanted is not None:
+        halves = _halves(tree, network, features, wanted)
+    if halves is not None:
+        wanted = None
     again = 0 if wanted is None else tree.flops - tree.table_flops
     return LookupPlan(
         count=count,
         capacity=wanted,
         dense=tree.root.table,
-        compiled=False,
+        compiled=halves is not None,
         tables=tuple(tables),
         flops=tree.flops,
         grad_flops=3 * tree.flops + again,
-        _request=Request(tree, network, features, wanted),
+        _request=Request(tree, network, features, wanted, halves=halves),
     )
+
+
+def _halves(tree: Tree, network: Network, features: int, count: int) -> Request | None:
+    """How to look up in two tables, if these are what the tree of a train gathers from."""
+    parts = tree.root.parts
+    if not chain_flops(network) or tree.root.table or not all(part.table for part in parts):
+        return None
+    sizes, shapes = network.sizes, []
+    (shared,) = {*parts[0].axes} & {*parts[1].axes}
+    r = sizes[shared]
+    for part, ends in zip(parts, ((1, r), (r, 1)), strict=True):
+        rows = math.prod(sizes[k] for k in part.modes)
+        columns = math.prod(sizes[a] for a in part.axes) // r
+        shapes.append((ends[0], rows, columns, ends[1]))
+    pair = train(shapes)
+    return Request(search(pair, count), pair, features, None, compiled=True)
