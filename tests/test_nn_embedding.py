@@ -463,8 +463,18 @@ def test_bad_options_are_named():
     wrong("capacity: expected", capacity=0)
     wrong("out_of_range: expected", out_of_range="wrap")
     wrong("variance: expected", variance=0.0)
-    with pytest.raises(TypeError, match="param_dtype: expected a floating"):
-        nn.TTEmbedding(300, 30, rank=4, param_dtype=jnp.int32, rngs=nnx.Rngs(0))
+    for options, match in (
+        ({"param_dtype": jnp.int32}, "param_dtype: expected a floating-point type like"),
+        ({"param_dtype": jnp.complex64}, "param_dtype: expected a real floating-point type"),
+        ({"dtype": jnp.int32}, "dtype: expected a floating-point type like jnp.float32, got"),
+        ({"dtype": "double precision"}, "dtype: expected a floating-point type"),
+        ({"rngs": None}, "rngs: expected flax.nnx.Rngs, got None"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            nn.TTEmbedding(300, 30, **{"rank": 4, "rngs": nnx.Rngs(0), **options})
+    layer = nn.TTEmbedding(300, 30, rank=4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="ids: expected rows of one length, got a ragged list"):
+        layer([[1], [1, 2]])
 
 
 def test_a_linen_model_holds_one():

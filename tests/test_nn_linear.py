@@ -402,6 +402,13 @@ def test_bad_input_is_named():
         nn.TTLinear(0, 30, rank=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="rank: expected at most"):
         nn.TuckerLinear(24, 30, rank=(9, 2, 2, 2), order=2, rngs=nnx.Rngs(0))
+    for options, match in (
+        ({"param_dtype": jnp.int32}, "param_dtype: expected a floating-point type like"),
+        ({"dtype": int}, "dtype: expected a floating-point type like jnp.float32, got"),
+        ({"rngs": None}, "rngs: expected flax.nnx.Rngs, got None"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            nn.TTLinear(24, 30, **{"rank": 3, "rngs": nnx.Rngs(0), **options})
     with pytest.raises(ValueError, match=r"inputs: expected shape \(…, 24\), got \(2, 30\)"):
         build()(jnp.ones((2, 30)))
     with pytest.raises(ValueError, match="inputs: expected shape"):

@@ -2,11 +2,12 @@
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
-compiled code instead, under jit and vmap like any other operation, and so do lookups of a few ids
-in `tensorjax.nn`; `gram_round` and the passes serve the host.
+compiled code instead, under jit and vmap like any other operation, and so do lookups in
+`tensorjax.nn`; `gram_round` and the passes serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
 and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
-for `jax.export`, which refuses calls that it does not know.
+for `jax.export`, which refuses calls that it does not know, and for lowering to a platform other
+than the default one.
 """
 
 import ctypes
@@ -231,6 +232,7 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 def looks_up(dtype: Any) -> bool:
     """Whether `look_up` takes cores of this dtype here."""
+    # Among several devices ids may be sharded, and XLA would gather them for the call.
     fits = np.dtype(dtype) in (np.float32, np.float64)
     return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
 

@@ -1,8 +1,10 @@
 // The entry points: for XLA by its foreign-function interface, for the host by plain calls.
 
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "entrywise.h"
 #include "grams.h"
@@ -285,28 +287,51 @@ ffi::Error SketchRows(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c,
 }
 
 // Operands of a lookup: ids (count), cores (r, m, n, s), gates (s) of all bonds but the outer ones.
+long order_of(ffi::RemainingArgs args) { return static_cast<long>(args.size()) / 2; }
+
+// What is wrong with them; empty if nothing is.
+std::string lookup_fault(ffi::RemainingArgs args) {
+  const long d = order_of(args);
+  if (d < 2) return "two cores at least are needed";
+  const auto ids = *args.get<ffi::AnyBuffer>(0);
+  if (ids.element_type() != ffi::DataType::S32 || ids.dimensions().size() != 1)
+    return "ids (count,) of int32 are needed";
+  if (ids.element_count() > std::numeric_limits<uint32_t>::max()) return "too many ids";
+  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
+  if (type != ffi::DataType::F32 && type != ffi::DataType::F64) return "float32 or float64 is needed";
+  long bond = 1, rows = 1;
+  for (long k = 0; k < d; k++) {
+    const auto core = *args.get<ffi::AnyBuffer>(1 + k);
+    const auto shape = core.dimensions();
+    if (core.element_type() != type || shape.size() != 4 || shape[0] != bond || !core.element_count())
+      return "cores (r, m, n, s) of one type that fit together are needed, none of them empty";
+    rows *= shape[1], bond = shape[3];
+    if (k == d - 1) continue;
+    const auto gate = *args.get<ffi::AnyBuffer>(1 + d + k);
+    if (gate.element_type() != type || gate.dimensions().size() != 1 || gate.dimensions()[0] != bond)
+      return "gates of the bonds' sizes and the cores' type are needed";
+  }
+  if (bond != 1) return "a last core with s = 1 is needed";
+  const int32_t* at = ids.typed_data<int32_t>();
+  for (size_t i = 0; i < ids.element_count(); i++)
+    if (at[i] < 0 || at[i] > rows + 1) return "an id is out of range: " + std::to_string(at[i]);
+  return "";
+}
+
 struct Lookup {
-  long order;
   Chain chain;
   const int32_t* ids;
   Occurrences found;
 
-  explicit Lookup(ffi::RemainingArgs args, long order)
-      : order(order), chain(chain_of(args, order)), ids(args.get<ffi::AnyBuffer>(0)->typed_data<int32_t>()),
+  explicit Lookup(ffi::RemainingArgs args)
+      : chain(chain_of(args)),
+        ids(args.get<ffi::AnyBuffer>(0)->typed_data<int32_t>()),
         found(ids, args.get<ffi::AnyBuffer>(0)->element_count(), chain.rows()) {}
 
-  template <class T>
-  std::vector<const T*> arrays(ffi::RemainingArgs args, long first, long count) const {
-    std::vector<const T*> out;
-    for (long k = 0; k < count; k++)
-      out.push_back(args.get<ffi::AnyBuffer>(first + k)->template typed_data<T>());
-    return out;
-  }
-
  private:
-  static Chain chain_of(ffi::RemainingArgs args, long order) {
+  static Chain chain_of(ffi::RemainingArgs args) {
     std::vector<long> r = {1}, m, n;
-    for (long k = 0; k < order; k++) {
+    for (long k = 0; k < order_of(args); k++) {
       const auto core = args.get<ffi::AnyBuffer>(1 + k)->dimensions();
       m.push_back(core[1]), n.push_back(core[2]), r.push_back(core[3]);
     }
@@ -315,45 +340,57 @@ struct Lookup {
 };
 
 template <class T>
-ffi::Error look_up_all(const Lookup& l, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  auto out = rets.get<ffi::AnyBuffer>(0).value();
-  Crew crew(threads_for(l.chain.work * l.found.distinct()));
-  look_up<T>(*crew, l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1),
-             l.ids, l.found, out->dimensions()[1], out->template typed_data<T>());
-  return ffi::Error::Success();
-}
-
-template <class T>
-ffi::Error pull_back_all(const Lookup& l, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const auto flow = args.get<ffi::AnyBuffer>(2 * l.order);
-  std::vector<T*> cores, gates;
-  for (long k = 0; k < 2 * l.order - 1; k++)
-    (k < l.order ? cores : gates).push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>());
-  // As many multiplications again for each side, and more sums to add up.
-  const double work = 3 * l.chain.work * l.found.distinct();
-  const long parts = std::clamp(static_cast<long>(work / (kWorth + 16.0 * l.chain.numbers())), 1L, 4L);
-  Crew crew(std::min(threads_for(work), static_cast<int>(parts)));
-  pull_back<T>(*crew, parts, l.chain, l.arrays<T>(args, 1, l.order), l.arrays<T>(args, 1 + l.order, l.order - 1), l.ids,
-               l.found, flow->dimensions()[1], flow->template typed_data<T>(), cores, gates);
-  return ffi::Error::Success();
+std::vector<const T*> arrays(ffi::RemainingArgs args, long first, long count) {
+  std::vector<const T*> out;
+  for (long k = first; k < first + count; k++)
+    out.push_back(args.get<ffi::AnyBuffer>(k)->template typed_data<T>());
+  return out;
 }
 
 // The result: rows (count, features), the first columns of what the cores make.
-ffi::Error LookUp(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Lookup l(args, static_cast<long>(args.size()) / 2);
-  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
-  if (type == ffi::DataType::F32) return look_up_all<float>(l, args, rets);
-  if (type == ffi::DataType::F64) return look_up_all<double>(l, args, rets);
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+template <class T>
+void look_up_all(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Lookup l(args);
+  const long d = l.chain.order();
+  auto out = *rets.get<ffi::AnyBuffer>(0);
+  Crew crew(threads_for(l.chain.work * l.found.distinct()));
+  look_up<T>(*crew, l.chain, arrays<T>(args, 1, d), arrays<T>(args, 1 + d, d - 1), l.ids, l.found,
+             out->dimensions()[1], out->template typed_data<T>());
 }
 
 // One more operand: the flow (count, features). Results: gradients of the cores, then of the gates.
+template <class T>
+void pull_back_all(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  const Lookup l(args);
+  const long d = l.chain.order();
+  const auto flow = *args.get<ffi::AnyBuffer>(2 * d);
+  std::vector<T*> cores, gates;
+  for (long k = 0; k < 2 * d - 1; k++)
+    (k < d ? cores : gates).push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>());
+  // As many multiplications again for each side, and more sums to add up.
+  const double work = 3 * l.chain.work * l.found.distinct();
+  const double each = kWorth + 16.0 * l.chain.numbers();
+  const long parts = std::clamp(static_cast<long>(work / each), 1L, 4L);
+  Crew crew(std::min(threads_for(work), static_cast<int>(parts)));
+  pull_back<T>(*crew, parts, l.chain, arrays<T>(args, 1, d), arrays<T>(args, 1 + d, d - 1), l.ids,
+               l.found, flow.dimensions()[1], flow.template typed_data<T>(), cores, gates);
+}
+
+template <class Float, class Double>
+ffi::Error by_type(ffi::RemainingArgs args, ffi::RemainingRets rets, Float single, Double full) {
+  if (const std::string fault = lookup_fault(args); !fault.empty())
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, fault);
+  if (args.get<ffi::AnyBuffer>(1)->element_type() == ffi::DataType::F32) single(args, rets);
+  else full(args, rets);
+  return ffi::Error::Success();
+}
+
+ffi::Error LookUp(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return by_type(args, rets, look_up_all<float>, look_up_all<double>);
+}
+
 ffi::Error PullBack(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Lookup l(args, static_cast<long>(args.size()) / 2);
-  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
-  if (type == ffi::DataType::F32) return pull_back_all<float>(l, args, rets);
-  if (type == ffi::DataType::F64) return pull_back_all<double>(l, args, rets);
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+  return by_type(args, rets, pull_back_all<float>, pull_back_all<double>);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Rows of a TT-matrix, and what flows back from them to its cores and gates.
 //
-// A row is a chain of slices of cores, one of each. For a few ids it is small products that cost, and
-// before them the gathers that bring the slices together; here products read slices where they lie and
+// A row is a chain of slices of cores, one of each. By other means it is gathers that bring the slices
+// together, and for a few ids small products, that cost; here products read slices where they lie and
 // gradients are added where they belong. The chain is multiplied from both ends to the bond at which
 // that is cheapest; ids that occur more than once are looked up once.
 #pragma once
@@ -173,7 +173,7 @@ struct Occurrences {
 };
 
 // One row after another of one TT-matrix. Of side products those with gates are kept beside those
-// without, for gradients.
+// without, for gradients. Chain, cores and gates are not copied: they outlive it.
 template <class T>
 class RowMaker {
  public:
@@ -284,7 +284,8 @@ class RowMaker {
                    c.step(k), true);
     next_.resize(x * c.r[k]);
     transpose(c.r[k], wide, slice(k), c.step(k));
-    small_times<T>(x, c.r[k], wide, {flow_.data(), wide, 1}, turned_.data(), c.r[k], next_.data(), c.r[k], false);
+    small_times<T>(x, c.r[k], wide, {flow_.data(), wide, 1}, turned_.data(), c.r[k], next_.data(),
+                   c.r[k], false);
     flow_.swap(next_);
   }
 
@@ -353,7 +354,9 @@ void pull_back(Team& team, long parts, const Chain& chain, const std::vector<con
                long features, const T* flow, const std::vector<T*>& to_cores,
                const std::vector<T*>& to_gates) {
   std::vector<std::vector<T>> own(parts - 1, std::vector<T>(chain.numbers()));
-  team.run(parts, [&](long part, int) {
+  std::vector<std::vector<T>> sums(team.size(), std::vector<T>(chain.cells));
+  std::vector<RowMaker<T>> makers(team.size(), RowMaker<T>(chain, cores, gates));
+  team.run(parts, [&](long part, int who) {
     std::vector<T*> my_cores = to_cores, my_gates = to_gates;
     T* next = part ? own[part - 1].data() : nullptr;
     for (long k = 0; k < chain.order(); k++) {
@@ -364,8 +367,7 @@ void pull_back(Team& team, long parts, const Chain& chain, const std::vector<con
       if (part) my_gates[k - 1] = std::exchange(next, next + chain.r[k]);
       else std::fill_n(my_gates[k - 1], chain.r[k], T(0));
     }
-    RowMaker<T> maker(chain, cores, gates);
-    std::vector<T> sum(chain.cells);
+    std::vector<T>& sum = sums[who];
     const long end = found.distinct() * (part + 1) / parts;
     for (long piece = found.distinct() * part / parts; piece < end; piece++) {
       std::fill(sum.begin(), sum.end(), T(0));
@@ -375,8 +377,8 @@ void pull_back(Team& team, long parts, const Chain& chain, const std::vector<con
         for (long j = 0; j < features; j += chain.last, to += chain.n.back())
           for (long q = 0; q < std::min(chain.last, features - j); q++) to[q] += from[j + q];
       }
-      maker.sides(ids[found.places[found.starts[piece]]]);
-      maker.pull(sum.data(), my_cores, my_gates);
+      makers[who].sides(ids[found.places[found.starts[piece]]]);
+      makers[who].pull(sum.data(), my_cores, my_gates);
     }
   });
   for (const auto& one : own) {

@@ -68,10 +68,9 @@ class TensorLinear(nnx.Module):
         found = modes(self.out_features, out_shape, order, "out_shape")
         self.out_shape = found if out_shape is not None else found[::-1]
         self.use_bias = use_bias
-        self.dtype = dtype
-        if not jnp.issubdtype(param_dtype, jnp.inexact):
-            raise TypeError(f"param_dtype: expected a floating-point type, got {param_dtype}")
-        self.param_dtype = jnp.dtype(param_dtype)
+        check_rngs(rngs)
+        self.dtype = None if dtype is None else checked_dtype("dtype", dtype)
+        self.param_dtype = checked_dtype("param_dtype", param_dtype)
         self.precision = precision
         if memory_limit is not None:
             memory_limit = _check.integer("memory_limit", memory_limit, low=1)
@@ -212,6 +211,23 @@ class TensorLinear(nnx.Module):
             operands += [a, list(term)]
         w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
         return w.reshape(sides)[: self.in_features, : self.out_features]
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype:
+    """A floating-point type, real or complex, or a TypeError."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.inexact):
+        raise TypeError(f"{name}: expected a floating-point type like jnp.float32, got {dtype!r}")
+    return found
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raises TypeError where there is nothing to draw from."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
 
 
 def gate_dtype(param_dtype: Any) -> Any:

@@ -28,9 +28,9 @@ class TTEmbedding(Embedding):
     from tables of the products of several cores, such as the two halves, for many; by way of the
     dense table where ids outnumber its rows. Many ids are sorted, and rows are made for the
     distinct ones, ``capacity`` of them at a time, in as many rounds as it takes. On one CPU, in
-    single or double precision, compiled code makes the rows of distinct ids where it was built; it
-    needs no capacity, and goes without unless one is given. No program holds the table unless the
-    plan is dense.
+    single or double precision, compiled code makes the rows of distinct ids where it was built,
+    from cores or products of neighbouring ones; it needs no capacity, and serves unless one is
+    given that the ids exceed. No program holds the table unless the plan is dense.
 
     Attributes:
       cores: list of D parameters (r_{k−1}, m_k, n_k, r_k), with r_0 = r_D = 1.
@@ -89,9 +89,10 @@ class TTEmbedding(Embedding):
 
     Where ids are looked up distinct or by compiled code, reverse mode is built in
     (`jax.custom_vjp`): forward mode then works on gradients, but not on the layer itself, and with
-    distinct ids reverse mode only once. `jax.vmap` over ids looks up each example by itself: one
-    call with all ids is faster. `jax.export` refuses compiled code, which TENSORJAX_NATIVE=0 in the
-    environment turns off.
+    distinct ids reverse mode only once. Derivatives of gradients of compiled code are XLA's, of all
+    ids as they are: they need memory for the partial products of every id. `jax.vmap` over ids
+    looks up each example by itself: one call with all ids is faster. `jax.export` and lowering for
+    another platform refuse compiled code, which TENSORJAX_NATIVE=0 in the environment turns off.
     """
 
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:

@@ -7,12 +7,20 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, _native, contract, linalg
 from tensorjax.nn import _lookup as networks
-from tensorjax.nn._base import MAX_BYTES, certificates, check_bytes, values
+from tensorjax.nn._base import (
+    MAX_BYTES,
+    certificates,
+    check_bytes,
+    check_rngs,
+    checked_dtype,
+    values,
+)
 from tensorjax.nn._embedding_distinct import lookup
 from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
 from tensorjax.nn._embedding_plan import LookupPlan, make_plan
@@ -55,6 +63,13 @@ def fold(
     return rows, columns
 
 
+def _real(name: str, dtype: Any) -> np.dtype:
+    found = checked_dtype(name, dtype)
+    if not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(f"{name}: expected a real floating-point type, got {dtype!r}")
+    return found
+
+
 class Embedding(nnx.Module):
     """What embeddings of all formats share; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`."""
 
@@ -82,9 +97,9 @@ class Embedding(nnx.Module):
             num_embeddings, features, num_shape, feature_shape, order
         )
         self.num_embeddings, self.features = int(num_embeddings), int(features)
-        if not jnp.issubdtype(param_dtype, jnp.floating):
-            raise TypeError(f"param_dtype: expected a floating-point type, got {param_dtype}")
-        self.dtype, self.param_dtype = dtype, jnp.dtype(param_dtype)
+        check_rngs(rngs)
+        self.dtype = None if dtype is None else _real("dtype", dtype)
+        self.param_dtype = _real("param_dtype", param_dtype)
         if padding_idx is not None:
             padding_idx = _check.integer("padding_idx", padding_idx, low=0, high=num_embeddings - 1)
         if capacity is not None:
@@ -133,6 +148,7 @@ class Embedding(nnx.Module):
         compiled = (
             len(held) == 1
             and self.dtype in (None, *held)
+            and all(x.size for x in operands)
             and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
             and _native.looks_up(*held)
         )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.shard_alike import shard_alike
 
 from tensorjax import linalg
-from tensorjax.nn._embedding_few import Request, few_rows, marked_rows, tables_of
+from tensorjax.nn._embedding_rows import Request, make_rows, marked_rows, tables_of
 
 _Tables = Sequence[jax.Array]
 
@@ -25,8 +25,8 @@ def lookup(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""
-    if request.capacity is None:
-        return few_rows(request, operands, gates, ids)
+    if not request.distinct:
+        return make_rows(request, operands, gates, ids)
     return _distinct_rows(request, tables_of(request, operands, gates), ids)
 
 
@@ -45,8 +45,7 @@ class _Distinct(NamedTuple):
 
 
 def _distinct(request: Request, ids: jax.Array) -> _Distinct:
-    capacity = request.capacity
-    assert capacity is not None
+    capacity = request.count
     (n,) = ids.shape
     room = -(-n // capacity) * capacity
     ordered, origin = _sorted(ids, request.size + 2)
@@ -76,8 +75,7 @@ def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
 
 def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
     """The k-th distinct ids, as many as the capacity."""
-    capacity = request.capacity
-    assert capacity is not None
+    capacity = request.count
     return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
 
 
@@ -87,8 +85,7 @@ def _distinct_rows(request: Request, tables: _Tables, ids: jax.Array) -> jax.Arr
 
 
 def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
-    found, capacity = _distinct(request, ids), request.capacity
-    assert capacity is not None
+    found, capacity = _distinct(request, ids), request.count
 
     def rows_at(k: Any) -> jax.Array:
         rows = marked_rows(request, tables, _part(request, found, k))
@@ -112,8 +109,7 @@ def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
 
 def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
     tables, found = kept
-    capacity = request.capacity
-    assert capacity is not None
+    capacity = request.count
     # Sums of many numbers: in single precision at least.
     sums = linalg.factor_dtype(cotangent.dtype)
 

@@ -36,8 +36,8 @@ def resolve(
 
     Raises:
       TypeError: ``ids`` are not integers.
-      ValueError: with "error", a concrete id is out of range; or there are more rows than integers
-        can count.
+      ValueError: with "error", a concrete id is out of range; the lists are ragged; or there are
+        more rows than integers can count.
     """
     array = as_integers(ids)
     # Concrete ids are resolved by NumPy: one program less to compile and to wait for.
@@ -68,7 +68,13 @@ def _index_type(most: int) -> Any:
 
 def as_integers(ids: Any, name: str = "ids") -> Any:
     """A NumPy array, or a tracer, of an integer type that holds any number of rows."""
-    array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    try:
+        array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    except ValueError:
+        raise ValueError(
+            f"{name}: expected rows of one length, got a ragged list; fill shorter rows up with a "
+            "padding id, or pass one flat list and segments to bag"
+        ) from None
     if isinstance(ids, list | tuple) and not array.size:
         array = array.astype(np.int32)  # NumPy takes empty lists for floating-point numbers
     if not jnp.issubdtype(array.dtype, jnp.integer):

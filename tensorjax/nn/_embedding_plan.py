@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import math
+from itertools import pairwise
 
-from tensorjax.nn._embedding_few import Request
-from tensorjax.nn._lookup import Network, Tree, chain_flops, search, train
+from tensorjax.nn._embedding_chain import plan_chain
+from tensorjax.nn._embedding_rows import Request
+from tensorjax.nn._lookup import Network, is_train, search, train
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
 _FEW = 256
@@ -21,10 +23,11 @@ class LookupPlan:
         are. More distinct ids take more rounds.
       dense: whether rows are gathered from the whole matrix, made for the purpose.
       compiled: whether the rows of a TT-matrix are made by compiled code, on a CPU, once for each
-        distinct id: from slices of cores, if there is no table, or of two tables.
-      tables: for each table that is gathered from: the modes it holds, how many rows it has and
-        how many numbers each.
-      flops: multiplications and additions of one call, for one round.
+        distinct id, from slices of cores and of tables.
+      tables: for each table that rows are made from, products of cores if ``compiled``: the modes
+        it holds, how many rows it has and how many numbers each.
+      flops: multiplications and additions of one call, for one round; if ``compiled``, where
+        all ids are distinct.
       grad_flops: the same for forward + backward, with respect to all parameters. Where ids are
         looked up distinct, the backward pass makes the rows' products once more.
     """
@@ -77,59 +80,50 @@ def make_plan(
       rows: of the matrix, padding apart.
       compiled: whether `tensorjax._native` takes the arrays, if they are those of a train.
     """
-    wanted = default_capacity(count) if capacity is None and count >= _FEW else capacity
-    if wanted is not None:
-        wanted = min(wanted, rows + 2)  # a padding id and one out of range count too
-    if wanted is None or wanted >= count:
-        wanted = None
-    tree = search(network, wanted or max(count, 1))
-    if tree.root.table:
-        wanted = None
-    one_by_one = count * chain_flops(network)
-    if compiled and wanted is None and not tree.root.table and 0 < one_by_one <= tree.cost:
-        return LookupPlan(
-            count=count,
-            capacity=None,
-            dense=False,
-            compiled=True,
-            tables=(),
-            flops=one_by_one,
-            grad_flops=4 * one_by_one,
-            _request=Request(tree, network, features, None, compiled=True),
-        )
+    unlimited = capacity is None or capacity >= count
+    if compiled and unlimited and is_train(network) and network.order > 1:
+        return _chained(network, features, count, max(1, min(count, rows)))
+    wanted = capacity
+    if wanted is None:
+        wanted = count if count < _FEW else default_capacity(count)
+    wanted = min(wanted, rows + 2)  # a padding id and one out of range count too
+    distinct = wanted < count
+    made = wanted if distinct else max(count, 1)
+    tree = search(network, made)
+    distinct = distinct and not tree.root.table
     sizes, tables = network.sizes, []
     for node in tree.root.tables():
         held = math.prod(sizes[k] for k in node.modes)
         tables.append((node.modes, held, math.prod(sizes[a] for a in node.axes)))
-    halves = None
-    if compiled and capacity is None and wanted is not None:
-        halves = _halves(tree, network, features, wanted)
-    if halves is not None:
-        wanted = None
-    again = 0 if wanted is None else tree.flops - tree.table_flops
+    again = tree.flops - tree.table_flops if distinct else 0
     return LookupPlan(
         count=count,
-        capacity=wanted,
+        capacity=made if distinct else None,
         dense=tree.root.table,
-        compiled=halves is not None,
+        compiled=False,
         tables=tuple(tables),
         flops=tree.flops,
         grad_flops=3 * tree.flops + again,
-        _request=Request(tree, network, features, wanted, halves=halves),
+        _request=Request(network, features, made, distinct=distinct),
     )
 
 
-def _halves(tree: Tree, network: Network, features: int, count: int) -> Request | None:
-    """How to look up in two tables, if these are what the tree of a train gathers from."""
-    parts = tree.root.parts
-    if not chain_flops(network) or tree.root.table or not all(part.table for part in parts):
-        return None
-    sizes, shapes = network.sizes, []
-    (shared,) = {*parts[0].axes} & {*parts[1].axes}
-    r = sizes[shared]
-    for part, ends in zip(parts, ((1, r), (r, 1)), strict=True):
-        rows = math.prod(sizes[k] for k in part.modes)
-        columns = math.prod(sizes[a] for a in part.axes) // r
-        shapes.append((ends[0], rows, columns, ends[1]))
-    pair = train(shapes)
-    return Request(search(pair, count), pair, features, None, compiled=True)
+def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
+    """By compiled code, of so many distinct ids."""
+    chain = plan_chain(network.shapes, distinct)
+    tables = tuple(
+        (tuple(range(j, k)), m, r * n * s)
+        for (j, k), (r, m, n, s) in zip(pairwise(chain.cuts), chain.shapes, strict=True)
+        if k > j + 1
+    )
+    # The backward pass makes all products of a row but the last once more, and two of each.
+    return LookupPlan(
+        count=count,
+        capacity=None,
+        dense=False,
+        compiled=True,
+        tables=tables,
+        flops=chain.table_flops + chain.flops,
+        grad_flops=3 * chain.table_flops + 4 * chain.flops - chain.meeting,
+        _request=Request(train(chain.shapes), features, max(count, 1), cuts=chain.cuts),
+    )

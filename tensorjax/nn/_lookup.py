@@ -88,6 +88,11 @@ def train(shapes: Sequence[tuple[int, ...]]) -> Network:
     return Network(terms, tuple(shapes), gates)
 
 
+def is_train(network: Network) -> bool:
+    """Whether `train` made this network."""
+    return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
+
+
 def canonical(shapes: Sequence[tuple[int, ...]]) -> Network:
     """E[i, j] = Σ_a Π_k U_k[i_k, j_k, a], the factors of three axes each."""
     shared = bond(len(shapes))
@@ -184,39 +189,11 @@ class Tree:
       root: the whole product.
       flops: multiplications and additions.
       table_flops: those of the tables.
-      moved: numbers gathered or written to tables.
     """
 
     root: Node
     flops: int
     table_flops: int
-    moved: int
-
-    @property
-    def cost(self) -> int:
-        """What `search` makes least."""
-        return self.flops + _MOVE * self.moved
-
-
-def chain_flops(network: Network) -> int:
-    """Of a row of a train, multiplied from both ends to the best bond; 0 for other networks."""
-    if any(len(s) != 4 for s in network.shapes) or network != train(network.shapes):
-        return 0
-    ranks = [s[0] for s in network.shapes]
-    columns = network.columns
-    ends = [0] + [
-        2 * math.prod(columns[: k + 1]) * ranks[k] * network.shapes[k][3]
-        for k in range(1, network.order)
-    ]
-    starts = [
-        2 * math.prod(columns[k:]) * ranks[k] * network.shapes[k][3]
-        for k in range(network.order - 1)
-    ] + [0]
-    meeting = 2 * math.prod(columns)
-    return min(
-        (sum(ends[:k]) + sum(starts[k:]) + meeting * ranks[k] for k in range(1, network.order)),
-        default=0,
-    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -224,10 +201,7 @@ def search(network: Network, count: int) -> Tree:
     """The cheapest tree for so many ids; its root is a table if the dense matrix is cheapest."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
-    flops, moved = found.work(root)
-    if root.table:
-        moved += count * found.size(found.full)
-    return Tree(root, flops, sum(found.work(t)[0] for t in root.tables()), moved)
+    return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
 
 
 class _Search:
@@ -338,21 +312,13 @@ class _Search:
         operands = tuple(k for k in range(len(self.network.terms)) if mask >> k & 1)
         return Node(operands, *self.axes(mask), parts, is_table)
 
-    def work(self, node: Node) -> tuple[int, int]:
-        """Operations, and numbers moved, of a tree."""
+    def flops(self, node: Node) -> int:
+        """Operations of a tree."""
+        if not node.parts:
+            return 0
         rows = math.prod(self.sizes[k] for k in node.modes) if node.table else self.count
-        flops = moved = 0
-        if node.parts:
-            masks = [sum(1 << k for k in part.operands) for part in node.parts]
-            flops = self.product(masks[0], masks[1], rows)
-            if node.table:
-                moved = rows * self.size(sum(masks))
-        for part in node.parts:
-            inner = self.work(part)
-            flops, moved = flops + inner[0], moved + inner[1]
-            if part.table and not node.table and part.modes:
-                moved += self.count * math.prod(self.sizes[a] for a in part.axes)
-        return flops, moved
+        left, right = (sum(1 << k for k in part.operands) for part in node.parts)
+        return self.product(left, right, rows) + sum(map(self.flops, node.parts))
 
 
 def make_tables(

@@ -1,6 +1,7 @@
-"""Lookup without capacity: of few ids as they are, or of the distinct ones by compiled code."""
+"""Rows of ids as they are: by XLA from tables, or by compiled code from merged cores."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _native
+from tensorjax.nn._embedding_chain import merge
 from tensorjax.nn._lookup import (
     Network,
     Tree,
@@ -15,6 +17,7 @@ from tensorjax.nn._lookup import (
     in_place,
     make_tables,
     rows_of,
+    search,
     spared_gates,
 )
 
@@ -22,46 +25,43 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """What the compiled lookup depends on, the arrays apart. Hashable.
+    """What a lookup depends on, the arrays apart. Hashable.
 
     Attributes:
-      tree: of products.
-      network: that the tree is for.
+      network: of the layer's arrays, or of merged cores.
       features: columns that are kept.
-      capacity: distinct ids at a time; None looks all ids up as they are.
-      compiled: whether `tensorjax._native` does it, from the cores.
-      halves: how `tensorjax._native` does it from the two tables of the tree, as a train of two
-        cores; None where it does not.
+      count: rows that products are planned for.
+      distinct: whether so many distinct ids at a time get rows, in rounds; otherwise all ids do, as
+        they are.
+      cuts: of `tensorjax.nn._embedding_chain.Chain`, where `tensorjax._native` makes the rows of
+        merged cores; empty where XLA makes them of tables.
       dtype: of the rows and of all products but those with gates; None is that of the arrays.
     """
 
-    tree: Tree
     network: Network
     features: int
-    capacity: int | None
-    compiled: bool = False
-    halves: "Request | None" = None
+    count: int
+    distinct: bool = False
+    cuts: tuple[int, ...] = ()
     dtype: Any = None
+
+    @property
+    def tree(self) -> Tree:
+        """Of products by XLA."""
+        return search(self.network, self.count)
 
     @property
     def size(self) -> int:
         """Rows of the matrix; this number stands for an id whose row is zero, the next for NaN."""
-        size = 1
-        for n in self.network.rows:
-            size *= n
-        return size
+        return math.prod(self.network.rows)
 
 
-def few_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
+def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""
-    if request.halves is not None:
-        left, right = tables_of(request, operands, gates)
-        (_, m, x, r), (_, n, y, _) = request.halves.network.shapes
-        operands = [left.reshape(1, m, x, r), right.reshape(n, r, y, 1).swapaxes(0, 1)]
-        return few_rows(request.halves, operands, [jnp.ones(r, left.dtype)], ids)
-    if request.compiled:
-        return _rows(request, list(operands), list(gates), ids.astype(jnp.int32))
-    return _by_xla(request, operands, gates, ids)
+    if not request.cuts:
+        return _by_xla(request, operands, gates, ids)
+    cores, between = merge(request.cuts, operands, gates)
+    return _rows(request, cores, between, ids.astype(jnp.int32))
 
 
 def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
@@ -104,8 +104,8 @@ def marked_rows(
     return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])
 
 
-# Compiled code knows rows and their gradients. Both have derivatives too, by XLA's programs, for
-# products with Hessians and the like.
+# Compiled code knows rows and their gradients. Both have derivatives too, by XLA's programs of all
+# ids as they are, for products with Hessians and the like.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,5 +1,7 @@
-"""Few ids of a TT-matrix, looked up by compiled code, held beside XLA's programs and the table."""
+"""Rows of a TT-matrix by compiled code, held beside XLA's programs and the table."""
 
+import itertools
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import _native, nn
+from tensorjax.nn._embedding_chain import _cost, plan_chain
 from tensorjax.nn._lookup import in_place
 
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())
@@ -108,9 +111,82 @@ def test_the_plan_says_what_it_costs():
     layer = make(num_shape=(5, 10, 6), feature_shape=(2, 5, 3), order=None)
     plan = layer.plan(7)
     # The second core to the first, both to the third.
-    assert plan.flops == 7 * 2 * (2 * 4 * 5 * 4 + 10 * 4 * 3)
-    assert plan.grad_flops == 4 * plan.flops
+    side, meeting = 7 * 2 * 2 * 4 * 5 * 4, 7 * 2 * 10 * 4 * 3
+    assert plan.flops == side + meeting
+    assert plan.grad_flops == 4 * side + 3 * meeting
+    assert plan.tables == ()
     assert "by compiled code" in str(plan)
+    many = layer.plan(100_000)
+    ((modes, rows, size),) = many.tables
+    assert (modes, rows, size) == ((0, 1), 50, 10 * 4)
+    merging = 50 * 2 * 2 * 4 * 5 * 4
+    assert many.flops == merging + 300 * 2 * 10 * 4 * 3  # no more ids are distinct than there are
+    assert many.grad_flops == 3 * many.flops
+
+
+@pytest.mark.parametrize("count", [1, 30, 1000, 30_000])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1, 16, 4, 32), (32, 20, 4, 32), (32, 10, 8, 32), (32, 10, 6, 1)),
+        ((1, 10, 4, 16), *((16, 10, 2, 16),) * 4, (16, 10, 2, 1)),
+        ((1, 5, 2, 3), (3, 7, 3, 1)),
+    ],
+)
+def test_no_other_way_to_merge_cores_is_cheaper(shapes: Any, count: int):
+    order = len(shapes)
+    inner = (c for n in range(1, order) for c in itertools.combinations(range(1, order), n))
+    ways = {
+        (0, *cuts, order): sum(_cost(shapes[j:k], count) for j, k in pairwise((0, *cuts, order)))
+        for cuts in inner
+    }
+    chain = plan_chain(shapes, count)
+    assert ways[chain.cuts] == min(ways.values())
+    assert len(chain.shapes) == len(chain.cuts) - 1
+
+
+@built
+@pytest.mark.parametrize(("order", "count"), [(3, 20), (3, 256), (4, 256), (4, 600), (5, 5000)])
+def test_cores_are_merged_for_many_ids(order: int, count: int):
+    layer = make(3000, 40, rank=6, order=order, padding_idx=1)
+    plan = layer.plan(count)
+    assert plan.compiled
+    assert bool(plan.tables) == (count > 20)
+    ids = ids_of(3000, count)
+    cotangent = np.random.default_rng(2).standard_normal((count, 40))
+    found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
+    assert_same(found, rows_and_pull(layer, lambda x: x.table()[ids], cotangent))
+
+
+@pytest.mark.parametrize("empty", [(0,), (1,), (0, 1)])
+def test_bonds_of_rank_zero(empty: tuple[int, ...]):
+    layer = make()
+    for k in empty:
+        layer.cores[k].set_value(layer.cores[k][..., :0])
+        layer.gates[k].set_value(layer.gates[k][:0])
+        layer.cores[k + 1].set_value(layer.cores[k + 1][:0])
+    for count in (1, 300, 5000):
+        assert not layer.plan(count).compiled
+        assert not np.any(layer(np.zeros(count, int)))
+
+
+@built
+def test_compiled_code_refuses_operands_that_do_not_fit():
+    cores = [jnp.ones((1, 3, 2, 4)), jnp.ones((4, 5, 2, 1))]
+    gates, ids = [jnp.ones(4)], jnp.zeros(2, jnp.int32)
+    assert _native.look_up(cores, gates, ids, 4).shape == (2, 4)
+    for bad_cores, bad_gates, bad_ids, message in (
+        (cores, gates, ids.astype(jnp.int64), "int32"),
+        (cores, gates, ids + 17, "out of range: 17"),
+        (cores, gates, ids - 1, "out of range: -1"),
+        (cores, [jnp.ones(3)], ids, "gates"),
+        ([cores[0], cores[1].astype(jnp.float32)], gates, ids, "one type"),
+        ([c.astype(jnp.bfloat16) for c in cores], gates, ids, "float32 or float64"),
+        ([cores[0], jnp.ones((3, 5, 2, 1))], gates, ids, "fit together"),
+        ([cores[0], jnp.ones((4, 5, 2, 2))], gates, ids, "s = 1"),
+    ):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+            jax.block_until_ready(_native.look_up(bad_cores, bad_gates, bad_ids, 4))
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -184,8 +260,8 @@ def test_threads_change_nothing():
     ids = ids_of(4000, 200)
     assert layer.plan(200).compiled
     together = layer(ids)
-    for k in (0, 99, 199):
-        np.testing.assert_array_equal(together[k], layer(ids[k : k + 1])[0])
+    others = layer(np.concatenate([ids[::2], np.arange(100)]))  # shared out otherwise
+    np.testing.assert_array_equal(others[:100], together[::2])
     cotangent = np.random.default_rng(2).standard_normal((200, 512))
     found = rows_and_pull(layer, lambda x: x(jnp.asarray(ids)), cotangent)
     assert_same(found, rows_and_pull(layer, lambda x: x.table()[ids], cotangent), 1e-4)
@@ -202,7 +278,7 @@ def test_ids_are_sorted_by_counting_or_not(count: int):
 
 @built
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_many_ids_from_two_tables(dtype: Any):
+def test_many_ids_with_some_that_have_no_row(dtype: Any):
     shapes = {"num_shape": (6, 10, 7), "feature_shape": (4, 2, 5), "rank": (9, 6), "order": None}
     layer = make(415, 37, dtype, padding_idx=2, **shapes)
     ids = np.random.default_rng(3).integers(0, 40, 300) * 10
@@ -211,7 +287,7 @@ def test_many_ids_from_two_tables(dtype: Any):
     plan = layer.plan(300)
     assert plan.compiled
     assert plan.capacity is None
-    assert len(plan.tables) == 2
+    assert len(plan.tables) == 1
     assert not make(415, 37, dtype, capacity=64, **shapes).plan(300).compiled
     cotangent = np.random.default_rng(2).standard_normal((300, 37))
     cotangent[::50] = np.nan  # of ids without a row
