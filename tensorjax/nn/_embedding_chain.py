@@ -18,11 +18,14 @@ from tensorjax.nn._lookup import bond, column, gated, train
 
 _Shapes = tuple[tuple[int, ...], ...]
 
-# What forward + backward cost beside the operations of large products, in such operations: measured
-# on two cores of a Xeon, on 570 ways to look up in nine tables of order 3 to 6.
+# What forward + backward cost beside the operations of large products, in such operations: fitted to
+# times of lookups by all ways of merging, with tables of order 3 to 6, on two cores of a Xeon.
 _TABLE = 2**20  # a table, however small
 _WRITTEN = 128  # a number of a table
-_READ = 64  # a number of a slice, for each row; more than the operations that it goes into
+_READ = 48  # a number of a slice, for each row; more than the operations that it goes into
+_FAST = (
+    2**13
+)  # numbers of a slice that fits into the nearest cache; each beyond costs twice as much
 _STEP = 50_000  # a product of a side of the chain, for each row
 
 
@@ -67,10 +70,11 @@ def plan_chain(shapes: _Shapes, count: int) -> Chain:
 def _cost(shapes: _Shapes, count: int) -> int:
     """Of a merged core: to make it, and to read slices of it and multiply them for so many rows."""
     r, m, n, s = _merged_shape(shapes)
-    rows = count * (_READ * r * n * s + _STEP)
+    size = r * n * s
+    rows = count * (_READ * (size + max(0, size - _FAST)) + _STEP)
     if len(shapes) == 1:
         return rows
-    return rows + _TABLE + _WRITTEN * r * m * n * s + _merging_flops(shapes)
+    return rows + _TABLE + _WRITTEN * m * size + _merging_flops(shapes)
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:

@@ -26,8 +26,8 @@ class LookupPlan:
         distinct id, from slices of cores and of tables.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
         it holds, how many rows it has and how many numbers each.
-      flops: multiplications and additions of one call, for one round; if ``compiled``, where
-        all ids are distinct.
+      flops: multiplications and additions of one call, for one round; if ``compiled``, for as many
+        distinct ids as ``capacity`` is by default, of fewer than 256 too.
       grad_flops: the same for forward + backward, with respect to all parameters. Where ids are
         looked up distinct, the backward pass makes the rows' products once more.
     """
@@ -82,7 +82,8 @@ def make_plan(
     """
     unlimited = capacity is None or capacity >= count
     if compiled and unlimited and is_train(network) and network.order > 1:
-        return _chained(network, features, count, max(1, min(count, rows)))
+        distinct = min(count, default_capacity(count), rows)
+        return _chained(network, features, count, max(1, distinct))
     wanted = capacity
     if wanted is None:
         wanted = count if count < _FEW else default_capacity(count)
