@@ -18,8 +18,8 @@ from tensorjax.nn._lookup import bond, column, gated, train
 
 _Shapes = tuple[tuple[int, ...], ...]
 
-# What forward + backward cost beside the operations of large products, in such operations: fitted to
-# times of lookups by all ways of merging, with tables of order 3 to 6, on two cores of a Xeon.
+# What forward + backward cost beside the operations of large products, in such operations: fitted
+# to times of lookups by all ways of merging, tables of order 3 to 6, on two cores of a Xeon.
 _TABLE = 2**20  # a table, however small
 _WRITTEN = 128  # a number of a table
 _READ = 48  # a number of a slice, for each row; more than the operations that it goes into
