@@ -495,10 +495,11 @@ def test_single_words_tell_order_and_no_more(standin: PairTask) -> None:
 
 
 @pytest.mark.slow
-def test_single_words_tell_order_and_no_more_on_the_whole_library() -> None:
+def test_single_words_tell_order_and_no_more_on_the_whole_library(standin: PairTask) -> None:
     task = pairs.load()
     check_pairs(task)
-    assert len(task.train.labels) > 20_000
+    # Some systems leave packages of the library out, its tests for one.
+    assert len(task.train.labels) > 3 * len(standin.train.labels)
     assert 0.5 < pairs.bag_of_words(task) < 0.6
 
 

@@ -134,6 +134,11 @@ def parse(text: bytes, path: Path) -> Index:
 
 def replace(path: Path, content: bytes) -> None:
     """Puts a file in the place of another, so that a crash leaves one or the other."""
+    rename(prepare(path, content), path)
+
+
+def prepare(path: Path, content: bytes) -> Path:
+    """Writes what is to replace a file, durably, under the name that it returns."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -143,7 +148,7 @@ def replace(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    rename(temporary, path)
+    return temporary
 
 
 def rename(before: Path, after: Path) -> None:

@@ -61,6 +61,10 @@ class Op:
         self.started, self.queued, self.begun = False, 0.0, 0.0
 
 
+def _nothing(_: object) -> None:
+    pass
+
+
 class Request:
     """One run of tensors to move, and what waits for it; the queue's lock guards it.
 
@@ -71,12 +75,12 @@ class Request:
         ops: Its transfers; of writes they come one by one.
         leaders: Those it had to wait for.
         followers: Those that wait for it.
-        finish: Called with each transfer that went well, outside the lock, in the thread that
-            moved it: checks what was read.
+        check: Called with each transfer that went well, outside the lock, in the thread that
+            moved it: raises where what was read is not what was written.
         resolve: Called once, outside the lock, when all is done or has failed.
     """
 
-    __slots__ = ("batch", "complete", "deadline", "error", "finish", "followers", "held", "leaders",
+    __slots__ = ("batch", "check", "complete", "deadline", "error", "followers", "held", "leaders",
                  "left", "ops", "resolve", "run", "sealed", "slots", "waits", "write")  # fmt: skip
 
     def __init__(
@@ -86,11 +90,11 @@ class Request:
         *,
         write: bool,
         deadline: float,
-        finish: Callable[[Op], None],
         resolve: Callable[["Request"], None],
+        check: Callable[[Op], None] = _nothing,
     ):
         self.run, self.slots, self.write, self.deadline = run, slots, write, deadline
-        self.finish, self.resolve = finish, resolve
+        self.check, self.resolve = check, resolve
         self.ops: list[Op] = []
         self.held: list[Op] = []
         self.followers: list[Request] = []
@@ -99,10 +103,6 @@ class Request:
         self.waits = self.left = 0
         self.sealed = self.complete = False
         self.error: BaseException | None = None
-
-
-def _nothing(_: object) -> None:
-    pass
 
 
 class Buffer:
@@ -297,7 +297,7 @@ class Queue:
         request, ended = op.request, time.perf_counter()
         if error is None:
             try:
-                request.finish(op)
+                request.check(op)
             except Exception as failure:
                 error = failure
         with self.lock:
@@ -325,7 +325,7 @@ class Queue:
             with self.lock:
                 self._leave(request)
                 # The circles of references end here, and arrays with them.
-                request.ops, request.resolve, request.finish = [], _nothing, _nothing
+                request.ops, request.resolve, request.check = [], _nothing, _nothing
                 followers, request.followers, request.leaders = request.followers, [], []
                 for follower in followers:
                     self._unblock(follower)

@@ -335,25 +335,31 @@ class TensorStore:
         meta, began = _index.plain("meta", meta), time.perf_counter()
         with self._mutex, self._writer.paused():
             self._check_open()
-            self._queue.drain_writes()
-            failed = {n: t.newest.error for n, t in self._tensors.items() if t.newest is not None}
-            failed = {name: error for name, error in failed.items() if error is not None}
-            if failed:
-                raise StoreError(
-                    f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
-                    f"commit {self._index.commit} stays in place; write them again"
-                ) from next(iter(failed.values()))
-            self._backend.sync()
             index = replace(
                 self._index,
                 contents={n: t.newest for n, t in self._tensors.items() if t.newest is not None},
                 commit=self._index.commit + 1,
                 meta=meta,
             )
-            if barrier is None or self._backend.volatile:
-                self._save(index)
-            else:
-                _index.replace(self._paths.prepared, _index.dump(index))
+            # The index is written while the last transfers end: all checksums are known.
+            fresh = None
+            if not self._backend.volatile:
+                fresh = _index.prepare(self._paths.index, _index.dump(index))
+            self._queue.drain_writes()
+            failed = {n: t.newest.error for n, t in self._tensors.items() if t.newest is not None}
+            failed = {name: error for name, error in failed.items() if error is not None}
+            if failed:
+                if fresh is not None:
+                    fresh.unlink()
+                raise StoreError(
+                    f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
+                    f"commit {self._index.commit} stays in place; write them again"
+                ) from next(iter(failed.values()))
+            self._backend.sync()
+            if fresh is not None and barrier is None:
+                _index.rename(fresh, self._paths.index)
+            elif fresh is not None and barrier is not None:
+                _index.rename(fresh, self._paths.prepared)
                 try:
                     barrier()  # from here on every process can go on to the new state
                     _index.rename(self._paths.prepared, self._paths.index)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax.offload import _extents
-from tensorjax.offload._checksums import digest
+from tensorjax.offload._checksums import copy, digest
 from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
 from tensorjax.offload._extents import Extent, Run
 from tensorjax.offload._index import Content
@@ -95,13 +95,6 @@ class Writer:
         found = _extents.runs(((t.extent, t.free) for t in tensors.values()), block)
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
-        def finish(op: Op) -> None:
-            assert op.memory is not None
-            for piece in op.pieces:
-                at = piece.position - op.position
-                part = op.memory[at : at + piece.stop - piece.start]
-                contents[piece.extent.name].sums[piece.number] = digest(part)
-
         def resolve(request: Request) -> None:
             error = _named(request)
             if error is not None:
@@ -115,7 +108,6 @@ class Writer:
                 [tensors[e.name].slots[contents[e.name].slot] for e in run.members],
                 write=True,
                 deadline=deadline,
-                finish=finish,
                 resolve=resolve,
             )
             for run in found
@@ -127,7 +119,7 @@ class Writer:
                 tensor.newest = contents[name]
         for i, request in enumerate(requests):
             try:
-                self._fill(request, arrays)
+                self._fill(request, arrays, contents)
             except BaseException as error:
                 for rest in requests[i:]:
                     rest.error = rest.error or error
@@ -142,14 +134,18 @@ class Writer:
         if complete:
             self.queue.finish(request)
 
-    def _fill(self, request: Request, arrays: dict[str, np.ndarray]) -> None:
+    def _fill(
+        self, request: Request, arrays: dict[str, np.ndarray], contents: dict[str, Content]
+    ) -> None:
         for position, size, pieces in _extents.transfers(request.run, self._block):
             start, memory = self.queue.stage(size)
             try:
                 for piece in pieces:
                     at = piece.position - position
                     end = at + piece.stop - piece.start
-                    memory[at:end] = arrays[piece.extent.name][piece.start : piece.stop]
+                    name = piece.extent.name
+                    source = arrays[name][piece.start : piece.stop]
+                    contents[name].sums[piece.number] = copy(source, memory[at:end])
                     if end % _extents.ALIGN:
                         memory[end : _extents.padded(end)] = 0
             except BaseException:
@@ -207,7 +203,7 @@ class Reader:
         slots = {t.extent.name: t.slots[contents[t.extent.name].slot] for t in tensors}
         batch = ReadBatch([])
 
-        def finish(op: Op) -> None:
+        def check(op: Op) -> None:
             for piece in op.pieces:
                 _verify(op, piece, contents[piece.extent.name])
 
@@ -233,7 +229,7 @@ class Reader:
                 [slots[extent.name] for extent in run.members],
                 write=False,
                 deadline=deadline,
-                finish=finish,
+                check=check,
                 resolve=lambda request: countdown.down(_named(request)),
             )
             request.ops = [
