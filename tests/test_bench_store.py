@@ -64,7 +64,8 @@ def test_verdicts_take_the_best_of_each() -> None:
 def test_compute_is_timed_alone_and_beside(tmp_path: Path) -> None:
     config = bench.Config(repeats=1, seconds=0.1, total=4 << 20, sizes=(4096,))
     rows = bench.compute(tmp_path, config)
-    assert {row["compute"] for row in rows} == {"one core", "all cores"}
+    assert {row["compute"] for row in rows} == {"one core", "one core, Python", "all cores"}
+    assert {"threads", "buffered", bench.BARE} <= {row["backend"] for row in rows}
     assert all(0 < row["kept"] < 10 and row["I/O MiB/s"] > 0 for row in rows)
     assert [v["reached"] for v in bench.kept([{**rows[0], "kept": 0.5}])] == ["no"]
 

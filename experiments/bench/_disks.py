@@ -222,16 +222,24 @@ def _buffered(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
 
 
 @contextmanager
+def directly(folder: Path, size: int) -> Iterator[int]:
+    """Descriptor of a preallocated file that is open past the page cache."""
+    descriptor = os.open(folder / "direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def _direct(folder: Path, arrays: list[np.ndarray], *, threads: int) -> Iterator[Any]:
     """O_DIRECT from one queue: no checksums, no copies, no index; at most 1 MiB a transfer."""
     size, total = arrays[0].nbytes, sum(a.nbytes for a in arrays)
     block = min(size, MIB)
-    path = folder / "direct"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
-    os.posix_fallocate(descriptor, 0, total)
     memory = memoryview(mmap.mmap(-1, min(total, 64 * MIB)))
 
-    def move(call: Callable[..., int]) -> None:
+    def move(call: Callable[..., int], descriptor: int) -> None:
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for offset in range(0, total, block):
             todo.put(offset)
@@ -255,14 +263,13 @@ def _direct(folder: Path, arrays: list[np.ndarray], *, threads: int) -> Iterator
         for thread in pool:
             thread.join()
 
-    def write() -> None:
-        move(os.pwritev)
-        os.fdatasync(descriptor)
+    with directly(folder, total) as descriptor:
 
-    try:
-        yield write, lambda: move(os.preadv)
-    finally:
-        os.close(descriptor)
+        def write() -> None:
+            move(os.pwritev, descriptor)
+            os.fdatasync(descriptor)
+
+        yield write, lambda: move(os.preadv, descriptor)
 
 
 WAYS: tuple[Way, ...] = (
@@ -318,4 +325,4 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-__all__ = ["WAYS", "Way", "available", "drop", "emptied", "fio", "tensors"]
+__all__ = ["WAYS", "Way", "available", "directly", "drop", "emptied", "fio", "tensors"]

@@ -9,13 +9,16 @@ a slow minute of a shared disk hits all; medians are reported.
 """
 
 import gc
+import mmap
+import os
 import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +35,7 @@ Group = Literal["blocks", "compute"]
 FIO = (("libaio", 8), ("libaio", 32), ("io_uring", 8), ("io_uring", 32))
 # Goals: over the single queue at 1 MiB and below, over fio's best at every size, compute kept.
 BESIDE_QUEUE, BESIDE_FIO, KEPT = 1.3, 0.9, 0.85
+BARE = "bare O_DIRECT"
 POLICY = (
     "writes end with fsync or fdatasync; before every read all files are synced and dropped from "
     "the page cache by posix_fadvise(DONTNEED); O_DIRECT and fio --direct=1 never use it"
@@ -231,20 +235,26 @@ def _best(
 
 
 def compute(folder: Path, config: Config) -> list[dict[str, Any]]:
-    """How much of a computation's speed is left while the store reads and writes."""
+    """How much of a computation's speed is left beside the store, and beside bare transfers."""
     rows = []
     names = [name for name in ("io_uring", "threads", "buffered") if name in backends()]
-    for label, step in (("one core", _one_core()), ("all cores", _all_cores())):
-        beside: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    computations = {
+        "one core": _one_core(),
+        "one core, Python": _interpreted(),
+        "all cores": _all_cores(),
+    }
+    for label, step in computations.items():
+        beside: dict[str, list[tuple[float, float]]] = {name: [] for name in [*names, BARE]}
         for _ in range(config.repeats):
-            for name in names:
+            for name, found in beside.items():
                 alone = _speed(step, config.seconds)
-                place = _disks.emptied(folder / name)
-                with _traffic(place, name, config) as moved:
+                place = _disks.emptied(folder / "traffic")
+                traffic = _bare if name == BARE else partial(_traffic, name)
+                with traffic(place, config) as moved:
                     before = moved()
                     # Over the seconds just before: the machine may be another one later.
                     ratio = _speed(step, config.seconds) / alone
-                    beside[name].append((ratio, (moved() - before) / config.seconds))
+                    found.append((ratio, (moved() - before) / config.seconds))
         for name, found in beside.items():
             rows.append(
                 {
@@ -260,11 +270,19 @@ def compute(folder: Path, config: Config) -> list[dict[str, Any]]:
 
 
 def _one_core() -> Callable[[], object]:
+    # Milliseconds a call, within the cache, and as in training without the interpreter.
+    program = jax.jit(lambda x: jax.lax.fori_loop(0, 500, lambda _, y: jnp.exp(-y), x))
+    x = jnp.ones(8192, jnp.float32)
+    program(x).block_until_ready()
+    return lambda: program(x).block_until_ready()
+
+
+def _interpreted() -> Callable[[], object]:
     x = np.random.default_rng(0).random(1 << 16).astype(np.float32)
     out = np.empty_like(x)
 
     def step() -> None:
-        for _ in range(20):  # without BLAS: one thread, and the interpreter's lock is free
+        for _ in range(20):  # microseconds a call, each of which takes the interpreter's lock again
             np.exp(x, out=out)
 
     return step
@@ -286,11 +304,10 @@ def _speed(step: Callable[[], object], seconds: float) -> float:
 
 
 @contextmanager
-def _traffic(folder: Path, backend: str, config: Config) -> Iterator[Callable[[], int]]:
+def _traffic(backend: str, folder: Path, config: Config) -> Iterator[Callable[[], int]]:
     """Writes and reads tensors, in equal parts and as fast as it goes, in a thread of its own."""
     size = min(4 * MIB, config.total // 8)
     arrays = {str(i): np.full(size // 4, i, np.float32) for i in range(8)}
-    stop = threading.Event()
     with ExitStack() as stack:
         if backend == "buffered":
             import warnings
@@ -303,32 +320,65 @@ def _traffic(folder: Path, backend: str, config: Config) -> Iterator[Callable[[]
         store.reserve(arrays)
         store.write_many(arrays).result()
         store.commit()
-        failures: list[BaseException] = []
 
         def work() -> None:
-            try:
-                while not stop.is_set():
-                    done = [store.write(name, array) for name, array in arrays.items()]
-                    for future in [store.read(name) for name in arrays]:
-                        future.result().release()
-                    for future in done:
-                        future.result()
-            except BaseException as error:
-                failures.append(error)
+            done = [store.write(name, array) for name, array in arrays.items()]
+            for future in [store.read(name) for name in arrays]:
+                future.result().release()
+            for future in done:
+                future.result()
 
         def moved() -> int:
             found = store.statistics()
             return found.reads.bytes + found.writes.bytes
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with _again_and_again([work]):
             yield moved
-        finally:
-            stop.set()
+
+
+@contextmanager
+def _bare(folder: Path, config: Config) -> Iterator[Callable[[], int]]:
+    """The same bytes by O_DIRECT, half written and half read: not copied, not hashed, no index."""
+    block = min(MIB, config.total // 8)
+    memory, moved = memoryview(mmap.mmap(-1, 8 * block)), [0] * 8
+    with _disks.directly(folder, 64 * block) as descriptor:
+        for at in range(0, 64 * block, 8 * block):
+            os.pwritev(descriptor, [memory], at)  # blocks that were never written are slower
+
+        def work(number: int) -> None:
+            call = os.pwritev if number % 2 else os.preadv
+            part = memory[number * block : (number + 1) * block]
+            for turn in range(8):
+                moved[number] += call(descriptor, [part], (8 * turn + number) * block)
+
+        with _again_and_again([partial(work, number) for number in range(8)]):
+            yield lambda: sum(moved)
+
+
+@contextmanager
+def _again_and_again(works: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Each in a thread of its own, until the end."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def loop(work: Callable[[], None]) -> None:
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=loop, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
             thread.join()
-        if failures:
-            raise failures[0]
+    if failures:
+        raise failures[0]
 
 
 def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -354,7 +404,7 @@ BLOCKS = (
     "are of all threads. numpy, tensorstore and orbax move at most 64 tensors"
 )
 COMPUTE = (
-    "Speed of a computation beside the store's reads and writes (half each), over the turn before "
-    "that was alone: median, least and most"
+    "Speed of a computation beside the store's reads and writes (half each), and beside bare ones "
+    "of 8 threads, over the turn before that was alone: median, least and most"
 )
 RATIOS = "Our fastest way over the others, and the compute kept, beside the goals"
