@@ -75,8 +75,8 @@ def make(home: SlowHome, done: dict[str, threading.Event], order: list[str]) -> 
 
     return Updater(
         groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None, start=0,
-        updated=updated, written=lambda name, version: None, failed=lambda error: None,
-        trace=Trace(),
+        due=lambda name, version: float(version), updated=updated,
+        written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
 
 

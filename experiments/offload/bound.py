@@ -1,4 +1,4 @@
-"""What the parts of a step take, each alone; of several tries the fastest, as a bound should be."""
+"""What the parts of a step take, each alone: all tries, of which the medians count."""
 
 import threading
 import time
@@ -12,11 +12,23 @@ from experiments.offload.variants import Setting
 from tensorjax import offload
 
 
-def moving(setting: Setting, repeats: int) -> dict[str, float]:
+Tries = dict[str, list[float]]
+
+
+def parts(setting: Setting, repeats: int) -> Tries:
+    """Seconds of reads, writes, updates, and of what the first layer needs; of every try."""
+    moved, updated = moving(setting, repeats), updating(setting, repeats)
+    first = [sum(pair) for pair in zip(moved["first"], updated["first"], strict=True)]
+    return {"read": moved["read"], "write": moved["write"], "update": updated["update"],
+            "first": first}  # fmt: skip
+
+
+def moving(setting: Setting, repeats: int) -> Tries:
     """Seconds of a step's reads, of its writes while these go on, and of the first layer's share.
 
-    Parameters are read twice and once more with the state, as a step from disk does; parameters
-    and state are written once. Both go through one store, at once, and nothing else is done.
+    Parameters are read for the forward pass, and with the state for the backward pass and the
+    update, which share them: no exact step from disk can do with less. Parameters and state are
+    written once. Both go through one store, at once, and nothing else is done.
     """
     specs = offload.tensors(setting.params(), setting.optimizer())
     with setting.store("auto") as store:
@@ -41,14 +53,10 @@ def moving(setting: Setting, repeats: int) -> dict[str, float]:
             start = time.perf_counter()
             _wait([store.read_many(first)])
             alone.append(time.perf_counter() - start)
-    return {
-        "read": min(reads),
-        "write": min(writes),
-        "first": min(alone),
-    }
+    return {"read": reads, "write": writes, "first": alone}
 
 
-def updating(setting: Setting, repeats: int) -> dict[str, float]:
+def updating(setting: Setting, repeats: int) -> Tries:
     """Seconds of the optimiser for all groups, from memory, and for the first layer's groups."""
     layers = setting.layers()
     gradients = setting.emulated(0.0)
@@ -63,10 +71,10 @@ def updating(setting: Setting, repeats: int) -> dict[str, float]:
     whole = [sum(s.seconds for s in spans if s.step == k) for k in steps]
     first = [sum(s.seconds for s in spans if s.step == k and s.name in layers[0].uses)
              for k in steps]  # fmt: skip
-    return {"update": min(whole), "first": min(first)}
+    return {"update": whole, "first": first}
 
 
-def computing(setting: Setting, engine: offload.Engine, repeats: int) -> float:
+def computing(setting: Setting, engine: offload.Engine, repeats: int) -> list[float]:
     """Seconds of the forward and backward pass in memory, without updates beside it."""
     layers, data = setting.layers(), setting.data()
     params = {n: jax.block_until_ready(draw()) for n, draw in setting.params().items()}
@@ -86,7 +94,7 @@ def computing(setting: Setting, engine: offload.Engine, repeats: int) -> float:
             engine.wait((dy, sums))
 
     step()
-    return min(_seconds(step) for _ in range(repeats))
+    return [_seconds(step) for _ in range(repeats)]
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -101,7 +109,7 @@ def _timed(found: dict[str, float], name: str, work: Callable[..., Any], *argume
 
 def _read(store: Any, specs: dict[str, Any]) -> None:
     params = [name for name in specs if name.split("/")[1] == "params"]
-    together = [*_by_group(params), *_by_group(params), *_by_group(specs)]
+    together = [*_by_group(params), *_by_group(specs)]
     _wait([store.read_many(names) for names in together])
 
 

@@ -12,8 +12,9 @@ pass, O_DIRECT with a deep queue).
 """
 
 import shutil
+import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from experiments.offload.variants import (
 )
 from tensorjax import offload
 from tensorjax.models import gpt2
+from tensorjax.offload import Times
 
 MIB = 2**20
+TRIES = 5  # of every part of a step, before all ways and again after them
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 12, "heads": 8, "features": 256, "vocabulary": 4096, "length": 64},
     "mini": {"layers": 10, "heads": 8, "features": 512, "vocabulary": 8192},
@@ -64,7 +67,7 @@ class Config:
     real: bool = True
     """Also compute the layers here."""
     staging: int = 0
-    """MiB of staging memory; 0 takes ten times the largest group of parameters, and 64."""
+    """MiB of staging memory; 0 takes 16 times the largest group of parameters, and 64."""
     folder: str = ""
     """Where stores are made: a disk, not memory; the system's folder for such if empty."""
     return_memory: bool = True
@@ -97,20 +100,20 @@ def run(config: Config, run: Run) -> None:
     memory: list[dict[str, Any]] = []
     try:
         for name in config.sizes:
-            found, times = one_size(setting(config, name, folder), config, run)
+            found, taken = one_size(setting(config, name, folder), config, run)
             memory += [row.pop("memory") for row in found]
             rows += found
-            parts.append(times)
+            parts += taken
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    run.table("parts", parts, key=["size"], caption="Seconds of the parts of a step, each alone; "
-              "reads and writes go on at once")  # fmt: skip
+    run.table("parts", parts, key=["size", "of the tries"], caption="Seconds of the parts of a step, "
+              "each alone; reads and writes go on at once")  # fmt: skip
     run.table(
         "steps",
         rows,
         key=["size", "device", "way"],
-        caption="Seconds per step; share of the bound P*; speed over updating after the backward "
-        "pass from the same store; MiB",
+        caption="Seconds per step; share of the bound P*, by the medians of the parts and by the "
+        "fastest; speed over updating after the backward pass from the same store; MiB",
     )
     run.table(
         "memory",
@@ -137,50 +140,42 @@ def setting(config: Config, name: str, folder: Path) -> Setting:
     model = gpt2.GPT2Config(**{**SIZES[name], "dropout": 0.0})
     made = Setting(name, model, config.batch, min(config.length, model.length), folder, 0)
     largest = max(made.sizes().values())
-    staging = config.staging * MIB or 10 * largest + 64 * MIB
+    staging = config.staging * MIB or 16 * largest + 64 * MIB
     return Setting(name, model, config.batch, made.length, folder, staging)
 
 
 def one_size(
     setting: Setting, config: Config, run: Run
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows of all ways, and the row of the parts."""
-    moved, updated = bound.moving(setting, 5), bound.updating(setting, 5)
-    parts = {"size": setting.name, "numbers": setting.model.numbers, "read": moved["read"],
-             "write": moved["write"], "update": updated["update"],
-             "first": moved["first"] + updated["first"]}  # fmt: skip
-    slowest = max(moved["read"], moved["write"], updated["update"])
-    rows: list[dict[str, Any]] = []
-    devices: list[tuple[str, offload.Engine, float]] = [
-        (f"emulated × {share:g}", setting.emulated(share * slowest), share * slowest)
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of all ways, and of the parts: taken before and after them, for disks change."""
+    tries = bound.parts(setting, TRIES)
+    slowest = max(statistics.median(tries[name]) for name in ("read", "write", "update"))
+    devices: list[tuple[str, offload.Engine, list[float]]] = [
+        (f"emulated × {share:g}", setting.emulated(share * slowest), [share * slowest])
         for share in config.compute
     ]
     if config.real:
         engine = offload.Engine()
-        devices.append(("these cores", engine, bound.computing(setting, engine, 5)))
-        parts["compute"] = devices[-1][2]
-    for label, engine, compute in devices:
-        times = offload.Times(
-            compute=compute,
-            read=moved["read"],
-            write=moved["write"],
-            update=updated["update"],
-            first=parts["first"],
-            layer=compute / len(setting.layers()),
-        )
-        rows += compare(setting, config, run, label, engine, times)
+        devices.append(("these cores", engine, bound.computing(setting, engine, TRIES)))
+    best = {label: compare(setting, config, run, label, engine) for label, engine, _ in devices}
+    for name, later in bound.parts(setting, TRIES).items():
+        tries[name] += later
+    rows: list[dict[str, Any]] = []
+    for label, _, compute in devices:
+        rows += described(setting, label, {**tries, "compute": compute}, best[label])
+    every = {**tries, "compute": devices[-1][2]} if config.real else tries
+    parts = [
+        {"size": setting.name, "numbers": setting.model.numbers, "of the tries": kind.__name__,
+         **{name: kind(seconds) for name, seconds in every.items()}}
+        for kind in (statistics.median, min)
+    ]  # fmt: skip
     return rows, parts
 
 
 def compare(
-    setting: Setting,
-    config: Config,
-    run: Run,
-    label: str,
-    engine: offload.Engine,
-    times: offload.Times,
-) -> list[dict[str, Any]]:
-    """Rows of all ways on one device."""
+    setting: Setting, config: Config, run: Run, label: str, engine: offload.Engine
+) -> dict[str, dict[str, Any]]:
+    """What was found of all ways on one device, by their names."""
     best: dict[str, dict[str, Any]] = {}
     turns = [variant for _ in range(config.rounds) for variant in VARIANTS]
     for variant in run.progress(turns, f"{setting.name}, {label}"):
@@ -190,13 +185,21 @@ def compare(
         best[variant.name] = found
         if variant.name in (OURS, BASELINE):
             keep(run, trace, setting.name, label, variant)
-    return list(described(setting, label, times, best))
+    return best
+
+
+def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], float]) -> Times:
+    """The parts of a step, from all tries."""
+    found = {name: kind(seconds) for name, seconds in tries.items()}
+    return Times(**found, layer=found["compute"] / len(setting.layers()))
 
 
 def described(
-    setting: Setting, label: str, times: offload.Times, best: dict[str, dict[str, Any]]
+    setting: Setting, label: str, tries: bound.Tries, best: dict[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Rows of a table."""
+    usual = times(setting, tries, statistics.median).bound
+    least = times(setting, tries, min).bound
     for name, found in best.items():
         seconds = found["seconds"]
         yield {
@@ -205,8 +208,9 @@ def described(
             "way": name,
             "seconds": seconds,
             "tokens/s": setting.batch * setting.length / seconds,
-            "P*": times.bound,
-            "of P*": times.bound / seconds,
+            "P*": usual,
+            "of P*": usual / seconds,
+            "of least P*": least / seconds,
             "speed": best[BASELINE]["seconds"] / seconds,
             "read": found["read"] / MIB,
             "written": found["written"] / MIB,

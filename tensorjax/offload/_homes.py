@@ -4,6 +4,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -21,7 +22,7 @@ class Reading(Protocol):
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls back once `arrays` would return at once, or raise; from any thread."""
+        """Calls back when `arrays` would return at once, or raise; from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
@@ -77,8 +78,23 @@ class HostHome:
         """Nothing to wait for."""
 
 
+@dataclass(eq=False)
+class _Share:
+    """A bundle on its way from the store or in staging memory, and how many use it."""
+
+    bundle: Bundle
+    future: Any
+    users: int = 1
+
+    def failed(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
+
+
 class StoreHome:
     """Arrays in a `TensorStore`.
+
+    A bundle that somebody is reading, or still holds, is not read from the disk again: the backward
+    pass and the update of a layer share its parameters.
 
     Args:
       store: the store; names of tensors are reserved already.
@@ -88,15 +104,29 @@ class StoreHome:
     def __init__(self, store: Any, trace: Trace) -> None:
         self._store, self._trace = store, trace
         self._writes: list[Any] = []
+        self._shares: dict[str, _Share] = {}
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Asks the store for all tensors of the bundles, together."""
-        names = [name for bundle in bundles for name in bundle.specs]
-        start = time.perf_counter()
-        future = self._store.read_many(names, deadline=deadline)
-        self._follow(future, "read", bundles[0].name, start, step)
-        return _Leased(bundles, future)
+        """Asks the store for all tensors of the bundles, together; not for what is there already."""
+        with self._lock:
+            held = {name: share for name, share in self._shares.items() if not share.failed()}
+            missing = [bundle for bundle in bundles if bundle.name not in held]
+            if missing:
+                start = time.perf_counter()
+                names = [name for bundle in missing for name in bundle.specs]
+                future = self._store.read_many(names, deadline=deadline)
+                self._shares |= {bundle.name: _Share(bundle, future) for bundle in missing}
+            joined = [held[bundle.name] for bundle in bundles if bundle.name in held]
+            for share in joined:
+                share.users += 1
+            shares = [self._shares[bundle.name] for bundle in bundles]
+        if missing:
+            self._follow(future, "read", missing[0].name, start, step)
+        for share in joined:
+            if not share.future.done():
+                self._store.hasten(share.bundle.specs, deadline=deadline)
+        return _Leased(shares, self._let_go)
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
@@ -109,8 +139,21 @@ class StoreHome:
         future = self._store.write_many(tensors, deadline=deadline)
         self._follow(future, "write", parts[0][0].name, start, step)
         with self._lock:
+            for bundle, _ in parts:
+                self._shares.pop(bundle.name, None)  # what is there is not the newest any more
             self._writes = [w for w in self._writes if not _done(w)] + [future]
         return [arrays for _, arrays in parts]
+
+    def _let_go(self, share: _Share) -> None:
+        """One user less; the last one gives the memory back."""
+        with self._lock:
+            share.users -= 1
+            if share.users:
+                return
+            if self._shares.get(share.bundle.name) is share:
+                del self._shares[share.bundle.name]
+        # Does not wait: what is not there yet may wait for memory that others still have.
+        share.future.add_done_callback(lambda read: _release(read, share.bundle))
 
     def settle(self) -> None:
         """Waits for all writes, and raises the first error of one."""
@@ -143,28 +186,33 @@ class _Held:
 
 
 class _Leased:
-    def __init__(self, bundles: Sequence[Bundle], future: Any) -> None:
-        self._bundles, self._future = bundles, future
+    def __init__(self, shares: Sequence[_Share], let_go: Callable[[_Share], None]) -> None:
+        self._shares, self._let_go = shares, let_go
 
     def ready(self) -> bool:
-        return self._future.done()
+        return all(share.future.done() for share in self._shares)
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        self._future.add_done_callback(lambda _: call())
+        for future in {id(share.future): share.future for share in self._shares}.values():
+            future.add_done_callback(lambda _: call() if self.ready() else None)
 
     def arrays(self) -> list[list[Any]]:
-        leases = self._future.result()
-        return [bundle.arrays({n: leases[n].array for n in bundle.specs})
-                for bundle in self._bundles]  # fmt: skip
+        found = []
+        for bundle, leases in [(share.bundle, share.future.result()) for share in self._shares]:
+            found.append(bundle.arrays({n: leases[n].array for n in bundle.specs}))
+        return found
 
     def release(self) -> None:
-        # Does not wait: what is not there yet may wait for memory that others still have.
-        self._future.add_done_callback(_let_go)
+        shares, self._shares = self._shares, []
+        for share in shares:
+            self._let_go(share)
 
 
-def _let_go(read: Any) -> None:
+def _release(read: Any, bundle: Bundle) -> None:
+    """Gives back the memory of one of the bundles that were read together."""
     if read.exception() is None:
-        read.result().release()
+        for name in bundle.specs:
+            read.result()[name].release()
 
 
 def _done(write: Any) -> bool:

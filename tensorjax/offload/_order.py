@@ -30,6 +30,7 @@ class Order:
         self.stale = schedule == "one_step_stale"
         self.gated = not self.stale and (clip or schedule != "overlap")
         self._first = {g: n for n, uses in reversed(list(enumerate(self.forward))) for g in uses}
+        self._last = {g: n for n, uses in enumerate(self.uses) for g in uses}
         backward = [g for uses in reversed(self.forward) for g in uses]
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
@@ -43,9 +44,19 @@ class Order:
 
     def deadline(self, group: str, version: int) -> float:
         """Position at which the parameters of a version are needed first."""
-        step = version + 1 if self.stale else version
-        return float(self.start(step) + self._first[group])
+        return float(self.start(self._step(version)) + self._first[group])
+
+    def due(self, group: str, version: int) -> float:
+        """Position by which a version should be in its home, though nobody waits for it there.
+
+        That of the last use. Whoever needs it earlier asks for it, and is served in time.
+        """
+        return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
         """Versions and deadlines of all groups, in the order in which their gradients come."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
+
+    def _step(self, version: int) -> int:
+        """The step that computes with a version."""
+        return version + 1 if self.stale else version

@@ -172,7 +172,7 @@ class Queue:
                 other.followers.append(request)
                 request.leaders.append(other)
                 request.waits += 1
-                self._hasten(other, request.deadline)
+                self.hasten(other, request.deadline)
                 if request.write and not other.write and other.batch is not None:
                     self._overflow(other.batch)
             self.pending_writes += request.write
@@ -367,7 +367,8 @@ class Queue:
             return True
         return False
 
-    def _hasten(self, request: Request, deadline: float) -> None:
+    def hasten(self, request: Request, deadline: float) -> None:
+        """Gives a request, and those it waits for, an earlier deadline (lock held)."""
         if request.complete or request.deadline <= deadline:
             return
         request.deadline = deadline
@@ -378,7 +379,7 @@ class Queue:
             if op.queued and not op.started:
                 heapq.heappush(self._heap, (deadline, next(self._numbers), op))
         for leader in request.leaders:
-            self._hasten(leader, deadline)
+            self.hasten(leader, deadline)
 
     def _admit(self) -> None:
         while self.orphans:

@@ -317,6 +317,15 @@ class TensorStore:
         self._check_open()
         return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], float(deadline))
 
+    def hasten(self, names: Iterable[str], *, deadline: float) -> None:
+        """Brings reads of tensors that are under way forward, where their deadline is later."""
+        tensors, queue = [self._tensor(name) for name in names], self._queue
+        with queue.lock:
+            for tensor in tensors:
+                if tensor.newest is not None:
+                    for request in tensor.slots[tensor.newest.slot].readers:
+                        queue.hasten(request, float(deadline))
+
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
         """Makes everything written so far the committed state, in one step.
 

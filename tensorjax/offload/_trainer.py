@@ -65,7 +65,8 @@ class Trainer:
         it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
-        and results of one update exist at a time. None keeps all in memory, and results of two.
+        and results on their way home take no more than the largest group's. None keeps all in
+        memory, and results of twice that size.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
@@ -79,7 +80,8 @@ class Trainer:
         takes place during the next step, between its forward and its backward pass.
       key: of `jax.random`, for layers that draw; each layer, microbatch and step gets its own.
       engine: what computes; `Engine()` if None.
-      lookahead: groups whose optimiser state is read before their turn.
+      lookahead: how many optimiser states, of the largest group's size, may be read before their
+        turn; the store's staging memory bounds it too.
       trace: what gains spans; a new one if None.
 
     Attributes:
@@ -127,7 +129,7 @@ class Trainer:
         commit_every: int | None = None,
         key: jax.Array | None = None,
         engine: Engine | None = None,
-        lookahead: int = 3,
+        lookahead: int = 4,
         trace: Trace | None = None,
     ) -> None:
         self._layers = check_layers(layers, params)
@@ -207,6 +209,7 @@ class Trainer:
             lookahead=lookahead,
             staging=None if self._store is None else _staging(self._store),
             start=order.version(self.steps),
+            due=order.due,
             updated=self._stream.updated,
             written=self._stream.written,
             failed=self._stream.fail,

@@ -1,16 +1,20 @@
 """Updates of parameters on the host, in the order in which the next step needs them."""
 
+import math
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from tensorjax.offload._ahead import Ahead
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group, Spare
 from tensorjax.offload._homes import Home, Reading
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
+
+_SOON = 3  # groups whose gradients come next; their states are read first
 
 Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
 
@@ -46,22 +50,23 @@ class Updater:
     """Threads that read the state of the optimiser, update, and write.
 
     Of the groups whose gradient is there, that one is next whose parameters are needed first.
-    States are read ahead: of that group, of the one whose gradient will come next, and of the one
-    that the next step begins with. One update may be written while the next one is computed, and no
-    more than that exist; where gradients are bounded, the next one waits for the write. Of
-    gradients that do not fit, those wait in the store that are needed last.
+    States are read ahead, in the order in which gradients will come, as far as those are more
+    urgent than what can be updated; then by deadline. Results of two updates of the largest group's
+    size may be on their way home; where gradients are bounded, of one. Neither memory is given to
+    what can wait while something more urgent is to come. Of gradients that do not fit, those wait in
+    the store that are needed last.
 
     Args:
       groups: by name.
       optimizer: what updates.
       spill: home of gradients beyond ``gradient_bytes``, or None if there is none.
       gradient_bytes: host memory for gradients that wait; None for any.
-      lookahead: groups whose state is read before their turn; with 0, the next one is read only
-        once the one before has been written.
-      staging: bytes of memory that reads share; None for any. States that wait there for their
-        gradients leave enough for the largest state and the largest parameters: what computes those
-        gradients must be able to read.
+      lookahead: how many of the largest states may be held; with 0, the next one is read only once
+        the one before has been written.
+      staging: bytes of memory that reads share, as of `Ahead`; None for any.
       start: version that the homes have.
+      due: deadline of the writes of a group's version. Parameters are handed to the device, and a
+        read hastens the write that it waits for: so reads, which somebody waits for, go first.
       updated: called with group, version and new arrays for the device, before they are written.
       written: called with group and version once the home has them.
       failed: called with what ended a thread.
@@ -84,6 +89,7 @@ class Updater:
         lookahead: int,
         staging: int | None,
         start: int,
+        due: Callable[[str, int], float],
         updated: Callable[[str, int, list[Any]], None],
         written: Callable[[str, int], None],
         failed: Callable[[BaseException], None],
@@ -92,15 +98,18 @@ class Updater:
         self._groups, self._optimizer, self._trace = groups, optimizer, trace
         self._spill, self._gradient_bytes = spill, gradient_bytes
         self._lookahead = lookahead
-        self._early_bytes = _early(groups.values(), staging)
-        self._updated, self._written, self._failed = updated, written, failed
+        self._ahead = Ahead(
+            groups, lookahead=lookahead, staging=staging, spills=gradient_bytes is not None
+        )
+        self._due, self._updated, self._written, self._failed = due, updated, written, failed
         self._cond = threading.Condition()
         self._ready: dict[str, _Ready] = {}
         self._expected: dict[str, tuple[int, float]] = {}
         self._fetched: dict[str, _Fetched] = {}
         self._version = dict.fromkeys(groups, start)  # that a home has
         self._unwritten = self._spilling = 0
-        self._at_once = 2 if gradient_bytes is None else 1
+        at_once = 2 if gradient_bytes is None else 1
+        self._results_most = at_once * max(g.results for g in groups.values())
         self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
         self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
@@ -324,10 +333,18 @@ class Updater:
 
     def _able(self) -> str | None:
         """A group that can be updated: the most urgent whose state is there."""
-        if self._held_back or self._unwritten >= self._at_once:
+        if self._held_back:
             return None
-        there = (n for n in self._let() if n in self._fetched and self._fetched[n].state.ready())
-        return next(there, None)
+        let = self._let()
+        there = [n for n in let if n in self._fetched and self._fetched[n].state.ready()]
+        if not there:
+            return None
+        name, ready = there[0], self._ready[there[0]]
+        # Room is left for what is more urgent: its state or its gradient is still on the way.
+        before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
+        beside = max((self._groups[n].results for n in before), default=0)
+        total = self._results_bytes + self._groups[name].results + beside
+        return name if not self._unwritten or total <= self._results_most else None
 
     def _look_again(self) -> None:
         with self._cond:
@@ -342,41 +359,61 @@ class Updater:
 
     def _wanted(self) -> tuple[str, int, float] | None:
         """A group whose state should be asked for now, its new version and its deadline."""
-        coming = {n: e for n, e in self._expected.items() if n not in self._ready}
-        if not self._lookahead:
-            coming = {}
-        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
-        ready = self._order()
-        if self._open and not self._gated:
-            # The most urgent one that can be updated; the one whose gradient comes next; and that
-            # of the first layer, which comes last, and which the next step waits for.
-            first = sorted(coming, key=lambda n: coming[n][1])[:1]
-            names = [*ready[:1], *list(coming)[:1], *first, *ready[1:], *list(coming)[1:]]
-        else:
-            both = {**coming, **known}
-            names = sorted(both, key=lambda n: both[n][1])
-        if len(self._fetched) >= max(1, self._lookahead):
-            able = self._let()
-            if any(n in self._fetched for n in able):
-                return None
-            names = able[:1]  # what can be updated now does not wait for what comes later
-        elif not self._lookahead and (not self._open or self._unwritten):
+        if not self._lookahead and (not self._open or self._unwritten):
             return None
-        for name in names:
+        coming = self._coming() if self._lookahead else {}
+        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
+        for name in self._in_turn(coming, known):
             version, deadline = known.get(name) or coming[name]
-            if name not in known and not self._fits_early(name):
+            if not self._askable(name, version):
                 continue
-            # Not before the update before it has been written.
-            if name not in self._fetched and self._version[name] == version - 1:
+            if name not in known and not self._early(name):
+                continue
+            if self._ahead.fits(name, self._fetched, self._to_come(deadline)):
                 return name, version, deadline
+            break
+        else:
+            return None
+        # The next forward pass may be waiting for it, as long as none more urgent is to come.
+        able = self._let()
+        if able and not any(name in self._fetched for name in able):
+            version, deadline = known[able[0]]
+            if self._askable(able[0], version) and not self._to_come(deadline):
+                return able[0], version, deadline
         return None
 
-    def _fits_early(self, name: str) -> bool:
+    def _in_turn(
+        self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
+    ) -> list[str]:
+        """Groups in the order in which their states are wanted."""
+        if not self._open or self._gated:
+            both = {**coming, **known}
+            return sorted(both, key=lambda n: both[n][1])
+        # Those whose gradients come next, if they are more urgent than what can be updated.
+        urgent = min((deadline for _, deadline in known.values()), default=math.inf)
+        soon = [n for n in list(coming)[:_SOON] if coming[n][1] < urgent]
+        return [*soon, *self._order(), *(n for n in coming if n not in soon)]
+
+    def _askable(self, name: str, version: int) -> bool:
+        """Not twice, and not before the update before it has been written."""
+        return name not in self._fetched and self._version[name] == version - 1
+
+    def _coming(self) -> dict[str, tuple[int, float]]:
+        """Groups without a gradient yet, in its order, as far as their states can be read."""
+        found = {}
+        for name, (version, deadline) in self._expected.items():
+            if name not in self._fetched and self._version[name] != version - 1:
+                break  # what comes later would take the room that this one needs first
+            found[name] = version, deadline
+        return found
+
+    def _to_come(self, deadline: float) -> list[str]:
+        """Groups without a gradient yet that are more urgent."""
+        return [name for name, (_, at) in self._expected.items() if at < deadline]
+
+    def _early(self, name: str) -> bool:
         """Whether a group's state may be read before its gradient is there."""
-        if self._early_bytes is None:
-            return True
-        early = {n for n in self._fetched if n not in self._ready} | {name}
-        return sum(self._groups[n].held for n in early) <= self._early_bytes
+        return self._ahead.fits_early({n for n in self._fetched if n not in self._ready} | {name})
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
@@ -392,7 +429,8 @@ class Updater:
 
     def _write(self, output: "_Output") -> None:
         group, ready = output.group, output.ready
-        back = group.home.write(*output.take(), deadline=ready.deadline, step=ready.version - 1)
+        due = self._due(group.name, ready.version)
+        back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
         state = None if back is None else back[1]
@@ -426,10 +464,3 @@ class _Output:
         )  # fmt: skip
         pairs = zip(bundles, trees, strict=True)
         return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]
-
-
-def _early(groups: Collection[Group], staging: int | None) -> int | None:
-    if staging is None:
-        return None
-    largest = max(g.held + g.gradient.nbytes for g in groups)
-    return staging - largest - max(g.device.nbytes for g in groups)
