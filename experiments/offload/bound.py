@@ -11,7 +11,6 @@ import numpy as np
 from experiments.offload.variants import Setting
 from tensorjax import offload
 
-
 Tries = dict[str, list[float]]
 
 

@@ -61,7 +61,7 @@ class Config:
     steps: int = 6
     """Steps that are timed."""
     rounds: int = 1
-    """Times that all ways are gone through; the best time of each counts."""
+    """Times that all ways are gone through; the median of all timed steps of a way counts."""
     compute: tuple[float, ...] = (1.0,)
     """Seconds of the emulated device, as multiples of the slowest other part of a step."""
     real: bool = True
@@ -106,8 +106,8 @@ def run(config: Config, run: Run) -> None:
             parts += taken
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    run.table("parts", parts, key=["size", "of the tries"], caption="Seconds of the parts of a step, "
-              "each alone; reads and writes go on at once")  # fmt: skip
+    run.table("parts", parts, key=["size", "of the tries"], caption="Seconds of the parts of a "
+              "step, each alone; reads and writes go on at once")  # fmt: skip
     run.table(
         "steps",
         rows,
@@ -157,12 +157,12 @@ def one_size(
     if config.real:
         engine = offload.Engine()
         devices.append(("these cores", engine, bound.computing(setting, engine, TRIES)))
-    best = {label: compare(setting, config, run, label, engine) for label, engine, _ in devices}
+    found = {label: compare(setting, config, run, label, engine) for label, engine, _ in devices}
     for name, later in bound.parts(setting, TRIES).items():
         tries[name] += later
     rows: list[dict[str, Any]] = []
     for label, _, compute in devices:
-        rows += described(setting, label, {**tries, "compute": compute}, best[label])
+        rows += described(setting, label, {**tries, "compute": compute}, found[label])
     every = {**tries, "compute": devices[-1][2]} if config.real else tries
     parts = [
         {"size": setting.name, "numbers": setting.model.numbers, "of the tries": kind.__name__,
@@ -176,16 +176,17 @@ def compare(
     setting: Setting, config: Config, run: Run, label: str, engine: offload.Engine
 ) -> dict[str, dict[str, Any]]:
     """What was found of all ways on one device, by their names."""
-    best: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     turns = [variant for _ in range(config.rounds) for variant in VARIANTS]
     for variant in run.progress(turns, f"{setting.name}, {label}"):
-        found, trace = measure(setting, variant, engine, config.steps)
-        if variant.name in best and best[variant.name]["seconds"] <= found["seconds"]:
-            continue
-        best[variant.name] = found
-        if variant.name in (OURS, BASELINE):
+        now, trace = measure(setting, variant, engine, config.steps)
+        if variant.name in found:
+            now["took"] += found[variant.name]["took"]
+            now["resident"] = max(now["resident"], found[variant.name]["resident"])
+        elif variant.name in (OURS, BASELINE):
             keep(run, trace, setting.name, label, variant)
-    return best
+        found[variant.name] = now
+    return found
 
 
 def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], float]) -> Times:
@@ -195,13 +196,14 @@ def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], fl
 
 
 def described(
-    setting: Setting, label: str, tries: bound.Tries, best: dict[str, dict[str, Any]]
+    setting: Setting, label: str, tries: bound.Tries, every: dict[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Rows of a table."""
     usual = times(setting, tries, statistics.median).bound
     least = times(setting, tries, min).bound
-    for name, found in best.items():
-        seconds = found["seconds"]
+    seconds_of = {name: statistics.median(found["took"]) for name, found in every.items()}
+    for name, found in every.items():
+        seconds = seconds_of[name]
         yield {
             "size": setting.name,
             "device": label,
@@ -211,7 +213,7 @@ def described(
             "P*": usual,
             "of P*": usual / seconds,
             "of least P*": least / seconds,
-            "speed": best[BASELINE]["seconds"] / seconds,
+            "speed": seconds_of[BASELINE] / seconds,
             "read": found["read"] / MIB,
             "written": found["written"] / MIB,
             "memory": remembered(setting, label, name, found),

@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import shutil
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +191,7 @@ class Setting:
 def measure(
     setting: Setting, variant: Variant, engine: offload.Engine, steps: int
 ) -> tuple[dict[str, Any], offload.Trace]:
-    """Seconds of a step, memory and bytes of a variant, and its trace.
+    """Seconds of every step, memory and bytes of a variant, and its trace.
 
     A model of one block is trained before, so that compiled programs are not counted as memory of
     the training. The first two steps fill the pipeline; the others are timed together, from the
@@ -204,7 +203,7 @@ def measure(
     before, after = held["moved"][2], held["moved"][-1]
     store = held["store"]
     return {
-        "seconds": statistics.median(took[2:]),
+        "took": took[2:],
         "read": (after[0] - before[0]) / steps,
         "written": (after[1] - before[1]) / steps,
         "resident": memory.grown,

@@ -108,7 +108,7 @@ class StoreHome:
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Asks the store for all tensors of the bundles, together; not for what is there already."""
+        """Asks the store for the tensors of all bundles together, but for what is there already."""
         with self._lock:
             held = {name: share for name, share in self._shares.items() if not share.failed()}
             missing = [bundle for bundle in bundles if bundle.name not in held]

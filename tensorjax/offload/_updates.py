@@ -53,8 +53,8 @@ class Updater:
     States are read ahead, in the order in which gradients will come, as far as those are more
     urgent than what can be updated; then by deadline. Results of two updates of the largest group's
     size may be on their way home; where gradients are bounded, of one. Neither memory is given to
-    what can wait while something more urgent is to come. Of gradients that do not fit, those wait in
-    the store that are needed last.
+    what can wait while something more urgent is to come. Of gradients that do not fit, those wait
+    in the store that are needed last.
 
     Args:
       groups: by name.

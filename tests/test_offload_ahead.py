@@ -1,0 +1,67 @@
+"""How many states are read before they are needed."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tensorjax.offload._ahead import Ahead
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._group import Group
+from tensorjax.offload._homes import HostHome
+
+UNIT = 1 << 18  # bytes of the parameters of a block; its state is twice that, a table four times
+
+
+def group(name: str, size: int) -> Group:
+    def bundle(part: str, times: int) -> Bundle:
+        like = jax.ShapeDtypeStruct((times * size * UNIT // 4,), jnp.float32)
+        return Bundle(f"{name}/{part}", {"w": like})
+
+    parts = (bundle("params", 1), bundle("state", 2), None, bundle("gradient", 1))
+    return Group(name, *parts, HostHome())
+
+
+GROUPS = {name: group(name, size) for name, size in {"a": 1, "b": 1, "c": 1, "table": 4}.items()}
+
+
+def ahead(staging: int | None = None, *, lookahead: int = 1, spills: bool = False) -> Ahead:
+    bytes_ = None if staging is None else staging * UNIT
+    return Ahead(GROUPS, lookahead=lookahead, staging=bytes_, spills=spills)
+
+
+def test_states_are_counted_by_their_bytes() -> None:
+    """The largest has twelve units: four blocks beside each other, or the table alone."""
+    assert ahead().fits("c", ["a", "b"], [])
+    assert not ahead().fits("table", ["a"], [])
+    assert ahead(lookahead=2).fits("table", ["a", "b", "c"], [])
+
+
+def test_the_first_one_always_fits() -> None:
+    assert ahead(1, lookahead=0).fits("table", [], ["a"])
+    assert not ahead(1, lookahead=0).fits("a", ["b"], [])
+
+
+def test_room_is_left_for_what_is_more_urgent() -> None:
+    assert ahead(lookahead=2).fits("b", ["a"], ["table"])
+    assert not ahead().fits("b", ["a"], ["table"])
+    assert ahead().fits("b", ["table"], ["table"]) is False
+    assert ahead(lookahead=2).fits("b", ["table"], ["table"])  # it is there already
+
+
+def test_staging_leaves_room_for_the_largest_parameters() -> None:
+    assert ahead(16 + 3, lookahead=9).fits("table", ["a"], [])
+    assert not ahead(16 + 2, lookahead=9).fits("table", ["a"], [])
+
+
+@pytest.mark.parametrize(("spills", "gradient"), [(False, 0), (True, 4)])
+def test_early_states_leave_room_for_any_other(spills: bool, gradient: int) -> None:
+    """That of the table, with its gradient if that may be in the store: else nothing could go on."""
+    enough = 4 + 3 + 12 + gradient
+    assert ahead(enough, spills=spills).fits_early({"a"})
+    assert not ahead(enough - 1, spills=spills).fits_early({"a"})
+    assert ahead(spills=spills).fits_early({"a", "b", "c", "table"})
+
+
+def test_an_early_table_leaves_room_for_a_block_only() -> None:
+    assert ahead(4 + 12 + 3).fits_early({"table"})
+    assert not ahead(4 + 12 + 2).fits_early({"table"})

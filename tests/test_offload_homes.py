@@ -1,0 +1,98 @@
+"""Reads of a store that several users share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax.offload import TensorStore
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._homes import StoreHome
+from tensorjax.offload._trace import Trace
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def bundles() -> dict[str, Bundle]:
+    like = jax.ShapeDtypeStruct((MIB // 4,), jnp.float32)
+    return {part: Bundle(f"layer/{part}", {"w": like}) for part in ("params", "state")}
+
+
+@pytest.fixture
+def store(tmp_path: Path, bundles: dict[str, Bundle]) -> Iterator[Any]:
+    with TensorStore(tmp_path / "store", 16 * MIB, backend="threads", staging=32 * MIB) as store:
+        for bundle in bundles.values():
+            store.reserve(bundle.specs)
+        yield store
+
+
+def write(home: StoreHome, bundles: dict[str, Bundle], value: float) -> None:
+    parts = [(b, [np.full(MIB // 4, value, np.float32)]) for b in bundles.values()]
+    home.write(*parts, deadline=0.0, step=0)
+    home.settle()
+
+
+def moved(store: Any) -> int:
+    return store.statistics().reads.bytes
+
+
+def values(reading: Any) -> list[float]:
+    return [float(arrays[0][-1]) for arrays in reading.arrays()]
+
+
+def test_what_is_held_is_not_read_again(store: Any, bundles: dict[str, Bundle]) -> None:
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    params, state = bundles["params"], bundles["state"]
+    weights = home.read(params, deadline=0.0, step=0)
+    update = home.read(params, state, deadline=5.0, step=0)
+    assert values(weights) == [1.0]
+    assert values(update) == [1.0, 1.0]
+    assert moved(store) == 2 * MIB
+    weights.release()
+    assert values(update) == [1.0, 1.0]  # the other one still holds it
+    update.release()
+    again = home.read(params, deadline=0.0, step=0)
+    assert values(again) == [1.0]
+    assert moved(store) == 3 * MIB
+    again.release()
+    again.release()  # a second release does nothing
+    assert store._queue.reading.used == 0
+
+
+def test_a_write_ends_the_sharing(store: Any, bundles: dict[str, Bundle]) -> None:
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    before = home.read(bundles["params"], deadline=0.0, step=0)
+    assert values(before) == [1.0]
+    write(home, bundles, 2.0)
+    after = home.read(bundles["params"], deadline=0.0, step=0)
+    assert values(after) == [2.0]
+    assert values(before) == [1.0]
+    before.release()
+    third = home.read(bundles["params"], deadline=0.0, step=0)
+    assert moved(store) == 2 * MIB  # it joined the second
+    after.release()
+    assert values(third) == [2.0]
+    third.release()
+    assert store._queue.reading.used == 0
+
+
+def test_a_reading_is_ready_once_all_of_it_is(store: Any, bundles: dict[str, Bundle]) -> None:
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    first = home.read(bundles["params"], deadline=0.0, step=0)
+    both = home.read(bundles["params"], bundles["state"], deadline=0.0, step=0)
+    told: list[bool] = []
+    both.when_ready(lambda: told.append(both.ready()))
+    assert values(both) == [1.0, 1.0]
+    assert both.ready()
+    assert told
+    assert all(told)
+    first.release()
+    both.release()
