@@ -55,7 +55,7 @@ def test_staging_leaves_room_for_the_largest_parameters() -> None:
 
 @pytest.mark.parametrize(("spills", "gradient"), [(False, 0), (True, 4)])
 def test_early_states_leave_room_for_any_other(spills: bool, gradient: int) -> None:
-    """That of the table, with its gradient if that may be in the store: else nothing could go on."""
+    """That of the table, with its gradient if it may be in the store: else nothing could go on."""
     enough = 4 + 3 + 12 + gradient
     assert ahead(enough, spills=spills).fits_early({"a"})
     assert not ahead(enough - 1, spills=spills).fits_early({"a"})

@@ -1,0 +1,26 @@
+"""Copies into staging memory, with their checksums."""
+
+import numpy as np
+import pytest
+import xxhash
+
+from tensorjax import _native
+from tensorjax.offload import _checksums
+
+SIZES = [0, 1, 4096, (1 << 16) - 1, 1 << 16, (1 << 18) + 5, (1 << 20) + 13]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_copy_and_its_checksum(
+    size: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ones with compiled code and without."""
+    if not compiled:
+        monkeypatch.setattr(_native, "stream", lambda: None)
+    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    target = np.zeros(size + 64, np.uint8)
+    assert _checksums.copy(source, target[:size]) == xxhash.xxh3_64_intdigest(source.tobytes())
+    assert np.array_equal(target[:size], source)
+    assert not target[size:].any()
+    assert _checksums.digest(source) == xxhash.xxh3_64_intdigest(source.tobytes())
