@@ -649,3 +649,10 @@ def test_streamed_copies_are_copies(size: int, here: int, there: int) -> None:
     assert np.array_equal(target[there : there + size], source[here : here + size])
     assert np.all(target[:there] == 7)  # nothing else is written
     assert np.all(target[there + size :] == 7)
+
+
+def test_a_library_of_an_older_source_has_no_streamed_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_native, "_loaded", lambda: (object(), ""))
+    assert _native.stream.__wrapped__() is None

@@ -53,9 +53,9 @@ def test_staging_leaves_room_for_the_largest_parameters() -> None:
     assert not ahead(16 + 2, lookahead=9).fits("table", ["a"], [])
 
 
-@pytest.mark.parametrize(("spills", "gradient"), [(False, 0), (True, 4)])
+@pytest.mark.parametrize(("spills", "gradient"), [(False, 0), (True, 4 + 1)])
 def test_early_states_leave_room_for_any_other(spills: bool, gradient: int) -> None:
-    """That of the table, with its gradient if it may be in the store: else nothing could go on."""
+    """That of the table; gradients count if they may be in the store: else nothing could go on."""
     enough = 4 + 3 + 12 + gradient
     assert ahead(enough, spills=spills).fits_early({"a"})
     assert not ahead(enough - 1, spills=spills).fits_early({"a"})
@@ -65,3 +65,11 @@ def test_early_states_leave_room_for_any_other(spills: bool, gradient: int) -> N
 def test_an_early_table_leaves_room_for_a_block_only() -> None:
     assert ahead(4 + 12 + 3).fits_early({"table"})
     assert not ahead(4 + 12 + 2).fits_early({"table"})
+
+
+def test_gradients_in_the_store_count_with_their_states() -> None:
+    """An update that holds its state must find memory for its gradient."""
+    bounded = ahead(4 + 8, lookahead=9, spills=True)
+    assert bounded.fits("b", ["a"], [])
+    assert not bounded.fits("c", ["a", "b"], [])
+    assert ahead(4 + 9, lookahead=9).fits("c", ["a", "b"], [])

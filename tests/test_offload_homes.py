@@ -1,6 +1,7 @@
 """Reads of a store that several users share."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,33 @@ def test_a_write_ends_the_sharing(store: Any, bundles: dict[str, Bundle]) -> Non
     assert values(third) == [2.0]
     third.release()
     assert store._queue.reading.used == 0
+
+
+def test_who_joins_a_read_hastens_all_of_it(
+    store: Any, bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters that were asked for with a state come when the state is there too."""
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    hastened: list[tuple[set[str], float]] = []
+    monkeypatch.setattr(
+        store, "hasten", lambda names, *, deadline: hastened.append((set(names), deadline))
+    )
+    pending: Future[Any] = Future()
+    monkeypatch.setattr(store, "read_many", lambda names, *, deadline: pending)
+    home.read(*bundles.values(), deadline=9.0, step=0)
+    home.read(bundles["params"], deadline=2.0, step=0)
+    every = {name for bundle in bundles.values() for name in bundle.specs}
+    assert hastened == [(every, 2.0)]
+
+
+def test_what_was_released_is_not_there(store: Any, bundles: dict[str, Bundle]) -> None:
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    reading = home.read(bundles["params"], deadline=0.0, step=0)
+    reading.release()
+    with pytest.raises(ValueError, match="released"):
+        reading.arrays()
 
 
 def test_a_reading_is_ready_once_all_of_it_is(store: Any, bundles: dict[str, Bundle]) -> None:

@@ -329,10 +329,10 @@ def stream() -> Callable[[int, int, int], None] | None:
 
     For what a disk reads next, and nobody here. The interpreter's lock is free meanwhile.
     """
-    library, _ = _loaded()
-    if library is None:
+    # A library of an older source tree may not have it.
+    call = getattr(_loaded()[0], "tensorjax_stream", None)
+    if call is None:
         return None
-    call = library.tensorjax_stream
     call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
     return call
 

@@ -10,6 +10,8 @@ class Ahead:
 
     What computes the gradients that they wait for must be able to read: room is left for the
     largest parameters, and beside states without a gradient for the largest of the other states.
+    A gradient that may have to be read from the store counts with its state: an update that has the
+    one and waits for the other would otherwise find all memory held by such as itself.
 
     Args:
       groups: by name.
@@ -21,9 +23,11 @@ class Ahead:
     def __init__(
         self, groups: Mapping[str, Group], *, lookahead: int, staging: int | None, spills: bool
     ) -> None:
-        self._groups, self._spills = groups, spills
-        self._most = lookahead * max(g.held for g in groups.values())
-        self._staging = staging
+        self._needed = {
+            name: group.held + (group.gradient.nbytes if spills else 0)
+            for name, group in groups.items()
+        }
+        self._most, self._staging = lookahead * max(self._needed.values()), staging
         if staging is not None:
             self._staging = staging - max(g.device.nbytes for g in groups.values())
             self._most = min(self._most, self._staging)
@@ -38,20 +42,16 @@ class Ahead:
         """
         if not held:
             return True
-        beside = max((self._groups[n].held for n in urgent if n not in held), default=0)
-        return self._held(held) + self._groups[name].held + beside <= self._most
+        beside = max((self._needed[n] for n in urgent if n not in held), default=0)
+        return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
         """Whether the states of these groups may all be held before their gradients are there."""
         if self._staging is None:
             return True
         # Any other one may come to be needed first.
-        others = (g for name, g in self._groups.items() if name not in names)
-        beside = max((self._needed(group) for group in others), default=0)
-        return self._held(names) + beside <= self._staging
+        beside = max((n for name, n in self._needed.items() if name not in names), default=0)
+        return self._sum(names) + beside <= self._staging
 
-    def _held(self, names: Collection[str]) -> int:
-        return sum(self._groups[name].held for name in names)
-
-    def _needed(self, group: Group) -> int:
-        return group.held + (group.gradient.nbytes if self._spills else 0)
+    def _sum(self, names: Collection[str]) -> int:
+        return sum(self._needed[name] for name in names)

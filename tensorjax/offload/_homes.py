@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,6 +84,7 @@ class _Share:
 
     bundle: Bundle
     future: Any
+    names: list[str]  # of all tensors that the future waits for
     users: int = 1
 
     def failed(self) -> bool:
@@ -116,7 +117,7 @@ class StoreHome:
                 start = time.perf_counter()
                 names = [name for bundle in missing for name in bundle.specs]
                 future = self._store.read_many(names, deadline=deadline)
-                self._shares |= {bundle.name: _Share(bundle, future) for bundle in missing}
+                self._shares |= {bundle.name: _Share(bundle, future, names) for bundle in missing}
             joined = [held[bundle.name] for bundle in bundles if bundle.name in held]
             for share in joined:
                 share.users += 1
@@ -125,7 +126,7 @@ class StoreHome:
             self._follow(future, "read", missing[0].name, start, step)
         for share in joined:
             if not share.future.done():
-                self._store.hasten(share.bundle.specs, deadline=deadline)
+                self._store.hasten(share.names, deadline=deadline)
         return _Leased(shares, self._let_go)
 
     def write(
@@ -136,13 +137,19 @@ class StoreHome:
         for bundle, arrays in parts:
             tensors.update(bundle.tensors([_view(x) for x in arrays]))
         start = time.perf_counter()
+        self._forget(bundle for bundle, _ in parts)
         future = self._store.write_many(tensors, deadline=deadline)
+        self._forget(bundle for bundle, _ in parts)  # what was asked for just before
         self._follow(future, "write", parts[0][0].name, start, step)
         with self._lock:
-            for bundle, _ in parts:
-                self._shares.pop(bundle.name, None)  # what is there is not the newest any more
             self._writes = [w for w in self._writes if not _done(w)] + [future]
         return [arrays for _, arrays in parts]
+
+    def _forget(self, bundles: Iterable[Bundle]) -> None:
+        """What is there is not the newest any more, for those who read from now on."""
+        with self._lock:
+            for bundle in bundles:
+                self._shares.pop(bundle.name, None)
 
     def _let_go(self, share: _Share) -> None:
         """One user less; the last one gives the memory back."""
@@ -188,6 +195,7 @@ class _Held:
 class _Leased:
     def __init__(self, shares: Sequence[_Share], let_go: Callable[[_Share], None]) -> None:
         self._shares, self._let_go = shares, let_go
+        self._released = False
 
     def ready(self) -> bool:
         return all(share.future.done() for share in self._shares)
@@ -197,15 +205,18 @@ class _Leased:
             future.add_done_callback(lambda _: call() if self.ready() else None)
 
     def arrays(self) -> list[list[Any]]:
+        if self._released:
+            raise ValueError("a reading was released; read again")
         found = []
         for bundle, leases in [(share.bundle, share.future.result()) for share in self._shares]:
             found.append(bundle.arrays({n: leases[n].array for n in bundle.specs}))
         return found
 
     def release(self) -> None:
-        shares, self._shares = self._shares, []
-        for share in shares:
-            self._let_go(share)
+        if not self._released:
+            self._released = True
+            for share in self._shares:
+                self._let_go(share)
 
 
 def _release(read: Any, bundle: Bundle) -> None:

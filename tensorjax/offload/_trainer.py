@@ -65,8 +65,8 @@ class Trainer:
         it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
-        and results on their way home take no more than the largest group's. None keeps all in
-        memory, and results of twice that size.
+        and results on their way home, with spare memory, take no more than the largest group's.
+        None keeps all in memory, and results of twice that size beside a spare state.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.

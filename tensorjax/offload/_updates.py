@@ -269,7 +269,17 @@ class Updater:
                 self._outputs.join()
 
     def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
-        group, optimizer = self._groups[name], self._optimizer
+        group = self._groups[name]
+        try:
+            params, state, weights = self._results(group, ready, fetched)
+        finally:
+            fetched.release()
+        device = params if group.weights is None else weights
+        self._updated(name, ready.version, group.device.flatten(device))
+        self._outputs.put(_Output(group, ready, params, state, weights))
+
+    def _results(self, group: Group, ready: _Ready, fetched: _Fetched) -> tuple[Any, Any, Any]:
+        """New parameters, state, and parameters for the device if these are others."""
         held, state = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -277,14 +287,10 @@ class Updater:
         if gradient is None:
             gradient = self._spilled(group, ready, fetched)
         spare, ready.spare = ready.spare, None
-        with self._trace.span("update", name, ready.version - 1):
-            params, state = optimizer.update(params, state, gradient, self._scale, spare)
-            weights = None if group.weights is None else optimizer.cast(params)
-        del gradient, spare
-        fetched.release()
-        device = params if group.weights is None else weights
-        self._updated(name, ready.version, group.device.flatten(device))
-        self._outputs.put(_Output(group, ready, params, state, weights))
+        with self._trace.span("update", group.name, ready.version - 1):
+            params, state = self._optimizer.update(params, state, gradient, self._scale, spare)
+            weights = None if group.weights is None else self._optimizer.cast(params)
+        return params, state, weights
 
     def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
         """A gradient that waits in the store, valid until ``fetched`` is released."""
@@ -328,8 +334,15 @@ class Updater:
         if ready.gradient is not None:
             self._waiting_bytes -= group.gradient.nbytes
         ready.spare = self._spare.take(group)
+        self._bound_spare()
         self._count()
         return ready
+
+    def _bound_spare(self) -> None:
+        """Where memory is bounded, results and what is spare take no more than the largest."""
+        total = self._results_bytes + self._spare.nbytes
+        if self._gradient_bytes is not None and total > self._results_most:
+            self._spare.clear()
 
     def _able(self) -> str | None:
         """A group that can be updated: the most urgent whose state is there."""
@@ -436,12 +449,13 @@ class Updater:
         state = None if back is None else back[1]
         del back  # before the next update begins
         with self._cond:
+            self._results_bytes -= group.results
             if state is not None:
                 self._spare.keep(group, state)
+                self._bound_spare()
             del state
             self._version[group.name] = ready.version
             self._unwritten -= 1
-            self._results_bytes -= group.results
             self._cond.notify_all()
         self._written(group.name, ready.version)
 
