@@ -77,15 +77,17 @@ def test_gradients_that_wait_in_the_store_change_nothing(tmp_path: Path) -> None
     assert cases.equal(found[0], found[2])
 
 
-def test_memory_is_kept_for_one_update_only() -> None:
-    def group(name: str, width: int) -> Group:
-        params = {"w": jax.ShapeDtypeStruct((width,), jnp.float32)}
-        trees = {"params": params, "state": [params, params], "gradient": params}
-        bundles = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
-        return Group(name=name, weights=None, home=HostHome(), **bundles)
+def sized(name: str, width: int) -> Group:
+    """A group of some numbers, with two arrays of state."""
+    params = {"w": jax.ShapeDtypeStruct((width,), jnp.float32)}
+    trees = {"params": params, "state": [params, params], "gradient": params}
+    bundles = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
+    return Group(name=name, weights=None, home=HostHome(), **bundles)
 
-    a, b, small, large = group("a", 8), group("b", 8), group("c", 1), group("d", 16)
-    spare = Spare([a, b, small, large])
+
+def test_memory_is_kept_for_one_update_only() -> None:
+    a, b, small, large = sized("a", 8), sized("b", 8), sized("c", 1), sized("d", 16)
+    spare = Spare([a, b, small, large], bounded=True)
     assert a.results == 3 * 32
     arrays = [np.zeros(8), np.ones(8)]
     spare.keep(large, arrays)
@@ -98,6 +100,19 @@ def test_memory_is_kept_for_one_update_only() -> None:
     spare.keep(b, arrays)
     assert spare.take(large) is None
     assert spare.nbytes == 0  # there would be more than the largest needs
+
+
+def test_unbounded_memory_is_kept_for_every_kind() -> None:
+    a, b, c, large = sized("a", 8), sized("b", 8), sized("c", 8), sized("d", 16)
+    spare = Spare([a, b, c, large], bounded=False)
+    for group in (a, b, c, large):
+        spare.keep(group, [np.zeros(8), np.full(8, len(group.name))])
+    assert spare.nbytes == 2 * 64 + 128  # of a third of a kind, nothing
+    assert spare.take(large) is not None
+    assert spare.take(large) is None
+    assert spare.nbytes == 2 * 64
+    assert None not in (spare.take(c), spare.take(a))
+    assert (spare.take(b), spare.nbytes) == (None, 0)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Parameters that are updated together, and the memory that their updates leave behind."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -56,37 +57,45 @@ class Group:
 
 
 class Spare:
-    """Memory of a state that is not needed any more, for the next update of such a group.
+    """Memory of states that are not needed any more, for the next updates of such groups.
 
-    No more than one is kept, and none beside results with which it would take more than those of
-    the largest group do. The caller holds a lock.
+    Where memory is bounded, no more than one is kept, and none beside results with which it would
+    take more than those of the largest group do; else two of every kind, for while one is written
+    another is updated, or one where a kind has one group. The caller holds a lock.
 
     Args:
       groups: all there are.
+      bounded: whether memory is.
     """
 
-    def __init__(self, groups: Collection[Group]) -> None:
-        kinds = [g.kind for g in groups]
-        self._common = {kind for kind in kinds if kinds.count(kind) > 1}
-        self._most = max(g.results for g in groups)
-        self._kind: Any = None
-        self._state: Any = None
+    def __init__(self, groups: Collection[Group], *, bounded: bool) -> None:
+        counts = Counter(g.kind for g in groups)
+        self._bounded, self._most = bounded, max(g.results for g in groups)
+        self._room = {
+            kind: min(count - 1 if bounded else count, 2) for kind, count in counts.items()
+        }
+        self._held: dict[Any, list[Any]] = {}
         self.nbytes = 0
 
     def keep(self, group: Group, arrays: Any) -> None:
         """Takes the arrays of a state."""
-        if group.kind in self._common:
-            self._kind, self._state = group.kind, group.state.unflatten(arrays)
-            self.nbytes = group.state.nbytes
+        if self._bounded and self._room[group.kind]:
+            self.clear()
+        held = self._held.setdefault(group.kind, [])
+        if len(held) < self._room[group.kind]:
+            held.append(group.state.unflatten(arrays))
+            self.nbytes += group.state.nbytes
 
     def take(self, group: Group) -> Any:
         """A state whose memory the results of a group may use, or None."""
-        found = self._state if self._kind == group.kind else None
-        if found is not None or self.nbytes + group.results > self._most:
+        held = self._held.get(group.kind)
+        found = held.pop() if held else None
+        if found is not None:
+            self.nbytes -= group.state.nbytes
+        if self._bounded and self.nbytes + group.results > self._most:
             self.clear()
         return found
 
     def clear(self) -> None:
         """Keeps nothing."""
-        self._kind = self._state = None
-        self.nbytes = 0
+        self._held, self.nbytes = {}, 0

@@ -84,7 +84,6 @@ class _Share:
 
     bundle: Bundle
     future: Any
-    names: list[str]  # of all tensors that the future waits for
     users: int = 1
 
     def failed(self) -> bool:
@@ -109,24 +108,23 @@ class StoreHome:
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Asks the store for the tensors of all bundles together, but for what is there already."""
+        """Asks the store for each bundle by itself, but for what is there already."""
+        shares, joined = [], []
         with self._lock:
-            held = {name: share for name, share in self._shares.items() if not share.failed()}
-            missing = [bundle for bundle in bundles if bundle.name not in held]
-            if missing:
-                start = time.perf_counter()
-                names = [name for bundle in missing for name in bundle.specs]
-                future = self._store.read_many(names, deadline=deadline)
-                self._shares |= {bundle.name: _Share(bundle, future, names) for bundle in missing}
-            joined = [held[bundle.name] for bundle in bundles if bundle.name in held]
-            for share in joined:
-                share.users += 1
-            shares = [self._shares[bundle.name] for bundle in bundles]
-        if missing:
-            self._follow(future, "read", missing[0].name, start, step)
+            for bundle in bundles:
+                share = self._shares.get(bundle.name)
+                if share is not None and not share.failed():
+                    share.users += 1
+                    joined.append(share)
+                else:
+                    start = time.perf_counter()
+                    future = self._store.read_many(bundle.specs, deadline=deadline)
+                    self._shares[bundle.name] = share = _Share(bundle, future)
+                    self._follow(future, "read", bundle.name, start, step)
+                shares.append(share)
         for share in joined:
             if not share.future.done():
-                self._store.hasten(share.names, deadline=deadline)
+                self._store.hasten(share.bundle.specs, deadline=deadline)
         return _Leased(shares, self._let_go)
 
     def write(
@@ -160,7 +158,7 @@ class StoreHome:
             if self._shares.get(share.bundle.name) is share:
                 del self._shares[share.bundle.name]
         # Does not wait: what is not there yet may wait for memory that others still have.
-        share.future.add_done_callback(lambda read: _release(read, share.bundle))
+        share.future.add_done_callback(_release)
 
     def settle(self) -> None:
         """Waits for all writes, and raises the first error of one."""
@@ -201,16 +199,17 @@ class _Leased:
         return all(share.future.done() for share in self._shares)
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        for future in {id(share.future): share.future for share in self._shares}.values():
-            future.add_done_callback(lambda _: call() if self.ready() else None)
+        for share in self._shares:
+            share.future.add_done_callback(lambda _: call() if self.ready() else None)
 
     def arrays(self) -> list[list[Any]]:
         if self._released:
             raise ValueError("a reading was released; read again")
-        found = []
-        for bundle, leases in [(share.bundle, share.future.result()) for share in self._shares]:
-            found.append(bundle.arrays({n: leases[n].array for n in bundle.specs}))
-        return found
+        leases = [share.future.result() for share in self._shares]
+        return [
+            share.bundle.arrays({name: lease.array for name, lease in found.items()})
+            for share, found in zip(self._shares, leases, strict=True)
+        ]
 
     def release(self) -> None:
         if not self._released:
@@ -219,11 +218,10 @@ class _Leased:
                 self._let_go(share)
 
 
-def _release(read: Any, bundle: Bundle) -> None:
-    """Gives back the memory of one of the bundles that were read together."""
+def _release(read: Any) -> None:
+    """Gives back the memory of what was read."""
     if read.exception() is None:
-        for name in bundle.specs:
-            read.result()[name].release()
+        read.result().release()
 
 
 def _done(write: Any) -> bool:

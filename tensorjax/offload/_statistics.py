@@ -56,6 +56,7 @@ class Statistics:
         deepest: The most there were at once.
         queued: Transfers that wait for their turn now.
         staging: Bytes of the staging pools.
+        staging_reads: Those of them that reads get.
         staging_peak: The most of them that was in use at once.
         blocked: Seconds that writers waited for staging.
         overflow: Bytes of reads that went around the staging pool, to avoid a deadlock.
@@ -74,6 +75,7 @@ class Statistics:
     deepest: int
     queued: int
     staging: int
+    staging_reads: int
     staging_peak: int
     blocked: float
     overflow: int

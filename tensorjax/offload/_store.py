@@ -403,6 +403,7 @@ class TensorStore:
                 deepest=queue.deepest,
                 queued=queue.queued,
                 staging=queue.reading.size + queue.writing.size,
+                staging_reads=queue.reading.size,
                 staging_peak=queue.reading.peak + queue.writing.peak,
                 blocked=queue.blocked,
                 overflow=queue.overflow,

@@ -188,11 +188,14 @@ class Trainer:
 
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
         order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
+        staging = None if self._store is None else _staging(self._store)
+        early = 0 if staging is None else min(2 * max(sizes.values()), staging // 8)
         self._stream = WeightStream(
             order.uses,
             sizes,
             capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
             ahead=4,
+            early=early,
             start=order.start(self.steps),
             version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
@@ -207,7 +210,7 @@ class Trainer:
             spill=self._home,
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
-            staging=None if self._store is None else _staging(self._store),
+            staging=None if staging is None else staging - early,
             start=order.version(self.steps),
             due=order.due,
             updated=self._stream.updated,
@@ -489,7 +492,7 @@ class Trainer:
 
 def _staging(store: Any) -> int:
     """Bytes that reads of a store surely have, between leases that have cut its memory up."""
-    return store.statistics().staging * 5 // 8
+    return store.statistics().staging_reads * 5 // 6
 
 
 def _check_clip(clip: float | None) -> float | None:

@@ -38,7 +38,12 @@ class _Ready:
 @dataclass
 class _Fetched:
     state: Reading  # with the parameters
-    gradient: Reading | None
+    gradient: Reading | None = None  # if it waited in the store
+
+    def ready(self, update: _Ready) -> bool:
+        if self.gradient is None:
+            return update.gradient is not None and self.state.ready()
+        return self.gradient.ready() and self.state.ready()
 
     def release(self) -> None:
         self.state.release()
@@ -106,6 +111,7 @@ class Updater:
         self._ready: dict[str, _Ready] = {}
         self._expected: dict[str, tuple[int, float]] = {}
         self._fetched: dict[str, _Fetched] = {}
+        self._updating: list[str] = []  # whose state is still held
         self._version = dict.fromkeys(groups, start)  # that a home has
         self._unwritten = self._spilling = 0
         at_once = 2 if gradient_bytes is None else 1
@@ -114,7 +120,7 @@ class Updater:
         self._scale: Any = None
         self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
         self.peak_gradient = self.peak_update = self.peak_host = 0
-        self._spare = Spare(groups.values())
+        self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
         self._error: BaseException | None = None
         self._closed = False
         self._outputs: queue.Queue[_Output | None] = queue.Queue()
@@ -122,8 +128,10 @@ class Updater:
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
             )
-            for name, body in (("update", self._update_all), ("write", self._write_all))
-        ]
+            for name, body in (
+                ("read", self._read_all), ("update", self._update_all), ("write", self._write_all)
+            )
+        ]  # fmt: skip
         for thread in self._threads:
             thread.start()
 
@@ -242,9 +250,11 @@ class Updater:
         with self._cond:
             self._closed = True
             self._cond.notify_all()
-        self._threads[0].join()
+        reads, updates, writes = self._threads
+        reads.join()
+        updates.join()
         self._outputs.put(None)
-        self._threads[1].join()
+        writes.join()
         for fetched in self._fetched.values():
             fetched.release()
         self._fetched.clear()
@@ -261,6 +271,38 @@ class Updater:
             self.fail(error)
             self._failed(error)
 
+    def _read_all(self) -> None:
+        """Thread: asks for states and for gradients in the store, also while an update goes on."""
+        while (asked := self._ask()) is not None:
+            asked.when_ready(self._look_again)
+
+    def _ask(self) -> Reading | None:
+        """Begins to read what is wanted next; None when there will be no more."""
+        with self._cond:
+            while not self._closed and self._error is None:
+                if (name := self._lacking()) is not None:
+                    ready = self._ready[name]
+                    reading = self._reading(self._groups[name], ready.version, ready.deadline)
+                    self._fetched[name].gradient = reading
+                    return reading
+                if (wanted := self._wanted()) is not None:
+                    name, version, deadline = wanted
+                    group = self._groups[name]
+                    reading = group.home.read(
+                        group.params, group.state, deadline=deadline, step=version - 1
+                    )
+                    self._fetched[name] = _Fetched(reading)
+                    return reading
+                self._cond.wait()
+        return None
+
+    def _lacking(self) -> str | None:
+        """A group whose state was asked for, and whose gradient waits in the store."""
+        waiting = (n for n in self._order() if self._ready[n].gradient is None)
+        return next(
+            (n for n in waiting if n in self._fetched and self._fetched[n].gradient is None), None
+        )
+
     def _update_all(self) -> None:
         """Thread: updates, one group at a time."""
         while (chosen := self._choose()) is not None:
@@ -268,12 +310,25 @@ class Updater:
             if not self._lookahead:
                 self._outputs.join()
 
+    def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
+        """The next group to update, with its state; None when there will be no more."""
+        with self._cond:
+            while not self._closed and self._error is None:
+                if (name := self._able()) is not None:
+                    self._updating.append(name)
+                    return name, self._started(name), self._fetched.pop(name)
+                self._cond.wait()
+            return None
+
     def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
         group = self._groups[name]
         try:
             params, state, weights = self._results(group, ready, fetched)
         finally:
             fetched.release()
+            with self._cond:
+                self._updating.remove(name)
+                self._cond.notify_all()
         device = params if group.weights is None else weights
         self._updated(name, ready.version, group.device.flatten(device))
         self._outputs.put(_Output(group, ready, params, state, weights))
@@ -284,47 +339,17 @@ class Updater:
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
         gradient, ready.gradient = ready.gradient, None
-        if gradient is None:
-            gradient = self._spilled(group, ready, fetched)
+        if fetched.gradient is not None:
+            gradient = group.gradient.unflatten(fetched.gradient.arrays()[0])
         spare, ready.spare = ready.spare, None
         with self._trace.span("update", group.name, ready.version - 1):
             params, state = self._optimizer.update(params, state, gradient, self._scale, spare)
             weights = None if group.weights is None else self._optimizer.cast(params)
         return params, state, weights
 
-    def _spilled(self, group: Group, ready: _Ready, fetched: _Fetched) -> Any:
-        """A gradient that waits in the store, valid until ``fetched`` is released."""
-        if fetched.gradient is None:
-            fetched.gradient = self._reading(group, ready.version, ready.deadline)
-        return group.gradient.unflatten(fetched.gradient.arrays()[0])
-
     def _reading(self, group: Group, version: int, deadline: float) -> Reading:
         assert self._spill is not None
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
-
-    def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
-        """The next group to update, with its state; None when there will be no more."""
-        while True:
-            with self._cond:
-                if self._closed or self._error is not None:
-                    return None
-                wanted = self._wanted()
-                if wanted is None:
-                    if (name := self._able()) is not None:
-                        return name, self._started(name), self._fetched.pop(name)
-                    self._cond.wait()
-                    continue
-                name, version, deadline = wanted
-                spilled = name in self._ready and self._ready[name].gradient is None
-            # Reading may wait for staging memory, so not under the lock.
-            group = self._groups[name]
-            fetched = _Fetched(
-                group.home.read(group.params, group.state, deadline=deadline, step=version - 1),
-                self._reading(group, version, deadline) if spilled else None,
-            )
-            with self._cond:
-                self._fetched[name] = fetched
-            fetched.state.when_ready(self._look_again)
 
     def _started(self, name: str) -> _Ready:
         """Takes a gradient to update with, whose memory the results take; the lock is held."""
@@ -349,7 +374,7 @@ class Updater:
         if self._held_back:
             return None
         let = self._let()
-        there = [n for n in let if n in self._fetched and self._fetched[n].state.ready()]
+        there = [n for n in let if n in self._fetched and self._fetched[n].ready(self._ready[n])]
         if not there:
             return None
         name, ready = there[0], self._ready[there[0]]
@@ -382,7 +407,7 @@ class Updater:
                 continue
             if name not in known and not self._early(name):
                 continue
-            if self._ahead.fits(name, self._fetched, self._to_come(deadline)):
+            if self._ahead.fits(name, [*self._fetched, *self._updating], self._to_come(deadline)):
                 return name, version, deadline
             break
         else:

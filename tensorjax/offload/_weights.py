@@ -27,7 +27,8 @@ class WeightStream:
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. What is next is known, so the group whose next use
     is furthest away makes room (Belady's rule). A group is fetched at the version that its step
-    computes with, and not before that has been written or handed over.
+    computes with, and not before that has been written or handed over. Reading begins before there
+    is room on the device, as far as host memory is set aside for that.
 
     Args:
       uses: groups that each position of a step needs.
@@ -35,6 +36,7 @@ class WeightStream:
       capacity: bytes that the device has for parameters. The groups of one position are fetched in
         any case.
       ahead: positions that are prefetched.
+      early: bytes of the host for what is read while the device has no room for it.
       start: position to begin with.
       version: of the parameters that a step computes with.
       read: begins to read a group, by name, deadline and step.
@@ -53,6 +55,7 @@ class WeightStream:
         *,
         capacity: int,
         ahead: int,
+        early: int,
         start: int,
         version: Callable[[int], int],
         read: Callable[[str, float, int], Reading],
@@ -66,6 +69,8 @@ class WeightStream:
         self._cond = threading.Condition()
         self._cache: dict[str, _Entry] = {}
         self._used = 0
+        self._early: dict[tuple[str, int], Reading] = {}  # by group and version
+        self._early_left = early
         self._now = self._cursor = start
         first = version(start // len(uses))
         self._available = dict.fromkeys(sizes, first)
@@ -146,6 +151,9 @@ class WeightStream:
         while not self._placing.empty():  # where the thread ended early
             if (item := self._placing.get()) is not None:
                 item[-1].release()
+        for reading in self._early.values():
+            reading.release()
+        self._early.clear()
         self._cache.clear()
 
     # Below: with the lock held, unless said otherwise.
@@ -213,11 +221,37 @@ class WeightStream:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
             for group in self._uses[number]:
-                if self._reserve(group, position, self._version(step)):
-                    reading = self._read(group, float(position), step)
+                wanted = self._reserve(group, position, self._version(step))
+                reading = self._take_early(group, self._version(step))
+                if wanted:
+                    reading = reading or self._read(group, float(position), step)
                     self._placing.put((group, step, self._cache[group], reading))
+                elif reading is not None:
+                    reading.release()
             with self._cond:
                 self._cursor += 1
+
+    def _take_early(self, group: str, version: int) -> Reading | None:
+        """Without the lock: what was read early, if it was."""
+        with self._cond:
+            reading = self._early.pop((group, version), None)
+            if reading is not None:
+                self._early_left += self._sizes[group]
+            return reading
+
+    def _read_early(self) -> None:
+        """Asks for what comes next and has no room on the device yet."""
+        for position in range(max(self._cursor, self._now), self._now + self._ahead):
+            step, number = divmod(position, len(self._uses))
+            version = self._version(step)
+            for group in self._uses[number]:
+                entry = self._cache.get(group)
+                if (group, version) in self._early or (entry and entry.version == version):
+                    continue
+                if self._available[group] < version or self._sizes[group] > self._early_left:
+                    return
+                self._early[group, version] = self._read(group, float(position), step)
+                self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> bool:
         """Without the lock: pins a group, once that is possible; whether it must be read."""
@@ -236,6 +270,7 @@ class WeightStream:
                         self._cache[group] = _Entry(version, pins={position})
                         self._grow(group)
                         return True
+                self._read_early()
                 self._wait()
 
     def _place_all(self) -> None:
