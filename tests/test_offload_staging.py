@@ -52,6 +52,13 @@ def train(folder: Path, optimizer: str, staging: float, options: dict[str, Any])
         return [trainer.step(batch).loss for _ in range(3)]
 
 
+def test_staging_that_cannot_do_is_named_and_more_helps(tmp_path: Path) -> None:
+    """Reads have three quarters; parameters, a gradient and two states take four."""
+    with pytest.raises(offload.CapacityError, match="'block0', with its gradient, take 65540"):
+        train(tmp_path, "adam", 5, {})
+    assert len(train(tmp_path, "adam", 8, {})) == 3
+
+
 @pytest.mark.parametrize(
     ("optimizer", "staging"),
     [("sgd", 5), ("sgd", 7), ("sgd", 8), ("sgd", 9), ("adam", 9), ("adam", 11.5), ("adam", 21)],

@@ -14,7 +14,7 @@ pass, O_DIRECT with a deep queue).
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Config:
     steps: int = 6
     """Steps that are timed."""
     rounds: int = 1
-    """Times that all ways are gone through; the median of all timed steps of a way counts."""
+    """Times that parts and ways are gone through; what is compared is so within one round."""
     compute: tuple[float, ...] = (1.0,)
     """Seconds of the emulated device, as multiples of the slowest other part of a step."""
     real: bool = True
@@ -97,13 +97,15 @@ def run(config: Config, run: Run) -> None:
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
     rows: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
     try:
         for name in config.sizes:
-            found, taken = one_size(setting(config, name, folder), config, run)
+            found, taken, each = one_size(setting(config, name, folder), config, run)
             memory += [row.pop("memory") for row in found]
             rows += found
             parts += taken
+            rounds += each
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     run.table("parts", parts, key=["size", "of the tries"], caption="Seconds of the parts of a "
@@ -113,8 +115,12 @@ def run(config: Config, run: Run) -> None:
         rows,
         key=["size", "device", "way"],
         caption="Seconds per step; share of the bound P*, by the medians of the parts and by the "
-        "fastest; speed over updating after the backward pass from the same store; MiB",
+        "fastest; speed over updating after the backward pass from the same store, medians of the "
+        "rounds; MiB",
     )
+    if config.rounds > 1:
+        run.table("rounds", rounds, key=["size", "device", "way", "round"],
+                  caption="Every round by itself")  # fmt: skip
     run.table(
         "memory",
         memory,
@@ -146,8 +152,50 @@ def setting(config: Config, name: str, folder: Path) -> Setting:
 
 def one_size(
     setting: Setting, config: Config, run: Run
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of all ways, and of the parts: taken before and after them, for disks change."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of all ways, of the parts of a step, and of the ways that overlap in every round."""
+    rounds = [one_round(setting, config, run, number) for number in range(config.rounds)]
+    rows = [row for label in rounds[0] for row in described(setting, label, rounds)]
+    last = [by_device[[*by_device][-1]].tries for by_device in rounds]  # the real one's, if any
+    skipped = () if config.real else ("compute",)
+    every = {n: [x for t in last for x in t[n]] for n in last[0] if n not in skipped}
+    parts = [
+        {"size": setting.name, "numbers": setting.model.numbers, "of the tries": kind.__name__,
+         **{name: kind(seconds) for name, seconds in every.items()}}
+        for kind in (statistics.median, min)
+    ]  # fmt: skip
+    return rows, parts, [
+        {"size": setting.name, "device": label, "round": number + 1, "way": way,
+         "T_c": statistics.median(one.tries["compute"]), "seconds": one.seconds(way),
+         "of P*": one.bound(setting, statistics.median) / one.seconds(way),
+         "speed": one.seconds(BASELINE) / one.seconds(way)}
+        for label in rounds[0]
+        for way in (OURS, BOUNDED)
+        for number, one in enumerate(by_device[label] for by_device in rounds)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found on one device: all tries of the parts of a step, and every way."""
+
+    tries: bound.Tries
+    ways: dict[str, dict[str, Any]]
+
+    def bound(self, setting: Setting, kind: Callable[[list[float]], float]) -> float:
+        """The bound P*, from the medians or the fastest of the tries."""
+        return times(setting, self.tries, kind).bound
+
+    def seconds(self, way: str) -> float:
+        """Of a step, the median."""
+        return statistics.median(self.ways[way]["took"])
+
+
+def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[str, Round]:
+    """All ways, and the parts before and after them, for disks change; by devices.
+
+    The emulated device takes as long as the slowest part did just before.
+    """
     tries = bound.parts(setting, TRIES)
     slowest = max(statistics.median(tries[name]) for name in ("read", "write", "update"))
     devices: list[tuple[str, offload.Engine, list[float]]] = [
@@ -157,36 +205,18 @@ def one_size(
     if config.real:
         engine = offload.Engine()
         devices.append(("these cores", engine, bound.computing(setting, engine, TRIES)))
-    found = {label: compare(setting, config, run, label, engine) for label, engine, _ in devices}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for label, engine, _ in devices:
+        found[label] = {}
+        for variant in run.progress(VARIANTS, f"{setting.name}, {label}, round {number + 1}"):
+            found[label][variant.name], trace = measure(setting, variant, engine, config.steps)
+            if not number and variant.name in (OURS, BASELINE):
+                keep(run, trace, setting.name, label, variant)
     for name, later in bound.parts(setting, TRIES).items():
         tries[name] += later
-    rows: list[dict[str, Any]] = []
-    for label, _, compute in devices:
-        rows += described(setting, label, {**tries, "compute": compute}, found[label])
-    every = {**tries, "compute": devices[-1][2]} if config.real else tries
-    parts = [
-        {"size": setting.name, "numbers": setting.model.numbers, "of the tries": kind.__name__,
-         **{name: kind(seconds) for name, seconds in every.items()}}
-        for kind in (statistics.median, min)
-    ]  # fmt: skip
-    return rows, parts
-
-
-def compare(
-    setting: Setting, config: Config, run: Run, label: str, engine: offload.Engine
-) -> dict[str, dict[str, Any]]:
-    """What was found of all ways on one device, by their names."""
-    found: dict[str, dict[str, Any]] = {}
-    turns = [variant for _ in range(config.rounds) for variant in VARIANTS]
-    for variant in run.progress(turns, f"{setting.name}, {label}"):
-        now, trace = measure(setting, variant, engine, config.steps)
-        if variant.name in found:
-            now["took"] += found[variant.name]["took"]
-            now["resident"] = max(now["resident"], found[variant.name]["resident"])
-        elif variant.name in (OURS, BASELINE):
-            keep(run, trace, setting.name, label, variant)
-        found[variant.name] = now
-    return found
+    return {
+        label: Round({**tries, "compute": compute}, found[label]) for label, _, compute in devices
+    }
 
 
 def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], float]) -> Times:
@@ -196,24 +226,29 @@ def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], fl
 
 
 def described(
-    setting: Setting, label: str, tries: bound.Tries, every: dict[str, dict[str, Any]]
+    setting: Setting, label: str, every: Sequence[Mapping[str, Round]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a table."""
-    usual = times(setting, tries, statistics.median).bound
-    least = times(setting, tries, min).bound
-    seconds_of = {name: statistics.median(found["took"]) for name, found in every.items()}
-    for name, found in every.items():
-        seconds = seconds_of[name]
+    """Rows of a table: ways and bounds are compared within rounds, of which the median counts."""
+    rounds = [by_device[label] for by_device in every]
+
+    def usual(of: Callable[[Round], float]) -> float:
+        return statistics.median(of(one) for one in rounds)
+
+    for name, found in rounds[-1].ways.items():
+        found["resident"] = max(one.ways[name]["resident"] for one in rounds)
+        seconds = statistics.median([s for one in rounds for s in one.ways[name]["took"]])
         yield {
             "size": setting.name,
             "device": label,
             "way": name,
             "seconds": seconds,
             "tokens/s": setting.batch * setting.length / seconds,
-            "P*": usual,
-            "of P*": usual / seconds,
-            "of least P*": least / seconds,
-            "speed": seconds_of[BASELINE] / seconds,
+            "P*": usual(lambda one: one.bound(setting, statistics.median)),
+            "of P*": usual(
+                lambda one, n=name: one.bound(setting, statistics.median) / one.seconds(n)
+            ),
+            "of least P*": usual(lambda one, n=name: one.bound(setting, min) / one.seconds(n)),
+            "speed": usual(lambda one, n=name: one.seconds(BASELINE) / one.seconds(n)),
             "read": found["read"] / MIB,
             "written": found["written"] / MIB,
             "memory": remembered(setting, label, name, found),

@@ -1,8 +1,45 @@
 """How many optimiser states may be read before they are needed."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
+from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._group import Group
+from tensorjax.offload._homes import StoreHome
+
+
+def shared(store: Any, groups: Collection[Group], *, spills: bool) -> tuple[int, int]:
+    """Bytes of staging memory: for what updates read, with the device's next; for what is early.
+
+    A sixth of what reads have is left, for leases cut it up. Parameters are read before the device
+    has room for them only where two of the largest states remain.
+
+    Args:
+      store: a `TensorStore`.
+      groups: all there are.
+      spills: whether gradients may have to be read as well.
+
+    Raises:
+      CapacityError: the parameters and the state of one group do not fit.
+    """
+    found = store.statistics()
+    stored = [group for group in groups if isinstance(group.home, StoreHome)]
+    largest = max(stored, key=lambda group: _needed(group, spills=spills), default=None)
+    needed = 0 if largest is None else _needed(largest, spills=spills)
+    if largest is not None and needed > found.staging_reads:
+        gradient = ", with its gradient," if spills else ""
+        raise CapacityError(
+            f"staging: parameters and state of group {largest.name!r}{gradient} take {needed} "
+            f"bytes, reads have {found.staging_reads} of the {found.staging} bytes of staging; "
+            f"open the store with staging={2 * needed}"
+        )
+    staging, device = found.staging_reads * 5 // 6, max(g.device.nbytes for g in groups)
+    early = max(0, min(2 * device, staging // 8, staging - device - 2 * needed))
+    return staging - early, early
+
+
+def _needed(group: Group, *, spills: bool) -> int:
+    return group.held + (group.gradient.nbytes if spills else 0)
 
 
 class Ahead:
@@ -23,10 +60,7 @@ class Ahead:
     def __init__(
         self, groups: Mapping[str, Group], *, lookahead: int, staging: int | None, spills: bool
     ) -> None:
-        self._needed = {
-            name: group.held + (group.gradient.nbytes if spills else 0)
-            for name, group in groups.items()
-        }
+        self._needed = {name: _needed(group, spills=spills) for name, group in groups.items()}
         self._most, self._staging = lookahead * max(self._needed.values()), staging
         if staging is not None:
             self._staging = staging - max(g.device.nbytes for g in groups.values())

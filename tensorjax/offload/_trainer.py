@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.offload import _commits, _groups
+from tensorjax.offload import _ahead, _commits, _groups
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
@@ -188,8 +188,10 @@ class Trainer:
 
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
         order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
-        staging = None if self._store is None else _staging(self._store)
-        early = 0 if staging is None else min(2 * max(sizes.values()), staging // 8)
+        staging, early = None, 0
+        if self._store is not None:
+            spills = gradient_bytes is not None
+            staging, early = _ahead.shared(self._store, self._groups.values(), spills=spills)
         self._stream = WeightStream(
             order.uses,
             sizes,
@@ -210,7 +212,7 @@ class Trainer:
             spill=self._home,
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
-            staging=None if staging is None else staging - early,
+            staging=staging,
             start=order.version(self.steps),
             due=order.due,
             updated=self._stream.updated,
@@ -488,11 +490,6 @@ class Trainer:
                 "a step failed half-way; open the store again and make a new trainer, which goes "
                 "on from what was committed"
             ) from self._failure
-
-
-def _staging(store: Any) -> int:
-    """Bytes that reads of a store surely have, between leases that have cut its memory up."""
-    return store.statistics().staging_reads * 5 // 6
 
 
 def _check_clip(clip: float | None) -> float | None:

@@ -1,0 +1,108 @@
+"""Parameters are read before the device has room for them, as far as the host has."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tensorjax.offload._trace import Trace
+from tensorjax.offload._weights import WeightStream
+
+
+class Asked:
+    """A reading that is there at once, and says when it is released."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.released = name, False
+
+    def ready(self) -> bool:
+        return True
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        call()
+
+    def arrays(self) -> list[list[Any]]:
+        assert not self.released
+        return [[self.name]]
+
+    def release(self) -> None:
+        self.released = True
+
+
+class Recorded:
+    """A stream over four layers of 10 bytes, of which two fit the device."""
+
+    def __init__(self, early: int) -> None:
+        self.asked: list[Asked] = []
+        self._changed = threading.Condition()
+        uses = [("a",), ("b",), ("c",), ("d",)]
+        self.stream = WeightStream(
+            [*uses, *uses[-2::-1]],
+            dict.fromkeys("abcd", 10),
+            capacity=20,
+            ahead=4,
+            early=early,
+            start=0,
+            version=lambda step: step,
+            read=self.read,
+            place=lambda group, arrays: arrays[0],
+            trace=Trace(),
+        )
+
+    def read(self, group: str, deadline: float, step: int) -> Asked:
+        with self._changed:
+            self.asked.append(Asked(group))
+            self._changed.notify_all()
+            return self.asked[-1]
+
+    def names(self, count: int) -> str:
+        """What was asked for, once that are so many."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.asked) >= count, 10)
+            return "".join(asked.name for asked in self.asked)
+
+
+@pytest.mark.parametrize(("early", "wanted"), [(0, "ab"), (9, "ab"), (10, "abc"), (20, "abcd")])
+def test_as_much_is_read_early_as_there_is_room(early: int, wanted: str) -> None:
+    recorded = Recorded(early)
+    try:
+        assert recorded.stream.take(0) == ("a",)
+        assert recorded.stream.take(1) == ("b",)  # both are on the device: nothing more comes
+        assert recorded.names(len(wanted)) == wanted
+    finally:
+        recorded.stream.close()
+    assert recorded.names(0) == wanted
+    assert all(asked.released for asked in recorded.asked)
+
+
+@pytest.mark.parametrize("early", [0, 10, 20])
+def test_a_step_reads_the_same_whatever_is_early(early: int) -> None:
+    recorded = Recorded(early)
+    try:
+        for position, name in enumerate("abcdcba"):
+            assert recorded.stream.take(position) == (name,)
+            recorded.stream.done(position)
+    finally:
+        recorded.stream.close()
+    # The two last ones of the forward pass stay for the backward pass.
+    assert sorted(recorded.names(6)) == sorted("abcdba")
+    assert all(asked.released for asked in recorded.asked)
+
+
+def test_what_is_handed_over_takes_the_place_of_what_was_read_early() -> None:
+    recorded = Recorded(20)
+    try:
+        for position in range(7):
+            recorded.stream.take(position)
+            recorded.stream.done(position)
+        recorded.stream.updated("a", 1, ["new a"])
+        recorded.stream.updated("b", 1, ["new b"])
+        for name in "abcd":
+            recorded.stream.written(name, 1)
+        assert recorded.stream.take(7) == ("new a",)
+        recorded.stream.done(7)
+        assert recorded.stream.take(8) == ("new b",)
+    finally:
+        recorded.stream.close()
+    assert all(asked.released for asked in recorded.asked)
