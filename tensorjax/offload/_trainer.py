@@ -66,7 +66,8 @@ class Trainer:
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
         and results on their way home, with spare memory, take no more than the largest group's.
-        None keeps all in memory, and results of twice that size beside a spare state.
+        None keeps all in memory, results of twice that size, and spare states: of groups of one
+        shape two, of any other one.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
@@ -90,6 +91,7 @@ class Trainer:
     Raises:
       TypeError: layers, parameters or an optimiser of another kind.
       ValueError: names that do not fit, options out of range, a store of another model.
+      CapacityError: the store's staging memory is too small for the state of one group.
 
     Example:
       >>> import jax.numpy as jnp
