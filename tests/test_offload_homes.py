@@ -107,6 +107,58 @@ def test_who_joins_a_read_hastens_it(
     assert not both.ready()
 
 
+def test_bundles_read_together_do_not_hold_part_of_their_memory(tmp_path: Path) -> None:
+    """Parameters in the middle of the pool would leave two holes, none large enough."""
+    page, found = 4096, []
+    bundles = [
+        Bundle(name, {f"x{n}": np.zeros(size * page // 4, np.float32) for n, size in sizes})
+        for name, sizes in [("s", [(0, 30)]), ("p", [(0, 100)]), ("t", [(0, 100), (1, 100)])]
+    ]
+    with TensorStore(tmp_path, 1 << 24, backend="memory", staging=430 * page, block=page) as store:
+        small, params, state = bundles
+        home = StoreHome(store, Trace())
+        for bundle in bundles:
+            store.reserve(bundle.specs)
+            zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in bundle.leaves]
+            home.write((bundle, zeros), deadline=0, step=0)
+        home.settle()
+        for home.together in (False, True):
+            first = home.read(small, deadline=0, step=0)
+            first.arrays()
+            both = home.read(params, state, deadline=1, step=0)
+            part = home.read(params, deadline=1, step=0)
+            if not home.together:
+                part.arrays()
+            found.append(part.ready())
+            first.release()
+            if home.together:
+                assert [len(x) for x in both.arrays()] == [1, 2]
+            part.release()
+            both.release()
+        assert found == [True, False]
+
+
+def test_a_read_that_fails_half_way_holds_nothing(
+    store: Any, bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = StoreHome(store, Trace())
+    write(home, bundles, 1.0)
+    reads = store.read_many
+
+    def read_many(names: Any, *, deadline: float) -> Any:
+        if "layer/state/w" in names:
+            raise RuntimeError("no")
+        return reads(names, deadline=deadline)
+
+    monkeypatch.setattr(store, "read_many", read_many)
+    with pytest.raises(RuntimeError, match="no"):
+        home.read(*bundles.values(), deadline=0.0, step=0)
+    reading = home.read(bundles["params"], deadline=0.0, step=0)
+    assert values(reading) == [1.0]
+    reading.release()
+    assert store._queue.reading.used == 0
+
+
 def test_what_was_released_is_not_there(store: Any, bundles: dict[str, Bundle]) -> None:
     home = StoreHome(store, Trace())
     write(home, bundles, 1.0)

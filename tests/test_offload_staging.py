@@ -54,7 +54,7 @@ def train(folder: Path, optimizer: str, staging: float, options: dict[str, Any])
 
 def test_staging_that_cannot_do_is_named_and_more_helps(tmp_path: Path) -> None:
     """Reads have three quarters; parameters, a gradient and two states take four."""
-    with pytest.raises(offload.CapacityError, match="'block0', with its gradient, take 65540"):
+    with pytest.raises(offload.CapacityError, match="'block0', with its gradient, take 69632"):
         train(tmp_path, "adam", 5, {})
     assert len(train(tmp_path, "adam", 8, {})) == 3
 
@@ -79,3 +79,41 @@ def test_updates_never_hold_what_their_gradients_wait_for(
     thread.join(60)
     assert len(found) == 3, "the training does not go on"
     assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 1.0}], ids=["overlap", "clip"])
+@pytest.mark.parametrize("share", [1.05, 1.1, 1.3])
+def test_layers_of_several_sizes_do_not_cut_staging_up(
+    tmp_path: Path, share: float, options: dict[str, Any]
+) -> None:
+    """Reads have hardly more than the largest update needs."""
+    rng = np.random.default_rng(0)
+    widths = [64 * n for n in (9, 1, 1, 9, 1, 1)]
+    params = {
+        f"block{n}": {"w": (rng.standard_normal((WIDTH, width)) / 30).astype(np.float32)}
+        for n, width in enumerate(widths)
+    }
+
+    def wide(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        x = batch["x"] if x is None else x
+        return x + jnp.tanh(x @ params[0]["w"]) @ params[0]["w"].T
+
+    layers = [offload.Layer(name=name, apply=wide) for name in list(params)[:-1]]
+    layers.append(offload.Layer(name="block5", apply=loss))
+    found: list[float] = []
+
+    def run() -> None:
+        size = int(share * 3 * 9 * LAYER) * 4 // 3
+        with (
+            offload.TensorStore(
+                tmp_path, 1 << 24, backend="memory", staging=size, block=4096
+            ) as store,
+            offload.Trainer(layers, params, OPTIMIZERS["adam"], store=store, **options) as trainer,
+        ):
+            batch = {"x": np.ones((2, WIDTH), np.float32)}
+            found.extend(trainer.step(batch).loss for _ in range(4))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(found) == 4, "the training does not go on"

@@ -8,14 +8,19 @@ from tensorjax.offload._group import Group
 from tensorjax.offload._homes import StoreHome
 
 
-def shared(store: Any, groups: Collection[Group], *, spills: bool) -> tuple[int, int]:
+def shared(
+    store: Any, home: StoreHome, groups: Collection[Group], *, spills: bool
+) -> tuple[int, int]:
     """Bytes of staging memory: for what updates read, with the device's next; for what is early.
 
     A sixth of what reads have is left, for leases cut it up. Parameters are read before the device
-    has room for them only where two of the largest states remain.
+    has room for them only where two of the largest states remain. Where there is not thrice what
+    the largest update needs, the home reads parameters and state together: an update that holds the
+    one could wait for ever for a hole that takes the other.
 
     Args:
       store: a `TensorStore`.
+      home: of it; is told whether memory is tight.
       groups: all there are.
       spills: whether gradients may have to be read as well.
 
@@ -23,7 +28,7 @@ def shared(store: Any, groups: Collection[Group], *, spills: bool) -> tuple[int,
       CapacityError: the parameters and the state of one group do not fit.
     """
     found = store.statistics()
-    stored = [group for group in groups if isinstance(group.home, StoreHome)]
+    stored = [group for group in groups if group.home is home]
     largest = max(stored, key=lambda group: _needed(group, spills=spills), default=None)
     needed = 0 if largest is None else _needed(largest, spills=spills)
     if largest is not None and needed > found.staging_reads:
@@ -33,13 +38,14 @@ def shared(store: Any, groups: Collection[Group], *, spills: bool) -> tuple[int,
             f"bytes, reads have {found.staging_reads} of the {found.staging} bytes of staging; "
             f"open the store with staging={2 * needed}"
         )
-    staging, device = found.staging_reads * 5 // 6, max(g.device.nbytes for g in groups)
+    home.together = found.staging_reads < 3 * needed
+    staging, device = found.staging_reads * 5 // 6, max(g.device.staged for g in groups)
     early = max(0, min(2 * device, staging // 8, staging - device - 2 * needed))
     return staging - early, early
 
 
 def _needed(group: Group, *, spills: bool) -> int:
-    return group.held + (group.gradient.nbytes if spills else 0)
+    return group.held + (group.gradient.staged if spills else 0)
 
 
 class Ahead:
@@ -63,7 +69,7 @@ class Ahead:
         self._needed = {name: _needed(group, spills=spills) for name, group in groups.items()}
         self._most, self._staging = lookahead * max(self._needed.values()), staging
         if staging is not None:
-            self._staging = staging - max(g.device.nbytes for g in groups.values())
+            self._staging = staging - max(g.device.staged for g in groups.values())
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:

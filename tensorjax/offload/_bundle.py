@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.offload._extents import padded
+
 # Leaves below this are packed: a store moves blocks, and a bias would be one of its own.
 SMALL = 64 * 1024
 _ALIGNED = 64  # bytes; XLA reads aligned memory in place
@@ -58,6 +60,11 @@ class Bundle:
         self._packed = f"{name}/packed"
         if end:
             self.specs[self._packed] = jax.ShapeDtypeStruct((end,), np.uint8)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of staging memory that its tensors take."""
+        return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
         """The tensors that hold these arrays; large ones are views, nothing is copied."""

@@ -40,8 +40,8 @@ class Group:
 
     @property
     def held(self) -> int:
-        """Bytes of the parameters and the state, which an update reads."""
-        return self.params.nbytes + self.state.nbytes
+        """Bytes of staging memory of the parameters and the state, which an update reads."""
+        return self.params.staged + self.state.staged
 
     @property
     def results(self) -> int:

@@ -84,10 +84,22 @@ class _Share:
 
     bundle: Bundle
     future: Any
+    names: list[str]  # of all tensors that the future waits for
     users: int = 1
 
     def failed(self) -> bool:
         return self.future.done() and self.future.exception() is not None
+
+    def arrays(self) -> list[Any]:
+        """Once they are there."""
+        found = self.future.result()
+        return self.bundle.arrays({name: found[name].array for name in self.bundle.specs})
+
+    def release(self, read: Any) -> None:
+        """Gives back the memory of this bundle, of all that were read together."""
+        if read.exception() is None:
+            for name in self.bundle.specs:
+                read.result()[name].release()
 
 
 class StoreHome:
@@ -99,33 +111,53 @@ class StoreHome:
     Args:
       store: the store; names of tensors are reserved already.
       trace: gains a span for every tensor that is read or written.
+
+    Attributes:
+      together: whether the bundles of one read get their memory at once or not at all; else each
+        comes as soon as it can.
     """
 
     def __init__(self, store: Any, trace: Trace) -> None:
         self._store, self._trace = store, trace
+        self.together = False
         self._writes: list[Any] = []
         self._shares: dict[str, _Share] = {}
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Asks the store for each bundle by itself, but for what is there already."""
-        shares, joined = [], []
+        """Asks the store for the bundles, but for what is there already."""
         with self._lock:
-            for bundle in bundles:
-                share = self._shares.get(bundle.name)
-                if share is not None and not share.failed():
-                    share.users += 1
-                    joined.append(share)
-                else:
-                    start = time.perf_counter()
-                    future = self._store.read_many(bundle.specs, deadline=deadline)
-                    self._shares[bundle.name] = share = _Share(bundle, future)
-                    self._follow(future, "read", bundle.name, start, step)
-                shares.append(share)
-        for share in joined:
+            joined = {b.name: s for b in bundles if (s := self._known(b)) is not None}
+            missing = [bundle for bundle in bundles if bundle.name not in joined]
+            asked = {}
+            try:
+                for batch in [missing] if self.together else [[bundle] for bundle in missing]:
+                    asked |= self._ask(batch, deadline, step)
+            except BaseException:
+                for share in asked.values():
+                    share.future.add_done_callback(share.release)
+                raise
+            for share in joined.values():
+                share.users += 1
+            self._shares |= asked
+        for share in joined.values():
             if not share.future.done():
-                self._store.hasten(share.bundle.specs, deadline=deadline)
-        return _Leased(shares, self._let_go)
+                self._store.hasten(share.names, deadline=deadline)
+        return _Leased([(joined | asked)[bundle.name] for bundle in bundles], self._let_go)
+
+    def _known(self, bundle: Bundle) -> _Share | None:
+        """What is there of a bundle, or on its way; the lock is held."""
+        share = self._shares.get(bundle.name)
+        return None if share is None or share.failed() else share
+
+    def _ask(self, bundles: Sequence[Bundle], deadline: float, step: int) -> dict[str, _Share]:
+        """Reads bundles, which get their memory at once; the lock is held."""
+        if not bundles:
+            return {}
+        start, names = time.perf_counter(), [name for b in bundles for name in b.specs]
+        future = self._store.read_many(names, deadline=deadline)
+        self._follow(future, "read", bundles[0].name, start, step)
+        return {bundle.name: _Share(bundle, future, names) for bundle in bundles}
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
@@ -158,7 +190,7 @@ class StoreHome:
             if self._shares.get(share.bundle.name) is share:
                 del self._shares[share.bundle.name]
         # Does not wait: what is not there yet may wait for memory that others still have.
-        share.future.add_done_callback(_release)
+        share.future.add_done_callback(share.release)
 
     def settle(self) -> None:
         """Waits for all writes, and raises the first error of one."""
@@ -205,23 +237,13 @@ class _Leased:
     def arrays(self) -> list[list[Any]]:
         if self._released:
             raise ValueError("a reading was released; read again")
-        leases = [share.future.result() for share in self._shares]
-        return [
-            share.bundle.arrays({name: lease.array for name, lease in found.items()})
-            for share, found in zip(self._shares, leases, strict=True)
-        ]
+        return [share.arrays() for share in self._shares]
 
     def release(self) -> None:
         if not self._released:
             self._released = True
             for share in self._shares:
                 self._let_go(share)
-
-
-def _release(read: Any) -> None:
-    """Gives back the memory of what was read."""
-    if read.exception() is None:
-        read.result().release()
 
 
 def _done(write: Any) -> bool:

@@ -191,9 +191,10 @@ class Trainer:
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
         order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
         staging, early = None, 0
-        if self._store is not None:
-            spills = gradient_bytes is not None
-            staging, early = _ahead.shared(self._store, self._groups.values(), spills=spills)
+        if self._home is not None:
+            staging, early = _ahead.shared(
+                self._store, self._home, self._groups.values(), spills=gradient_bytes is not None
+            )
         self._stream = WeightStream(
             order.uses,
             sizes,
