@@ -1,7 +1,8 @@
-"""The gradients of one backward pass, as the layers give them."""
+"""The gradients of backward passes, on their way from the device to the host."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,38 +11,87 @@ import jax.numpy as jnp
 from tensorjax.offload._layers import Layer
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
+from tensorjax.offload._trace import Trace
 
 
 class Gradients:
     """Takes gradients to the host, and adds up those of groups that several layers use.
+
+    A thread does it, while the device computes the next layer: those of one layer at a time, so the
+    device holds two layers' gradients at most. All are taken in the order they were given.
 
     Args:
       layers: of the model.
       optimizer: whose device they go to.
       shards: which part of them is this process's.
       measured: whether their squares are wanted.
+      offer: called in the thread with a group, its whole gradient, and the bytes of the gradients
+        that layers are still to add to.
+      trace: gains spans.
 
     Attributes:
-      squares: sum of the squares of all whole gradients; of several processes, of those pieces
-        that this one counts.
+      squares: sum of the squares of all whole gradients since `begin`; of several processes, of
+        those pieces that this one counts.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], optimizer: HostOptimizer, shards: Shards, *, measured: bool
+        self,
+        layers: Sequence[Layer],
+        optimizer: HostOptimizer,
+        shards: Shards,
+        *,
+        measured: bool,
+        offer: Callable[[str, Any, int], None],
+        trace: Trace,
     ) -> None:
         self._optimizer, self._shards, self._measured = optimizer, shards, measured
-        self._left = Counter(group for layer in layers for group in layer.uses)
+        self._offer, self._trace = offer, trace
+        self._uses = Counter(group for layer in layers for group in layer.uses)
+        self._thread = ThreadPoolExecutor(1, "offload gradient")
+        self._moving: Future[None] | None = None
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Forgets the gradients of the step before."""
+        self._step, self._left = step, self._uses.copy()
         self._partial: dict[str, Any] = {}
-        self.squares = jnp.zeros((), jnp.float32)
+        self.squares: Any = jnp.zeros((), jnp.float32)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the gradients that layers are still to add to."""
-        return sum(x.nbytes for x in jax.tree.leaves(self._partial))
+    def take(self, layer: Layer, gradients: Sequence[Any]) -> None:
+        """Begins to take a layer's gradients, once those of the layer before are there.
 
-    def add(self, group: str, gradient: Any) -> Any:
+        They are used up; the caller should not keep them.
+        """
+        self.wait()
+        self._moving = self._thread.submit(self._take, layer.uses, list(gradients))
+
+    def wait(self) -> None:
+        """Until all that was taken has been offered; raises what went wrong."""
+        moving, self._moving = self._moving, None
+        if moving is None:
+            return
+        if moving.done():
+            moving.result()
+        else:
+            with self._trace.span("wait", "gradient", self._step):
+                moving.result()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown()
+
+    def _take(self, groups: Sequence[str], gradients: list[Any]) -> None:
+        for group in groups:
+            with self._trace.span("gradient", group, self._step):
+                whole = self._add(group, gradients.pop(0))
+            if whole is not None:
+                held = sum(x.nbytes for x in jax.tree.leaves(self._partial))
+                self._offer(group, whole, held)
+            del whole
+
+    def _add(self, group: str, gradient: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
-        held = self._shards.take(group, gradient, self._optimizer.device)
+        held = jax.block_until_ready(self._shards.take(group, gradient, self._optimizer.device))
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held)
         self._left[group] -= 1

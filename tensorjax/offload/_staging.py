@@ -12,15 +12,21 @@ from tensorjax.offload._extents import padded
 class Pool:
     """One aligned region, given out first fit. The caller holds the lock.
 
-    Arrays that view the region keep it alive, also after the store is closed.
+    It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
+    hundreds, and disks are up to half as fast again. That takes private memory, which must not be
+    shared with a forked process while a transfer is under way (`man 2 open`, O_DIRECT); so forked
+    processes do not have it. Arrays that view the region keep it alive, also after the store is
+    closed.
     """
 
     def __init__(self, size: int):
         self.size = padded(size)
-        pages = mmap.mmap(-1, self.size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
-                pages.madvise(mmap.MADV_HUGEPAGE)
+        # Shared memory, which is Python's default, would not get huge pages.
+        pages = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):
+                with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
+                    pages.madvise(getattr(mmap, advice))
         self.memory = np.frombuffer(pages, np.uint8)
         self.used = self.peak = 0
         self._starts, self._sizes = [0], [self.size]

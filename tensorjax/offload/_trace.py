@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TRACKS = ("compute", "wait", "place", "read", "update", "write", "commit")
-_COLOURS = {"compute": "#4472c4", "wait": "#d9d9d9", "place": "#8faadc", "read": "#70ad47",
-            "update": "#ed7d31", "write": "#a64d79", "commit": "#7f7f7f"}  # fmt: skip
+TRACKS = ("compute", "wait", "place", "gradient", "read", "update", "write", "commit")
+_COLOURS = {"compute": "#4472c4", "wait": "#d9d9d9", "place": "#8faadc", "gradient": "#ffc000",
+            "read": "#70ad47", "update": "#ed7d31", "write": "#a64d79",
+            "commit": "#7f7f7f"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Span:
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
-        "read", "update", "write", "commit".
+        "gradient" (to the host), "read", "update", "write", "commit".
       name: of the layer or group, and what was done.
       start, stop: in seconds, of `time.perf_counter`.
       step: training step that it belongs to.

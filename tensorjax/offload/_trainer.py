@@ -223,6 +223,10 @@ class Trainer:
             failed=self._stream.fail,
             trace=self.trace,
         )
+        self._gradients = Gradients(
+            self._layers, self._optimizer, self._shards, measured=self._clip is not None,
+            offer=self._offer, trace=self.trace,
+        )  # fmt: skip
         self._commits = None
         if self._home is not None:
             self._commits = Commits(
@@ -267,17 +271,14 @@ class Trainer:
         return Step(self.steps, loss, norm)
 
     def _step(self, batches: list[Any]) -> tuple[float, float | None]:
-        base, version = self._order.start(self.steps), self._order.version(self.steps) + 1
+        base = self._order.start(self.steps)
         inputs = self._forward(base, batches)
         if self._commits is not None and self._commit_due():
             self._commits.begin(self._meta(), self._progress.pending)
-        gradients = Gradients(
-            self._layers, self._optimizer, self._shards, measured=self._clip is not None
-        )
-        loss = self._backward(base, version, batches, inputs, gradients)
+        loss = self._backward(base, batches, inputs)
         norm = None
         if self._clip is not None:
-            norm = float(np.sqrt(np.float32(self._processes.total(gradients.squares))))
+            norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         self._finish(norm)
         return loss, norm
 
@@ -303,13 +304,12 @@ class Trainer:
         self.peak_activations = max(self.peak_activations, held)
         return inputs
 
-    def _backward(
-        self, base: int, version: int, batches: list[Any], inputs: list[Any], gradients: Gradients
-    ) -> float:
+    def _backward(self, base: int, batches: list[Any], inputs: list[Any]) -> float:
         """The loss; gradients go to the updater."""
         last, share = len(self._layers) - 1, 1.0 / len(batches)
         dy: list[Any] = [None] * len(batches)
         losses = []
+        self._gradients.begin(self.steps)
         if self._order.gated:
             self._updater.gate()
         elif self._order.stale:
@@ -335,16 +335,14 @@ class Trainer:
                 self._engine.wait((dy, sums))
             del params
             self._stream.done(position)
-            sums = list(sums)
-            for group in layer.uses:
-                gradient = sums.pop(0)
-                if (whole := gradients.add(group, gradient)) is not None:
-                    self._offer(group, whole, version, gradients.nbytes)
-                del gradient, whole
+            self._gradients.take(layer, sums)
             del sums
+        self._gradients.wait()
         return float(sum(float(loss) for loss in losses))
 
-    def _offer(self, group: str, gradient: Any, version: int, partial: int) -> None:
+    def _offer(self, group: str, gradient: Any, partial: int) -> None:
+        """Hands a gradient to the updater, or with "one_step_stale" the one before."""
+        version = self._order.version(self.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
             before, pending[group] = pending.get(group), gradient
@@ -442,6 +440,7 @@ class Trainer:
             self._closed = True
             if self._commits is not None:
                 self._commits.join()
+            self._gradients.close()
             self._updater.close()
             self._stream.close()
 

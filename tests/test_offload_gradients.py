@@ -1,0 +1,139 @@
+"""Gradients on their way to the host."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tensorjax import offload
+from tensorjax.offload._gradients import Gradients
+from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._shards import Shards
+from tensorjax.offload._trace import Trace
+
+A, B = (offload.Layer(name=n, apply=lambda *_: None, uses=("tied", n)) for n in "ab")
+
+
+class Offers:
+    """What is offered, once that is let."""
+
+    def __init__(self) -> None:
+        self.let, self.got = threading.Event(), []
+        self.let.set()
+
+    def __call__(self, group: str, gradient: Any, partial: int) -> None:
+        assert self.let.wait(30)
+        self.got.append((group, np.asarray(gradient["w"]).tolist(), partial))
+
+
+@pytest.fixture
+def offers() -> Offers:
+    return Offers()
+
+
+@pytest.fixture
+def gradients(offers: Offers) -> Iterator[Gradients]:
+    made = Gradients(
+        (A, B), HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, offer=offers,
+        trace=Trace(),
+    )  # fmt: skip
+    yield made
+    offers.let.set()
+    made.close()
+
+
+def of(*values: float) -> list[Any]:
+    return [{"w": jnp.full(2, value, jnp.float32)} for value in values]
+
+
+def test_layers_that_share_a_group_add_to_it(gradients: Gradients, offers: Offers) -> None:
+    for step in range(2):
+        gradients.begin(step)
+        gradients.take(B, of(1.0, 2.0))
+        gradients.take(A, of(3.0, 4.0))
+        gradients.wait()
+        assert float(gradients.squares) == 2 * (2.0**2 + 4.0**2 + 4.0**2)
+    # While b is offered, the tied group is not whole yet: 8 bytes.
+    assert offers.got == 2 * [("b", [2, 2], 8), ("tied", [4, 4], 0), ("a", [4, 4], 0)]
+
+
+def test_one_layer_is_taken_while_the_next_is_computed(
+    gradients: Gradients, offers: Offers
+) -> None:
+    gradients.begin(0)
+    offers.let.clear()
+    gradients.take(B, of(1.0, 2.0))  # returns, though nothing can be offered
+    assert offers.got == []
+    second = threading.Thread(target=gradients.take, args=(A, of(3.0, 4.0)))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()  # the device holds the gradients of no third layer
+    offers.let.set()
+    second.join(30)
+    gradients.wait()
+    assert [group for group, *_ in offers.got] == ["b", "tied", "a"]
+
+
+def test_what_goes_wrong_is_raised(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no way to the host")
+
+    monkeypatch.setattr(gradients, "_offer", fail)
+    gradients.take(B, of(1.0, 2.0))
+    with pytest.raises(RuntimeError, match="no way"):
+        gradients.wait()
+    gradients.wait()  # it was told once
+
+
+def test_a_trainer_computes_while_gradients_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first gradients arrive only once the layer before has begun its backward pass."""
+    began, add = threading.Event(), Gradients._add
+
+    def late(self: Gradients, group: str, gradient: Any) -> Any:
+        assert group != "b" or began.wait(30)
+        return add(self, group, gradient)
+
+    class Engine(offload.Engine):
+        def backward(self, layer: offload.Layer, *arguments: Any) -> Any:
+            began.set()
+            return super().backward(layer, *arguments)
+
+    monkeypatch.setattr(Gradients, "_add", late)
+    layers, params, batch = two_layers()
+    with offload.Trainer(layers, params, optax.sgd(0.1), engine=Engine()) as trainer:
+        assert np.isfinite(trainer.step(batch).loss)
+        assert [s.name for s in trainer.trace.spans("gradient")] == ["b", "a"]
+
+
+def test_a_step_that_fails_on_the_way_to_the_host_ends_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no way to the host")
+
+    layers, params, batch = two_layers()
+    trainer = offload.Trainer(layers, params, optax.sgd(0.1))
+    monkeypatch.setattr(Gradients, "_add", fail)
+    with pytest.raises(RuntimeError, match="no way"):
+        trainer.step(batch)
+    with pytest.raises(RuntimeError, match="half-way"):
+        trainer.step(batch)
+    trainer.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("offload gradient")]
+
+
+def two_layers() -> tuple[list[offload.Layer], dict[str, jax.Array], dict[str, jax.Array]]:
+    def first(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return batch["x"] @ params[0]
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return jnp.mean((x @ params[0]) ** 2)
+
+    applies: dict[str, Callable[..., jax.Array]] = {"a": first, "b": last}
+    layers = [offload.Layer(name=name, apply=apply) for name, apply in applies.items()]
+    return layers, {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}, {"x": jnp.ones((2, 3))}
