@@ -142,6 +142,24 @@ def test_earlier_deadlines_go_first(folder: Path) -> None:
         assert [deadlines[n] for n in numbers] == sorted(deadlines)
 
 
+def test_writes_can_be_brought_forward(folder: Path) -> None:
+    backend, order = gated()
+    with made(folder, backend, staging=16 * MIB) as store:
+        store.reserve({str(i): jnp.zeros(MIB // 32) for i in range(3)})
+        futures = [store.write("2", np.zeros(MIB // 32))]  # holds the only worker
+        while not backend.file.held:
+            time.sleep(0.001)
+        futures.append(store.write("0", np.zeros(MIB // 32), deadline=9))
+        store.hasten_writes(deadline=2)
+        store.hasten_writes(deadline=7)  # not back again
+        futures.append(store.write("1", np.zeros(MIB // 32), deadline=5))
+        backend.file.gate.set()
+        for future in futures:
+            future.result(30)
+        size = MIB // 32 * 8
+        assert [offset // size for offset in order] == [2, 0, 1]
+
+
 def gated() -> tuple[Any, list[int]]:
     """A backend of one worker that waits for a gate before each transfer, and the offsets."""
     from tensorjax.offload._backends import ThreadBackend
@@ -224,6 +242,24 @@ def test_writers_wait_for_staging_and_readers_for_leases(folder: Path) -> None:
         assert not failures
         assert not any(thread.is_alive() for thread in threads)
         assert store.statistics().staging_peak <= store.statistics().staging <= 2 * MIB
+
+
+def test_reads_without_memory_are_starved_until_a_lease_ends(folder: Path) -> None:
+    size = MIB // 16
+    with made(folder, staging=2 * MIB) as store:
+        store.reserve({str(i): jnp.zeros(size) for i in range(4)})
+        for i in range(4):
+            store.write(str(i), np.full(size, float(i))).result(30)
+        leases = [store.read(str(i)).result(30) for i in range(3)]
+        assert not store.starved()  # nobody waits
+        late = store.read("3")
+        assert store.starved()
+        leases.pop().release()
+        with late.result(30) as lease:
+            assert lease.array[0] == 3
+        assert not store.starved()
+        for lease in leases:
+            lease.release()
 
 
 def test_a_write_behind_a_read_without_memory_is_no_deadlock(folder: Path) -> None:

@@ -74,8 +74,8 @@ def make(home: SlowHome, done: dict[str, threading.Event], order: list[str]) -> 
         done[name].set()
 
     return Updater(
-        groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None, start=0,
-        due=lambda name, version: float(version), updated=updated,
+        groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None,
+        together=False, start=0, due=lambda name, version: float(version), updated=updated,
         written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
 
@@ -118,3 +118,46 @@ def test_a_gate_holds_only_what_comes_after_it() -> None:
         home.arrived.set()
         updater.close()
     assert order == ["urgent", "later"]
+
+
+class FullHome(SlowHome):
+    """A home without memory for "urgent" while the state of "later" is held."""
+
+    def __init__(self) -> None:
+        super().__init__("urgent/params")
+        self.read_again = 0
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        found = super().read(*bundles, deadline=deadline, step=step)
+        if bundles[0].name == self.slow:
+            return found
+        self.read_again += 1
+        return Held(found, self.arrived)
+
+    def starved(self) -> bool:
+        return not self.arrived.is_set()
+
+
+class Held:
+    """A reading whose end is another one's beginning."""
+
+    def __init__(self, inner: Reading, released: threading.Event) -> None:
+        self.ready, self.when_ready, self.arrays = inner.ready, inner.when_ready, inner.arrays
+        self.release = released.set
+
+
+def test_a_state_that_takes_the_memory_of_a_more_urgent_one_is_given_back() -> None:
+    home, order = FullHome(), []
+    done: dict[str, threading.Event] = {}
+    updater = make(home, done, order)
+    try:
+        updater.expect({"later": (1, 1.0), "urgent": (1, 0.0)}, gated=False)
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
+        assert done["urgent"].wait(30)
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    assert order == ["urgent", "later"]
+    assert home.read_again == 2

@@ -1,26 +1,39 @@
 """How many optimiser states may be read before they are needed."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._group import Group
-from tensorjax.offload._homes import StoreHome
+from tensorjax.offload._homes import Home
 
 
-def shared(
-    store: Any, home: StoreHome, groups: Collection[Group], *, spills: bool
-) -> tuple[int, int]:
-    """Bytes of staging memory: for what updates read, with the device's next; for what is early.
+@dataclass(frozen=True)
+class Shares:
+    """Who gets how much of the staging memory of reads.
 
-    A sixth of what reads have is left, for leases cut it up. Parameters are read before the device
-    has room for them only where two of the largest states remain. Where there is not thrice what
-    the largest update needs, the home reads parameters and state together: an update that holds the
-    one could wait for ever for a hole that takes the other.
+    Attributes:
+      staging: bytes for what updates read, with the device's next.
+      early: bytes for parameters that are read before the device has room for them.
+      tight: whether all that an update reads should get its memory at once or not at all. Where
+        there is not thrice what the largest needs, one that holds a part could wait for ever for a
+        hole that takes the rest.
+    """
+
+    staging: int
+    early: int
+    tight: bool
+
+
+def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
+    """Divides the staging memory of reads: an eighth of it is left, for leases cut it up.
+
+    Parameters are read early only where two of the largest states remain.
 
     Args:
       store: a `TensorStore`.
-      home: of it; is told whether memory is tight.
+      home: of it.
       groups: all there are.
       spills: whether gradients may have to be read as well.
 
@@ -38,10 +51,9 @@ def shared(
             f"bytes, reads have {found.staging_reads} of the {found.staging} bytes of staging; "
             f"open the store with staging={2 * needed}"
         )
-    home.together = found.staging_reads < 3 * needed
-    staging, device = found.staging_reads * 5 // 6, max(g.device.staged for g in groups)
+    staging, device = found.staging_reads * 7 // 8, max(g.device.staged for g in groups)
     early = max(0, min(2 * device, staging // 8, staging - device - 2 * needed))
-    return staging - early, early
+    return Shares(staging - early, early, tight=found.staging_reads < 3 * needed)
 
 
 def _needed(group: Group, *, spills: bool) -> int:
@@ -89,9 +101,7 @@ class Ahead:
         """Whether the states of these groups may all be held before their gradients are there."""
         if self._staging is None:
             return True
-        # Any other one may come to be needed first.
-        beside = max((n for name, n in self._needed.items() if name not in names), default=0)
-        return self._sum(names) + beside <= self._staging
+        return self._sum(names) <= self._staging
 
     def _sum(self, names: Collection[str]) -> int:
         return sum(self._needed[name] for name in names)

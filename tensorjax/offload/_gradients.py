@@ -81,9 +81,13 @@ class Gradients:
         self._thread.shutdown()
 
     def _take(self, groups: Sequence[str], gradients: list[Any]) -> None:
-        for group in groups:
+        """The smallest first: it is updated while the largest is on its way."""
+        found = dict(zip(groups, gradients, strict=True))
+        del gradients
+        sizes = {g: sum(x.nbytes for x in jax.tree.leaves(found[g])) for g in groups}
+        for group in sorted(groups, key=lambda g: sizes[g]):
             with self._trace.span("gradient", group, self._step):
-                whole = self._add(group, gradients.pop(0))
+                whole = self._add(group, found.pop(group))
             if whole is not None:
                 held = sum(x.nbytes for x in jax.tree.leaves(self._partial))
                 self._offer(group, whole, held)

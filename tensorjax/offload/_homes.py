@@ -50,6 +50,14 @@ class Home(Protocol):
         """
         ...
 
+    def hasten(self, deadline: float) -> None:
+        """Brings writes forward: somebody waits for the memory that they hold."""
+        ...
+
+    def starved(self) -> bool:
+        """Whether reads wait for memory that other readings hold, and nothing moves."""
+        ...
+
     def settle(self) -> None:
         """Waits until all that was written is where it should be; raises what went wrong."""
         ...
@@ -73,6 +81,13 @@ class HostHome:
         self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
         known = [arrays for arrays in before if arrays is not None]
         return known if len(known) == len(before) else None
+
+    def hasten(self, deadline: float) -> None:
+        """Nothing is under way."""
+
+    def starved(self) -> bool:
+        """Never: reads take no memory."""
+        return False
 
     def settle(self) -> None:
         """Nothing to wait for."""
@@ -191,6 +206,14 @@ class StoreHome:
                 del self._shares[share.bundle.name]
         # Does not wait: what is not there yet may wait for memory that others still have.
         share.future.add_done_callback(share.release)
+
+    def hasten(self, deadline: float) -> None:
+        """Brings the writes under way forward, where their deadline is later."""
+        self._store.hasten_writes(deadline=deadline)
+
+    def starved(self) -> bool:
+        """Whether reads wait for staging memory that others hold, and nothing moves."""
+        return self._store.starved()
 
     def settle(self) -> None:
         """Waits for all writes, and raises the first error of one."""

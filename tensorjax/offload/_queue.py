@@ -138,7 +138,8 @@ class Queue:
         self.reading, self.writing = reading, writing
         self.reads, self.writes = Counter(), Counter()
         self.wake: Callable[[], None] | None = None
-        self.depth = self.deepest = self.overflow = self.pending_writes = 0
+        self.depth = self.deepest = self.overflow = 0
+        self._pending: set[Request] = set()  # writes
         self.blocked = 0.0
         self.orphans: deque[Buffer] = deque()
         self._ready = threading.Condition(self.lock)
@@ -175,7 +176,8 @@ class Queue:
                 self.hasten(other, request.deadline)
                 if request.write and not other.write and other.batch is not None:
                     self._overflow(other.batch)
-            self.pending_writes += request.write
+            if request.write:
+                self._pending.add(request)
 
     def add(self, op: Op) -> None:
         """Hands over one transfer of a registered write; the caller holds the lock."""
@@ -226,10 +228,16 @@ class Queue:
             self._release(buffer)
             self._admit()
 
+    def hasten_writes(self, deadline: float) -> None:
+        """Gives all writes, and what they wait for, an earlier deadline."""
+        with self.lock:
+            for request in self._pending:
+                self.hasten(request, deadline)
+
     def drain_writes(self) -> None:
         """Waits until no write is pending."""
         with self.lock:
-            while self.pending_writes:
+            while self._pending:
                 self._idle.wait()
 
     def drain(self, *, everything: bool = False) -> None:
@@ -241,7 +249,7 @@ class Queue:
         with self.lock:
             for *_, batch in self._waiting if everything else ():
                 self._overflow(batch)
-            while self.pending_writes or self.depth or self._heap:
+            while self._pending or self.depth or self._heap:
                 self._idle.wait()
 
     def inherit(self, other: "Queue") -> None:
@@ -261,6 +269,12 @@ class Queue:
         if self.wake:
             self.wake()
         return left
+
+    def starved(self) -> bool:
+        """Whether reads wait for memory, and nothing moves."""
+        with self.lock:
+            waiting = any(not batch.admitted for *_, batch in self._waiting)
+            return waiting and not self.depth and not self._heap
 
     @property
     def queued(self) -> int:
@@ -331,7 +345,7 @@ class Queue:
                     self._unblock(follower)
                     if self._completed(follower):  # its transfers were never made
                         todo.append(follower)
-                self.pending_writes -= request.write
+                self._pending.discard(request)
                 self._idle.notify_all()
 
     # The lock is held in all that follows.

@@ -326,6 +326,14 @@ class TensorStore:
                     for request in tensor.slots[tensor.newest.slot].readers:
                         queue.hasten(request, float(deadline))
 
+    def hasten_writes(self, *, deadline: float) -> None:
+        """Brings all writes that are under way forward, where their deadline is later."""
+        self._queue.hasten_writes(float(deadline))
+
+    def starved(self) -> bool:
+        """Whether reads wait for staging memory that leases hold, and nothing moves."""
+        return self._queue.starved()
+
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
         """Makes everything written so far the committed state, in one step.
 

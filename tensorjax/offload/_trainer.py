@@ -190,17 +190,18 @@ class Trainer:
 
     def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
         order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
-        staging, early = None, 0
+        shares = None
         if self._home is not None:
-            staging, early = _ahead.shared(
+            shares = _ahead.shared(
                 self._store, self._home, self._groups.values(), spills=gradient_bytes is not None
             )
+            self._home.together = shares.tight
         self._stream = WeightStream(
             order.uses,
             sizes,
             capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
             ahead=4,
-            early=early,
+            early=shares.early if shares else 0,
             start=order.start(self.steps),
             version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
@@ -215,7 +216,8 @@ class Trainer:
             spill=self._home,
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
-            staging=staging,
+            staging=shares.staging if shares else None,
+            together=shares is not None and shares.tight,
             start=order.version(self.steps),
             due=order.due,
             updated=self._stream.updated,

@@ -1,9 +1,10 @@
 """Updates of parameters on the host, in the order in which the next step needs them."""
 
+import logging
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,8 @@ from tensorjax.offload._homes import Home, Reading
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
 
+_LOG = logging.getLogger("tensorjax.offload")
+_TICK = 0.1  # seconds without anything new
 _SOON = 3  # groups whose gradients come next; their states are read first
 
 Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
@@ -37,13 +40,14 @@ class _Ready:
 
 @dataclass
 class _Fetched:
-    state: Reading  # with the parameters
-    gradient: Reading | None = None  # if it waited in the store
+    state: Reading  # with the parameters, and with the gradient if it waited in the store by then
+    whole: bool  # whether the gradient is with them
+    gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: _Ready) -> bool:
-        if self.gradient is None:
-            return update.gradient is not None and self.state.ready()
-        return self.gradient.ready() and self.state.ready()
+        if self.gradient is not None:
+            return self.gradient.ready() and self.state.ready()
+        return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
         self.state.release()
@@ -69,6 +73,7 @@ class Updater:
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
         the one before has been written.
       staging: bytes of memory that reads share, as of `Ahead`; None for any.
+      together: whether that is tight: states are then read once they are used, with gradients.
       start: version that the homes have.
       due: deadline of the writes of a group's version. Parameters are handed to the device, and a
         read hastens the write that it waits for: so reads, which somebody waits for, go first.
@@ -93,6 +98,7 @@ class Updater:
         gradient_bytes: int | None,
         lookahead: int,
         staging: int | None,
+        together: bool,
         start: int,
         due: Callable[[str, int], float],
         updated: Callable[[str, int, list[Any]], None],
@@ -101,8 +107,9 @@ class Updater:
         trace: Trace,
     ) -> None:
         self._groups, self._optimizer, self._trace = groups, optimizer, trace
+        self._homes = {id(g.home): g.home for g in groups.values()}.values()
         self._spill, self._gradient_bytes = spill, gradient_bytes
-        self._lookahead = lookahead
+        self._lookahead, self._together = lookahead, together
         self._ahead = Ahead(
             groups, lookahead=lookahead, staging=staging, spills=gradient_bytes is not None
         )
@@ -118,6 +125,7 @@ class Updater:
         self._results_most = at_once * max(g.results for g in groups.values())
         self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
+        self._stalled = math.inf  # deadline of an update that waits for results to be written
         self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
         self.peak_gradient = self.peak_update = self.peak_host = 0
         self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
@@ -208,6 +216,8 @@ class Updater:
         """Writes a gradient to the store; the lock is held, but for the writing."""
         assert self._spill is not None
         ready, bundle = self._ready.pop(name), self._groups[name].gradient
+        if self._together and (fetched := self._fetched.pop(name, None)) is not None:
+            fetched.release()  # to be read again, with the gradient
         self._spilling += 1
         self._cond.release()
         try:
@@ -228,7 +238,7 @@ class Updater:
                 self._raise()
                 self._cond.wait()
             self._raise()
-        for home in {id(g.home): g.home for g in self._groups.values()}.values():
+        for home in self._homes:
             home.settle()
 
     def settle_written(self) -> None:
@@ -288,20 +298,43 @@ class Updater:
                 if (wanted := self._wanted()) is not None:
                     name, version, deadline = wanted
                     group = self._groups[name]
-                    reading = group.home.read(
-                        group.params, group.state, deadline=deadline, step=version - 1
-                    )
-                    self._fetched[name] = _Fetched(reading)
+                    bundles = [group.params, group.state]
+                    whole = self._whole(name)
+                    if whole:
+                        bundles.append(group.gradient)
+                    reading = group.home.read(*bundles, deadline=deadline, step=version - 1)
+                    self._fetched[name] = _Fetched(reading, whole)
                     return reading
-                self._cond.wait()
+                if not self._cond.wait(_TICK):
+                    self._give_way()
         return None
+
+    def _give_way(self) -> None:
+        """Gives the state back that is needed last, where all wait for memory that all hold.
+
+        Leases cut memory up, so what there is may be too small in every place. The lock is held.
+        """
+        if self._updating or self._unwritten or not any(h.starved() for h in self._homes):
+            return
+        order = [*self._order(), *self._expected]
+        if held := [name for name in order if name in self._fetched]:
+            self._fetched.pop(held[-1]).release()
+            _LOG.info("the state of %s is read again: staging memory is cut up", held[-1])
+
+    def _whole(self, name: str) -> bool:
+        """Whether a gradient is read with the state: it must not wait for memory beside it."""
+        here = self._groups[name].home is self._spill
+        return self._together and here and self._ready[name].gradient is None
 
     def _lacking(self) -> str | None:
         """A group whose state was asked for, and whose gradient waits in the store."""
-        waiting = (n for n in self._order() if self._ready[n].gradient is None)
-        return next(
-            (n for n in waiting if n in self._fetched and self._fetched[n].gradient is None), None
-        )
+        for name in self._order():
+            fetched = self._fetched.get(name)
+            if fetched is None or fetched.whole or fetched.gradient is not None:
+                continue
+            if self._ready[name].gradient is None:
+                return name
+        return None
 
     def _update_all(self) -> None:
         """Thread: updates, one group at a time."""
@@ -314,11 +347,26 @@ class Updater:
         """The next group to update, with its state; None when there will be no more."""
         with self._cond:
             while not self._closed and self._error is None:
-                if (name := self._able()) is not None:
+                name, room = self._able()
+                stalled = math.inf if name is None or room else self._ready[name].deadline
+                sooner, self._stalled = stalled < self._stalled, stalled
+                if name is not None and room:
                     self._updating.append(name)
                     return name, self._started(name), self._fetched.pop(name)
-                self._cond.wait()
+                if sooner:
+                    self._hasten(stalled)
+                else:
+                    self._cond.wait()
             return None
+
+    def _hasten(self, deadline: float) -> None:
+        """Brings writes forward that an update waits for; the lock is held, but for that."""
+        self._cond.release()
+        try:
+            for home in self._homes:
+                home.hasten(deadline)
+        finally:
+            self._cond.acquire()
 
     def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
         group = self._groups[name]
@@ -335,12 +383,14 @@ class Updater:
 
     def _results(self, group: Group, ready: _Ready, fetched: _Fetched) -> tuple[Any, Any, Any]:
         """New parameters, state, and parameters for the device if these are others."""
-        held, state = fetched.state.arrays()
+        held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
         gradient, ready.gradient = ready.gradient, None
         if fetched.gradient is not None:
-            gradient = group.gradient.unflatten(fetched.gradient.arrays()[0])
+            more = fetched.gradient.arrays()
+        if more:
+            gradient = group.gradient.unflatten(more.pop())
         spare, ready.spare = ready.spare, None
         with self._trace.span("update", group.name, ready.version - 1):
             params, state = self._optimizer.update(params, state, gradient, self._scale, spare)
@@ -369,20 +419,20 @@ class Updater:
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
 
-    def _able(self) -> str | None:
-        """A group that can be updated: the most urgent whose state is there."""
+    def _able(self) -> tuple[str | None, bool]:
+        """The most urgent group whose state and gradient are there; whether its results fit."""
         if self._held_back:
-            return None
+            return None, False
         let = self._let()
         there = [n for n in let if n in self._fetched and self._fetched[n].ready(self._ready[n])]
         if not there:
-            return None
+            return None, False
         name, ready = there[0], self._ready[there[0]]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
         beside = max((self._groups[n].results for n in before), default=0)
         total = self._results_bytes + self._groups[name].results + beside
-        return name if not self._unwritten or total <= self._results_most else None
+        return name, not self._unwritten or total <= self._results_most
 
     def _look_again(self) -> None:
         with self._cond:
@@ -401,19 +451,21 @@ class Updater:
             return None
         coming = self._coming() if self._lookahead else {}
         known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
+        able = self._let()
         for name in self._in_turn(coming, known):
             version, deadline = known.get(name) or coming[name]
             if not self._askable(name, version):
                 continue
-            if name not in known and not self._early(name):
+            if name not in able and not self._early(name, able):
                 continue
-            if self._ahead.fits(name, [*self._fetched, *self._updating], self._to_come(deadline)):
+            # Early ones come in the order of their gradients: they keep nothing waiting.
+            urgent = self._to_come(deadline) if name in known else []
+            if self._ahead.fits(name, [*self._fetched, *self._updating], urgent):
                 return name, version, deadline
             break
         else:
             return None
         # The next forward pass may be waiting for it, as long as none more urgent is to come.
-        able = self._let()
         if able and not any(name in self._fetched for name in able):
             version, deadline = known[able[0]]
             if self._askable(able[0], version) and not self._to_come(deadline):
@@ -449,9 +501,10 @@ class Updater:
         """Groups without a gradient yet that are more urgent."""
         return [name for name, (_, at) in self._expected.items() if at < deadline]
 
-    def _early(self, name: str) -> bool:
-        """Whether a group's state may be read before its gradient is there."""
-        return self._ahead.fits_early({n for n in self._fetched if n not in self._ready} | {name})
+    def _early(self, name: str, able: Collection[str]) -> bool:
+        """Whether a group's state may be read before its gradient is there, or the gate open."""
+        early = {n for n in self._fetched if n not in able} | {name}
+        return not self._together and self._ahead.fits_early(early)
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
@@ -467,7 +520,7 @@ class Updater:
 
     def _write(self, output: "_Output") -> None:
         group, ready = output.group, output.ready
-        due = self._due(group.name, ready.version)
+        due = min(self._due(group.name, ready.version), self._stalled)
         back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
