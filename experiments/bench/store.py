@@ -9,7 +9,6 @@ a slow minute of a shared disk hits all; medians are reported.
 """
 
 import gc
-import mmap
 import os
 import shutil
 import statistics
@@ -340,7 +339,7 @@ def _traffic(backend: str, folder: Path, config: Config) -> Iterator[Callable[[]
 def _bare(folder: Path, config: Config) -> Iterator[Callable[[], int]]:
     """O_DIRECT from 4 threads that write and 4 that read: nothing copied or hashed, no index."""
     block = min(MIB, max(4096, config.total // 8 // 4096 * 4096))
-    memory, moved = memoryview(mmap.mmap(-1, 8 * block)), [0] * 8
+    memory, moved = _disks.aligned(8 * block), [0] * 8
     with _disks.directly(folder, 64 * block) as descriptor:
         for at in range(0, 64 * block, 8 * block):
             os.pwritev(descriptor, [memory], at)  # blocks that were never written are slower
