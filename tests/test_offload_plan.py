@@ -55,7 +55,7 @@ def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
 
 def test_a_small_device_recomputes_and_streams() -> None:
     inputs = (cases.DEPTH + 1) * 8 * cases.WIDTH * 4
-    found = planned(device_bytes=3 * BLOCK + inputs, host_bytes=2 * BLOCK)
+    found = planned(device_bytes=4 * BLOCK + inputs, host_bytes=2 * BLOCK)
     assert found.chosen.activations in ("recompute", "offload")
     assert {row[3:] for row in found.rows} == {("streamed", "disk")}
     assert next(c for c in found.choices if c.activations == "keep").refusal
@@ -79,7 +79,7 @@ def test_budgets_that_are_too_small_say_what_is_needed() -> None:
 
 def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:
     machine = offload.measure(tmp_path, cases.optimizer(), size=16 << 20)
-    found = planned(machine=machine, device_bytes=4 * BLOCK, host_bytes=5 * BLOCK, seconds=None)
+    found = planned(machine=machine, device_bytes=5 * BLOCK, host_bytes=5 * BLOCK, seconds=None)
     assert 0 < found.bound <= found.seconds + 1e-9
     wanted = cases.train(4)
     with (

@@ -24,12 +24,12 @@ def flags_of(address: int) -> set[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_memory_may_be_huge_pages_and_is_not_forked() -> None:
+def test_memory_may_be_huge_pages_and_is_wiped_in_forks() -> None:
     pool = Pool(8 * MIB)
     assert pool.memory.ctypes.data % mmap.PAGESIZE == 0
     flags = flags_of(pool.memory.ctypes.data)
     assert "sh" not in flags  # shared memory gets none
-    assert "dc" in flags
+    assert "wf" in flags
     if Path("/sys/kernel/mm/transparent_hugepage").exists():
         assert "hg" in flags
 

@@ -469,3 +469,14 @@ def test_leases_that_nobody_releases_are_told_of(
         assert "1048576 of 1572864 bytes are held by leases" in caplog.text
         lease.release()
         late.result(30).release()
+
+
+def test_a_queue_of_copies_only_is_idle(folder: Path) -> None:
+    """Transfers that were brought forward leave copies behind; closing must not wait for them."""
+    with made(folder, "auto", staging=16 * MIB) as store:
+        store.reserve({str(i): jnp.zeros(MIB // 32) for i in range(32)})
+        futures = [store.write(str(i), np.zeros(MIB // 32), deadline=1000.0) for i in range(32)]
+        for n in range(50):
+            store.hasten_writes(deadline=999.0 - n)
+        store.commit()
+        assert all(future.done() for future in futures)

@@ -41,6 +41,8 @@ class Slow:
     def ready(self) -> bool:
         return self._arrived.is_set()
 
+    begun = ready
+
     def when_ready(self, call: Callable[[], None]) -> None:
         def wait() -> None:
             self._arrived.wait(30)
@@ -142,7 +144,8 @@ class Held:
     """A reading whose end is another one's beginning."""
 
     def __init__(self, inner: Reading, released: threading.Event) -> None:
-        self.ready, self.when_ready, self.arrays = inner.ready, inner.when_ready, inner.arrays
+        self.ready, self.begun, self.arrays = inner.ready, inner.begun, inner.arrays
+        self.when_ready = inner.when_ready
         self.release = released.set
 
 

@@ -64,7 +64,7 @@ class Ahead:
     """Bounds what states hold of the memory that reads share.
 
     What computes the gradients that they wait for must be able to read: room is left for the
-    largest parameters, and beside states without a gradient for the largest of the other states.
+    largest parameters.
     A gradient that may have to be read from the store counts with its state: an update that has the
     one and waits for the other would otherwise find all memory held by such as itself.
 

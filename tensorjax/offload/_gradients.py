@@ -1,8 +1,9 @@
 """The gradients of backward passes, on their way from the device to the host."""
 
+import queue
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -47,9 +48,13 @@ class Gradients:
         self._optimizer, self._shards, self._measured = optimizer, shards, measured
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
-        self._thread = ThreadPoolExecutor(1, "offload gradient")
-        self._moving: Future[None] | None = None
+        self._given: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._there = threading.Event()
+        self._error: BaseException | None = None
+        self._there.set()
         self.begin(0)
+        self._thread = threading.Thread(target=self._work, name="offload gradient", daemon=True)
+        self._thread.start()
 
     def begin(self, step: int) -> None:
         """Forgets the gradients of the step before."""
@@ -63,31 +68,38 @@ class Gradients:
         They are used up; the caller should not keep them.
         """
         self.wait()
-        self._moving = self._thread.submit(self._take, layer.uses, list(gradients))
+        self._there.clear()
+        self._given.put(dict(zip(layer.uses, gradients, strict=True)))
 
     def wait(self) -> None:
         """Until all that was taken has been offered; raises what went wrong."""
-        moving, self._moving = self._moving, None
-        if moving is None:
-            return
-        if moving.done():
-            moving.result()
-        else:
+        if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
-                moving.result()
+                self._there.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown()
+        """Ends the thread, once it has offered what it was given."""
+        self._given.put(None)
+        self._thread.join()
 
-    def _take(self, groups: Sequence[str], gradients: list[Any]) -> None:
-        """The smallest first: it is updated while the largest is on its way."""
-        found = dict(zip(groups, gradients, strict=True))
-        del gradients
-        sizes = {g: sum(x.nbytes for x in jax.tree.leaves(found[g])) for g in groups}
-        for group in sorted(groups, key=lambda g: sizes[g]):
+    def _work(self) -> None:
+        """Thread: one layer after the other."""
+        while (given := self._given.get()) is not None:
+            try:
+                self._take(given)
+            except BaseException as error:
+                self._error = error
+            finally:
+                del given
+                self._there.set()
+
+    def _take(self, gradients: dict[str, Any]) -> None:
+        for group in [*gradients]:
             with self._trace.span("gradient", group, self._step):
-                whole = self._add(group, found.pop(group))
+                whole = self._add(group, gradients.pop(group))
             if whole is not None:
                 held = sum(x.nbytes for x in jax.tree.leaves(self._partial))
                 self._offer(group, whole, held)

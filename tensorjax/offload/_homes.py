@@ -21,6 +21,10 @@ class Reading(Protocol):
         """Whether `arrays` would return at once."""
         ...
 
+    def begun(self) -> bool:
+        """Whether some of it is there, and has memory."""
+        ...
+
     def when_ready(self, call: Callable[[], None]) -> None:
         """Calls back when `arrays` would return at once, or raise; from any thread."""
         ...
@@ -55,7 +59,7 @@ class Home(Protocol):
         ...
 
     def starved(self) -> bool:
-        """Whether reads wait for memory that other readings hold, and nothing moves."""
+        """Whether reads wait for memory that other readings hold, and no transfer is under way."""
         ...
 
     def settle(self) -> None:
@@ -212,7 +216,7 @@ class StoreHome:
         self._store.hasten_writes(deadline=deadline)
 
     def starved(self) -> bool:
-        """Whether reads wait for staging memory that others hold, and nothing moves."""
+        """Whether reads wait for staging memory that others hold, and no transfer is under way."""
         return self._store.starved()
 
     def settle(self) -> None:
@@ -235,6 +239,9 @@ class _Held:
     def ready(self) -> bool:
         return True
 
+    def begun(self) -> bool:
+        return True
+
     def when_ready(self, call: Callable[[], None]) -> None:
         call()
 
@@ -252,6 +259,9 @@ class _Leased:
 
     def ready(self) -> bool:
         return all(share.future.done() for share in self._shares)
+
+    def begun(self) -> bool:
+        return any(share.future.done() for share in self._shares)
 
     def when_ready(self, call: Callable[[], None]) -> None:
         for share in self._shares:

@@ -114,9 +114,10 @@ def plan(
 ) -> Plan:
     """Decides what lives where, from sizes, measured speeds and measured layers.
 
-    The device holds the activations, the gradient of one layer, and as many parameters as then
-    fit. The host holds, in this order: gradients that wait, then parameters and states, those of
-    the first layers first, because their update is what a step waits for. The rest is on disk.
+    The device holds the activations, the gradients of two layers (those of one are taken to the
+    host while the next is computed), and as many parameters as then fit. The host holds, in this
+    order: gradients that wait, then parameters and states, those of the first layers first, because
+    their update is what a step waits for. The rest is on disk.
 
     Args:
       layers: as for `Trainer`.
@@ -152,7 +153,8 @@ def plan(
         # A backward pass with recomputation has a forward pass in it.
         backward = passes[1] if kind == "recompute" else max(passes[1] - passes[0], passes[0])
         compute = microbatches * (passes[0] + backward) + moved
-        on_device = inputs + (kept if kind == "keep" else 0) + _largest(layers, groups, "gradient")
+        on_device = inputs + (kept if kind == "keep" else 0)
+        on_device += 2 * _largest(layers, groups, "gradient")
         on_host = kept if kind == "offload" else 0
         found.append(
             _choice(layers, groups, machine, kind, compute, on_device, on_host,

@@ -139,7 +139,7 @@ class Queue:
         self.reads, self.writes = Counter(), Counter()
         self.wake: Callable[[], None] | None = None
         self.depth = self.deepest = self.overflow = 0
-        self._pending: set[Request] = set()  # writes
+        self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
         self.orphans: deque[Buffer] = deque()
         self._ready = threading.Condition(self.lock)
@@ -177,7 +177,7 @@ class Queue:
                 if request.write and not other.write and other.batch is not None:
                     self._overflow(other.batch)
             if request.write:
-                self._pending.add(request)
+                self._pending[request] = None
 
     def add(self, op: Op) -> None:
         """Hands over one transfer of a registered write; the caller holds the lock."""
@@ -271,7 +271,7 @@ class Queue:
         return left
 
     def starved(self) -> bool:
-        """Whether reads wait for memory, and nothing moves."""
+        """Whether reads wait for memory, and the backend has nothing to do."""
         with self.lock:
             waiting = any(not batch.admitted for *_, batch in self._waiting)
             return waiting and not self.depth and not self._heap
@@ -300,10 +300,10 @@ class Queue:
                     return ops
                 if self._closed:
                     return None
+                if not self.depth:  # copies of what has started may have been all there was
+                    self._idle.notify_all()
                 if not wait:
                     return []
-                if not self.depth:
-                    self._idle.notify_all()
                 self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
@@ -345,7 +345,7 @@ class Queue:
                     self._unblock(follower)
                     if self._completed(follower):  # its transfers were never made
                         todo.append(follower)
-                self._pending.discard(request)
+                self._pending.pop(request, None)
                 self._idle.notify_all()
 
     # The lock is held in all that follows.

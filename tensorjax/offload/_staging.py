@@ -3,10 +3,13 @@
 import bisect
 import contextlib
 import mmap
+import sys
 
 import numpy as np
 
 from tensorjax.offload._extents import padded
+
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does not name
 
 
 class Pool:
@@ -15,7 +18,7 @@ class Pool:
     It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
     hundreds, and disks are up to half as fast again. That takes private memory, which must not be
     shared with a forked process while a transfer is under way (`man 2 open`, O_DIRECT); so forked
-    processes do not have it. Arrays that view the region keep it alive, also after the store is
+    processes find zeros there. Arrays that view the region keep it alive, also after the store is
     closed.
     """
 
@@ -23,10 +26,11 @@ class Pool:
         self.size = padded(size)
         # Shared memory, which is Python's default, would not get huge pages.
         pages = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):
-                with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
-                    pages.madvise(getattr(mmap, advice))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        if sys.platform == "linux":
+            pages.madvise(_WIPE_ON_FORK)
         self.memory = np.frombuffer(pages, np.uint8)
         self.used = self.peak = 0
         self._starts, self._sizes = [0], [self.size]

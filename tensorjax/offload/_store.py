@@ -331,7 +331,7 @@ class TensorStore:
         self._queue.hasten_writes(float(deadline))
 
     def starved(self) -> bool:
-        """Whether reads wait for staging memory that leases hold, and nothing moves."""
+        """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
         return self._queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:

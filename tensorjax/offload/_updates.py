@@ -16,7 +16,7 @@ from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
 
 _LOG = logging.getLogger("tensorjax.offload")
-_TICK = 0.1  # seconds without anything new
+_TICK = 0.5  # seconds without anything new
 _SOON = 3  # groups whose gradients come next; their states are read first
 
 Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
@@ -62,8 +62,8 @@ class Updater:
     States are read ahead, in the order in which gradients will come, as far as those are more
     urgent than what can be updated; then by deadline. Results of two updates of the largest group's
     size may be on their way home; where gradients are bounded, of one. Neither memory is given to
-    what can wait while something more urgent is to come. Of gradients that do not fit, those wait
-    in the store that are needed last.
+    what has its gradient and can wait while something more urgent is to come. Of gradients that do
+    not fit, those wait in the store that are needed last.
 
     Args:
       groups: by name.
@@ -310,14 +310,19 @@ class Updater:
         return None
 
     def _give_way(self) -> None:
-        """Gives the state back that is needed last, where all wait for memory that all hold.
+        """Gives a state back that is wanted later, where all wait for memory that all hold.
 
-        Leases cut memory up, so what there is may be too small in every place. The lock is held.
+        Leases cut memory up, so what there is may be too small in every place. The state is asked
+        for again at once, but what is more urgent waits before it. One that has no memory yet would
+        free none. The lock is held.
         """
-        if self._updating or self._unwritten or not any(h.starved() for h in self._homes):
+        busy = self._updating or self._unwritten or self._spilling or self._held_back
+        if busy or not any(home.starved() for home in self._homes):
             return
-        order = [*self._order(), *self._expected]
-        if held := [name for name in order if name in self._fetched]:
+        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
+        order = self._in_turn(self._expected, known)
+        held = [n for n in order if n in self._fetched and self._fetched[n].state.begun()]
+        if held:
             self._fetched.pop(held[-1]).release()
             _LOG.info("the state of %s is read again: staging memory is cut up", held[-1])
 
