@@ -1,17 +1,24 @@
 """The order of updates on the host."""
 
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import pytest
 
+from tensorjax import offload
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group
-from tensorjax.offload._homes import HostHome, Reading
+from tensorjax.offload._groups import begin, make_groups, specs
+from tensorjax.offload._homes import HostHome, Reading, StoreHome
 from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Updater
 
@@ -164,3 +171,40 @@ def test_a_state_that_takes_the_memory_of_a_more_urgent_one_is_given_back() -> N
         updater.close()
     assert order == ["urgent", "later"]
     assert home.read_again == 2
+
+
+def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
+    """Three early states of two units cut nine units up; the device needs six in one place."""
+    pytest.importorskip("xxhash", reason="the store has an extra of its own")
+    unit = 1 << 20
+    like = jax.ShapeDtypeStruct((unit // 4,), jnp.float32)
+    shapes, optimizer = dict.fromkeys("abc", like), HostOptimizer(optax.trace(0.9))
+    with offload.TensorStore(
+        tmp_path / "store", 64 * unit, backend="memory", staging=12 * unit
+    ) as store:
+        home = StoreHome(store, Trace())
+        groups = make_groups(shapes, optimizer, store=home, in_memory=())
+        store.reserve(specs(groups.values(), gradients=False))
+        store.reserve({"device": jax.ShapeDtypeStruct((6 * unit,), np.uint8)})
+        begin(groups, dict.fromkeys("abc", np.zeros(unit // 4, np.float32)), optimizer,
+              Shards(shapes, {}))  # fmt: skip
+        store.write("device", np.ones(6 * unit, np.uint8)).result(30)
+        assert store.statistics().staging_reads == 9 * unit
+        updater = Updater(
+            groups, optimizer, spill=None, gradient_bytes=None, lookahead=9, staging=None,
+            together=False, start=0, due=lambda name, version: 9.0,
+            updated=lambda name, version, arrays: None, written=lambda name, version: None,
+            failed=lambda error: None, trace=Trace(),
+        )  # fmt: skip
+        try:
+            updater.gate()
+            updater.expect({name: (1, 10.0 + n) for n, name in enumerate("abc")}, gated=True)
+            while store.statistics().staging_peak < 6 * unit:
+                time.sleep(0.01)
+            store.read("device", deadline=0.0).result(30).release()
+            for name in "cba":
+                updater.offer(name, jnp.ones(unit // 4), 1, 10.0)
+            updater.release()
+            updater.settle()
+        finally:
+            updater.close()
