@@ -5,13 +5,12 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tensorjax.offload._ahead import Ahead
-from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group, Spare
 from tensorjax.offload._homes import Home, Reading
+from tensorjax.offload._jobs import Fetched, Output, Ready
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
 
@@ -27,32 +26,6 @@ def check_schedule(schedule: Any) -> Schedule:
     if schedule not in get_args(Schedule):
         raise ValueError(f"schedule: expected one of {get_args(Schedule)}, got {schedule!r}")
     return schedule
-
-
-@dataclass
-class _Ready:
-    version: int
-    deadline: float
-    gradient: Any  # None if it waits in the store
-    gated: bool  # offered after `gate`
-    spare: Any = None  # memory for its results
-
-
-@dataclass
-class _Fetched:
-    state: Reading  # with the parameters, and with the gradient if it waited in the store by then
-    whole: bool  # whether the gradient is with them
-    gradient: Reading | None = None  # if it is read by itself
-
-    def ready(self, update: _Ready) -> bool:
-        if self.gradient is not None:
-            return self.gradient.ready() and self.state.ready()
-        return (self.whole or update.gradient is not None) and self.state.ready()
-
-    def release(self) -> None:
-        self.state.release()
-        if self.gradient is not None:
-            self.gradient.release()
 
 
 class Updater:
@@ -115,9 +88,9 @@ class Updater:
         )
         self._due, self._updated, self._written, self._failed = due, updated, written, failed
         self._cond = threading.Condition()
-        self._ready: dict[str, _Ready] = {}
+        self._ready: dict[str, Ready] = {}
         self._expected: dict[str, tuple[int, float]] = {}
-        self._fetched: dict[str, _Fetched] = {}
+        self._fetched: dict[str, Fetched] = {}
         self._updating: list[str] = []  # whose state is still held
         self._version = dict.fromkeys(groups, start)  # that a home has
         self._unwritten = self._spilling = 0
@@ -131,7 +104,7 @@ class Updater:
         self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
         self._error: BaseException | None = None
         self._closed = False
-        self._outputs: queue.Queue[_Output | None] = queue.Queue()
+        self._outputs: queue.Queue[Output | None] = queue.Queue()
         self._threads = [
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
@@ -183,7 +156,7 @@ class Updater:
         with self._cond:
             self._raise()
             self._expected.pop(name, None)
-            self._ready[name] = _Ready(version, deadline, gradient, not self._open)
+            self._ready[name] = Ready(version, deadline, gradient, not self._open)
             del gradient
             self._waiting_bytes += self._groups[name].gradient.nbytes
             self._partial_bytes = partial
@@ -303,7 +276,7 @@ class Updater:
                     if whole:
                         bundles.append(group.gradient)
                     reading = group.home.read(*bundles, deadline=deadline, step=version - 1)
-                    self._fetched[name] = _Fetched(reading, whole)
+                    self._fetched[name] = Fetched(reading, whole)
                     return reading
                 if not self._cond.wait(_TICK):
                     self._give_way()
@@ -348,7 +321,7 @@ class Updater:
             if not self._lookahead:
                 self._outputs.join()
 
-    def _choose(self) -> tuple[str, _Ready, _Fetched] | None:
+    def _choose(self) -> tuple[str, Ready, Fetched] | None:
         """The next group to update, with its state; None when there will be no more."""
         with self._cond:
             while not self._closed and self._error is None:
@@ -373,7 +346,7 @@ class Updater:
         finally:
             self._cond.acquire()
 
-    def _update(self, name: str, ready: _Ready, fetched: _Fetched) -> None:
+    def _update(self, name: str, ready: Ready, fetched: Fetched) -> None:
         group = self._groups[name]
         try:
             params, state, weights = self._results(group, ready, fetched)
@@ -384,9 +357,9 @@ class Updater:
                 self._cond.notify_all()
         device = params if group.weights is None else weights
         self._updated(name, ready.version, group.device.flatten(device))
-        self._outputs.put(_Output(group, ready, params, state, weights))
+        self._outputs.put(Output(group, ready, params, state, weights))
 
-    def _results(self, group: Group, ready: _Ready, fetched: _Fetched) -> tuple[Any, Any, Any]:
+    def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
         """New parameters, state, and parameters for the device if these are others."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
@@ -406,7 +379,7 @@ class Updater:
         assert self._spill is not None
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
-    def _started(self, name: str) -> _Ready:
+    def _started(self, name: str) -> Ready:
         """Takes a gradient to update with, whose memory the results take; the lock is held."""
         group, ready = self._groups[name], self._ready.pop(name)
         self._unwritten += 1
@@ -523,7 +496,7 @@ class Updater:
             finally:
                 self._outputs.task_done()
 
-    def _write(self, output: "_Output") -> None:
+    def _write(self, output: Output) -> None:
         group, ready = output.group, output.ready
         due = min(self._due(group.name, ready.version), self._stalled)
         back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
@@ -541,23 +514,3 @@ class Updater:
             self._unwritten -= 1
             self._cond.notify_all()
         self._written(group.name, ready.version)
-
-
-@dataclass
-class _Output:
-    """Results of an update on their way home."""
-
-    group: Group
-    ready: _Ready
-    params: Any
-    state: Any
-    weights: Any
-
-    def take(self) -> list[tuple[Bundle, list[Any]]]:
-        """The arrays, which are not kept here."""
-        bundles = (self.group.params, self.group.state, self.group.weights)
-        trees, self.params, self.state, self.weights = (
-            (self.params, self.state, self.weights), None, None, None
-        )  # fmt: skip
-        pairs = zip(bundles, trees, strict=True)
-        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]
