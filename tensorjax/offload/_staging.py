@@ -16,7 +16,7 @@ class Pool:
     """One aligned region, given out first fit. The caller holds the lock.
 
     It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
-    hundreds, and disks are up to half as fast again. That takes private memory, which must not be
+    hundreds, by which a disk may be slower. That takes private memory, which must not be
     shared with a forked process while a transfer is under way (`man 2 open`, O_DIRECT); so forked
     processes find zeros there. Arrays that view the region keep it alive, also after the store is
     closed.
