@@ -58,6 +58,10 @@ class Home(Protocol):
         """Brings writes forward: somebody waits for the memory that they hold."""
         ...
 
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether a read of a bundle would share what another has, or waits for."""
+        ...
+
     def starved(self) -> bool:
         """Whether reads wait for memory that other readings hold, and no transfer is under way."""
         ...
@@ -88,6 +92,10 @@ class HostHome:
 
     def hasten(self, deadline: float) -> None:
         """Nothing is under way."""
+
+    def holds(self, bundle: Bundle) -> bool:
+        """Always: nothing is read."""
+        return True
 
     def starved(self) -> bool:
         """Never: reads take no memory."""
@@ -214,6 +222,11 @@ class StoreHome:
     def hasten(self, deadline: float) -> None:
         """Brings the writes under way forward, where their deadline is later."""
         self._store.hasten_writes(deadline=deadline)
+
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether it is being read, or still held."""
+        with self._lock:
+            return self._known(bundle) is not None
 
     def starved(self) -> bool:
         """Whether reads wait for staging memory that others hold, and no transfer is under way."""

@@ -405,12 +405,20 @@ class Updater:
         there = [n for n in let if n in self._fetched and self._fetched[n].ready(self._ready[n])]
         if not there:
             return None, False
-        name, ready = there[0], self._ready[there[0]]
+        name = self._first(there)
+        ready = self._ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
         beside = max((self._groups[n].results for n in before), default=0)
         total = self._results_bytes + self._groups[name].results + beside
         return name, not self._unwritten or total <= self._results_most
+
+    def _first(self, there: list[str]) -> str:
+        """Which of the groups, the most urgent first, whose state and gradient are there."""
+        if len(self._to_come(self._ready[there[0]].deadline)) <= _SOON:
+            return there[0]
+        # None is needed soon: the one that has held its memory longest, which others wait for.
+        return next(name for name in self._fetched if name in there)
 
     def _look_again(self) -> None:
         with self._cond:
@@ -460,6 +468,8 @@ class Updater:
         # Those whose gradients come next, if they are more urgent than what can be updated.
         urgent = min((deadline for _, deadline in known.values()), default=math.inf)
         soon = [n for n in list(coming)[:_SOON] if coming[n][1] < urgent]
+        # First those whose parameters the backward pass is about to use: they are read only once.
+        soon.sort(key=lambda n: not self._groups[n].home.holds(self._groups[n].params))
         return [*soon, *self._order(), *(n for n in coming if n not in soon)]
 
     def _askable(self, name: str, version: int) -> bool:
