@@ -142,32 +142,38 @@ class _Driver:
     def run(self) -> None:
         """Until the queue is closed and empty."""
         flight: dict[int, Op] = {}
+        landed: list[tuple[Op, int]] = []
         token = 0
         try:
             while True:
-                ops = self._take(len(flight))
-                if ops is None and not flight:
+                ops = self._take(len(flight), wait=not flight and not landed)
+                if ops is None and not flight and not landed:
                     return
                 for op in ops or ():
                     token += 1
                     flight[token] = op
                     self._prepare(token, op)
                 op = ops = None
-                for number, moved in self._ring.wait(True):
-                    self._landed(flight.pop(number), moved)
+                # What is next goes to the disk before what has landed is looked at: some disks
+                # report a whole batch at once, and would idle meanwhile.
+                found = self._ring.wait(not landed)
+                while landed:
+                    self._landed(*landed.pop())
+                landed = [(flight.pop(number), moved) for number, moved in found]
         except BaseException as error:  # the ring itself fails: nobody must wait for ever
-            for op in flight.values():
+            for op in [*flight.values(), *(op for op, _ in landed)]:
                 self._queue.done(op, error)
             self._refuse(error)
         finally:
             self._ring.close()  # a wake after that does nothing
 
-    def _take(self, flying: int) -> list[Op] | None:
+    def _take(self, flying: int, *, wait: bool) -> list[Op] | None:
         room = self._depth - flying
         if room <= 0:
             return []
         if self._polls:  # such a ring cannot be woken: sleep in the queue instead
-            return self._queue.take(room, wait=not flying)
+            return self._queue.take(room, wait=wait)
+        self._asleep = False
         ops = self._queue.take(room, wait=False)
         if ops == []:
             self._asleep = True
