@@ -211,7 +211,7 @@ def measure(
         "device": held["device_peak_bytes"],
         "gradients": held["gradient_peak_bytes"],
         "updates": held["update_peak_bytes"],
-        "host": held["host_peak_bytes"],
+        "host": held["host_peak_bytes"] + held["handed_peak_bytes"],
         "activations": held["activation_peak_bytes"],
         "staging": store.staging if store else 0,
     }, trace

@@ -79,7 +79,7 @@ class HostHome:
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
         """Returns the arrays themselves: nothing moves."""
-        return _Held([self.held[bundle.name] for bundle in bundles])
+        return Held([self.held[bundle.name] for bundle in bundles])
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
@@ -245,23 +245,30 @@ class StoreHome:
         )
 
 
-class _Held:
+class Held:
+    """A reading of arrays that are there already."""
+
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays
 
     def ready(self) -> bool:
+        """Always."""
         return True
 
     def begun(self) -> bool:
+        """Always."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
+        """At once."""
         call()
 
     def arrays(self) -> list[list[Any]]:
+        """The arrays."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
+        """Nothing to give back."""
         return
 
 

@@ -66,8 +66,8 @@ class Trainer:
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
         and results on their way home, with spare memory, take no more than the largest group's.
-        None keeps all in memory, results of twice that size, and spare states: of groups of one
-        shape two, of any other one.
+        None keeps all in memory, results of twice that size, as many updated parameters for the
+        device, and spare states: of groups of one shape two, of any other one.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
@@ -202,6 +202,7 @@ class Trainer:
             capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
             ahead=4,
             early=shares.early if shares else 0,
+            handed=0 if shares is None or gradient_bytes is not None else 2 * max(sizes.values()),
             start=order.start(self.steps),
             version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
@@ -415,8 +416,9 @@ class Trainer:
         """Bytes: the most that each has taken.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
-        home; these two together, with gradients that are not whole yet ("host"); inputs of layers
-        that the backward pass needs ("activation"). Besides there are the store's staging memory,
+        home; these two together, with gradients that are not whole yet ("host"); updated parameters
+        that are kept until the device has room for them ("handed"); inputs of layers that the
+        backward pass needs ("activation"). Besides there are the store's staging memory,
         and what programs take for themselves.
         """
         return {
@@ -424,6 +426,7 @@ class Trainer:
             "gradient_peak_bytes": self._updater.peak_gradient,
             "update_peak_bytes": self._updater.peak_update,
             "host_peak_bytes": self._updater.peak_host,
+            "handed_peak_bytes": self._stream.peak_handed,
             "activation_peak_bytes": self.peak_activations,
             "store": {} if self._store is None else self._store.statistics(),
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorjax import _check
-from tensorjax.offload._homes import Reading
+from tensorjax.offload._homes import Held, Reading
 from tensorjax.offload._trace import Trace
 
 
@@ -37,12 +37,18 @@ class WeightStream:
         any case.
       ahead: positions that are prefetched.
       early: bytes of the host for what is read while the device has no room for it.
+      handed: bytes of the host for what is handed over while the device has no room for it, so that
+        it need not be written and read again before its use; what is used first is kept.
       start: position to begin with.
       version: of the parameters that a step computes with.
       read: begins to read a group, by name, deadline and step.
       place: makes parameters on the device of what was read; arrays it returns share no memory
         with it.
       trace: gains spans.
+
+    Attributes:
+      peak: the most bytes that the device had.
+      peak_handed: the most bytes of what was handed over and kept.
 
     Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
     Systems Journal 5 (1966).
@@ -56,6 +62,7 @@ class WeightStream:
         capacity: int,
         ahead: int,
         early: int,
+        handed: int = 0,
         start: int,
         version: Callable[[int], int],
         read: Callable[[str, float, int], Reading],
@@ -71,6 +78,8 @@ class WeightStream:
         self._used = 0
         self._early: dict[tuple[str, int], Reading] = {}  # by group and version
         self._early_left = early
+        self._handed: dict[str, tuple[int, list[Any]]] = {}  # version and arrays
+        self._handed_most, self.peak_handed = handed, 0
         self._now = self._cursor = start
         first = version(start // len(uses))
         self._available = dict.fromkeys(sizes, first)
@@ -116,7 +125,9 @@ class WeightStream:
                 step += 1
             first = step * len(self._uses) + self._at[group][0]
             self._drop(group)
+            self._keep(group, version, arrays, first)
             if not self._make_room(group, first):
+                self._cond.notify_all()
                 return
             # Not pinned: what is needed sooner may still push it out.
             self._cache[group] = entry = _Entry(version)
@@ -154,6 +165,7 @@ class WeightStream:
         for reading in self._early.values():
             reading.release()
         self._early.clear()
+        self._handed.clear()
         self._cache.clear()
 
     # Below: with the lock held, unless said otherwise.
@@ -181,6 +193,25 @@ class WeightStream:
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
+
+    def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
+        """Keeps what was handed over for a use at ``position``, unless others are nearer."""
+        self._handed.pop(group, None)
+        left = self._handed_most - sum(self._sizes[g] for g in self._handed)
+        by_use = sorted(self._handed, key=lambda g: self._next_use(g, self._now))
+        while by_use and left < self._sizes[group]:
+            if self._next_use(by_use[-1], self._now) <= position:
+                return
+            left += self._sizes[by_use[-1]]
+            del self._handed[by_use.pop()]
+        if left >= self._sizes[group]:
+            self._handed[group] = version, arrays
+            held = self._handed_most - left + self._sizes[group]
+            self.peak_handed = max(self.peak_handed, held)
+
+    def _here(self, group: str, version: int) -> bool:
+        """Whether a group was handed over at that version, and kept."""
+        return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
         """Whether a group has room for a use at ``position``, with others dropped if need be."""
@@ -232,11 +263,13 @@ class WeightStream:
                 self._cursor += 1
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Without the lock: what was read early, if it was."""
+        """Without the lock: what was read early or handed over, if it was."""
         with self._cond:
             reading = self._early.pop((group, version), None)
             if reading is not None:
                 self._early_left += self._sizes[group]
+            if self._here(group, version):
+                return reading or Held([self._handed.pop(group)[1]])
             return reading
 
     def _read_early(self) -> None:
@@ -247,6 +280,8 @@ class WeightStream:
             for group in self._uses[number]:
                 entry = self._cache.get(group)
                 if (group, version) in self._early or (entry and entry.version == version):
+                    continue
+                if self._here(group, version):
                     continue
                 if self._available[group] < version or self._sizes[group] > self._early_left:
                     return
@@ -263,7 +298,8 @@ class WeightStream:
                 if entry is not None and entry.version == version:
                     entry.pins.add(position)
                     return False
-                if position < self._now + self._ahead and self._available[group] >= version:
+                there = self._here(group, version) or self._available[group] >= version
+                if position < self._now + self._ahead and there:
                     if entry is not None and not entry.pins:
                         self._drop(group)
                     if group not in self._cache and self._make_room(group, position):
