@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -585,3 +586,41 @@ def test_a_killed_process_leaves_the_committed_state(folder: Path, backend: str)
 @pytest.mark.parametrize("backend", HERE)
 def test_a_killed_process_leaves_the_committed_state_25_times(folder: Path, backend: str) -> None:
     assert kill_and_look(folder, backend, 25, seed=2)[-1] >= 12
+
+
+def test_a_ring_is_filled_again_before_what_has_landed_is_looked_at() -> None:
+    """Some disks report a batch at once, and would idle while it is looked at."""
+    events: list[str] = []
+    todo: list[Any] = [
+        SimpleNamespace(write=False, offset=0, size=1, place=-1, memory=np.zeros(1, np.uint8))
+        for _ in range(6)
+    ]
+
+    class Disk:
+        """A ring that reports all it was given when somebody waits."""
+
+        def __init__(self) -> None:
+            self.given: list[int] = []
+
+        def prepare(self, token: int, *_: Any) -> None:
+            events.append("prepare")
+            self.given.append(token)
+
+        def wait(self, block: bool) -> list[tuple[int, int]]:
+            events.append("wait" if block else "submit")
+            given, self.given = (self.given, []) if block else ([], self.given)
+            return [(token, 1) for token in given]
+
+        def close(self) -> None:
+            events.append("close")
+
+    def take(most: int, *, wait: bool = True) -> list[Any] | None:
+        taken = [todo.pop() for _ in range(min(most, len(todo)))]
+        return taken or None
+
+    queue: Any = SimpleNamespace(take=take, done=lambda op: events.append("landed"))
+    file: Any = SimpleNamespace(descriptor=0)
+    _uring._Driver(Disk(), queue, file, 2, {}, polls=False).run()
+    batch = ["prepare", "prepare", "submit", "landed", "landed", "wait"]
+    assert events == ["prepare", "prepare", "wait", *batch, *batch, "submit", "landed", "landed",
+                      "close"]  # fmt: skip

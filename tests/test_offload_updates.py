@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,16 @@ class Slow:
         return self._inner.arrays()
 
 
-def make(home: SlowHome, done: dict[str, threading.Event], order: list[str]) -> Updater:
-    """Updates of two groups, "urgent" and "later"."""
+def make(
+    home: HostHome,
+    done: dict[str, threading.Event],
+    order: list[str],
+    names: Sequence[str] = ("urgent", "later"),
+) -> Updater:
+    """Updates of a few groups of one shape."""
     optimizer = HostOptimizer(optax.sgd(0.1))
     groups, gradient = {}, {"w": jnp.ones(3)}
-    for name in ("urgent", "later"):
+    for name in names:
         params = {"w": jnp.zeros(3)}
         state = optimizer.init(params)
         trees = {"params": params, "state": state, "gradient": gradient}
@@ -127,6 +132,57 @@ def test_a_gate_holds_only_what_comes_after_it() -> None:
         home.arrived.set()
         updater.close()
     assert order == ["urgent", "later"]
+
+
+@pytest.mark.parametrize(("coming", "first"), [("543210", "5"), ("54210", "4")])
+def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
+    coming: str, first: str
+) -> None:
+    """Its memory is what others wait for; but near the end of a backward pass, deadlines count."""
+    order: list[str] = []
+    done: dict[str, threading.Event] = {}
+    updater = make(AskedHome(""), done, order, "543210")
+    try:
+        updater.hold_back(True)
+        updater.expect({name: (1, float(name)) for name in coming}, gated=False)
+        for name in "54":
+            updater.offer(name, {"w": jnp.ones(3)}, 1, float(name))
+        updater.hold_back(False)
+        assert done["5"].wait(30)
+        assert done["4"].wait(30)
+    finally:
+        updater.close()
+    assert order[0] == first
+
+
+class AskedHome(HostHome):
+    """A home that holds the parameters of one group, and knows what was asked for."""
+
+    def __init__(self, held: str) -> None:
+        super().__init__()
+        self._held, self.asked, self.enough = held, [], threading.Event()
+
+    def holds(self, bundle: Bundle) -> bool:
+        return bundle.name == f"{self._held}/params"
+
+    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
+        self.asked.append(bundles[0].name[0])
+        if len(self.asked) == 2:
+            self.enough.set()
+        return super().read(*bundles, deadline=deadline, step=step)
+
+
+@pytest.mark.parametrize(("held", "asked"), [("", "32"), ("2", "23"), ("1", "13"), ("0", "32")])
+def test_states_whose_parameters_are_held_are_read_first(held: str, asked: str) -> None:
+    """The backward pass has them just now; of the three whose gradients come next."""
+    home = AskedHome(held)
+    updater = make(home, {}, [], "3210")
+    try:
+        updater.expect({name: (1, float(name)) for name in "3210"}, gated=False)
+        assert home.enough.wait(30)
+    finally:
+        updater.close()
+    assert "".join(home.asked) == asked
 
 
 class FullHome(SlowHome):

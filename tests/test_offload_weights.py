@@ -19,6 +19,8 @@ class Asked:
     def ready(self) -> bool:
         return True
 
+    begun = ready
+
     def when_ready(self, call: Callable[[], None]) -> None:
         call()
 
@@ -33,7 +35,7 @@ class Asked:
 class Recorded:
     """A stream over four layers of 10 bytes, of which two fit the device."""
 
-    def __init__(self, early: int) -> None:
+    def __init__(self, early: int, handed: int = 0) -> None:
         self.asked: list[Asked] = []
         self._changed = threading.Condition()
         uses = [("a",), ("b",), ("c",), ("d",)]
@@ -43,6 +45,7 @@ class Recorded:
             capacity=20,
             ahead=4,
             early=early,
+            handed=handed,
             start=0,
             version=lambda step: step,
             read=self.read,
@@ -106,3 +109,41 @@ def test_what_is_handed_over_takes_the_place_of_what_was_read_early() -> None:
     finally:
         recorded.stream.close()
     assert all(asked.released for asked in recorded.asked)
+
+
+def after_a_step(handed: int) -> Recorded:
+    recorded = Recorded(0, handed)
+    for position in range(7):
+        recorded.stream.take(position)
+        recorded.stream.done(position)
+    return recorded
+
+
+def test_what_is_handed_over_is_kept_until_the_device_has_room() -> None:
+    recorded = after_a_step(40)
+    try:
+        for name in "abcd":  # two of which have no room yet; none has been written
+            recorded.stream.updated(name, 1, [f"new {name}"])
+        for position, name in enumerate("abcd", 7):
+            assert recorded.stream.take(position) == (f"new {name}",)
+            recorded.stream.done(position)
+        assert recorded.stream.peak_handed == 40
+    finally:
+        recorded.stream.close()
+    assert not {"c", "d"} & set(recorded.names(0)[6:])
+
+
+def test_what_is_used_first_is_kept_and_the_rest_is_read() -> None:
+    recorded = after_a_step(30)
+    try:
+        for name in "dabc":
+            recorded.stream.updated(name, 1, [f"new {name}"])
+        recorded.stream.written("d", 1)
+        found = []
+        for position in range(7, 11):
+            found += recorded.stream.take(position)
+            recorded.stream.done(position)
+        assert recorded.stream.peak_handed == 30
+    finally:
+        recorded.stream.close()
+    assert found == ["new a", "new b", "new c", "d"]  # what was read has its own name
