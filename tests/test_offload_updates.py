@@ -141,10 +141,12 @@ def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
     """Its memory is what others wait for; but near the end of a backward pass, deadlines count."""
     order: list[str] = []
     done: dict[str, threading.Event] = {}
-    updater = make(AskedHome(""), done, order, "543210")
+    home = AskedHome("")
+    updater = make(home, done, order, "543210")
     try:
         updater.hold_back(True)
         updater.expect({name: (1, float(name)) for name in coming}, gated=False)
+        assert home.enough.wait(30)  # both states are there before their gradients
         for name in "54":
             updater.offer(name, {"w": jnp.ones(3)}, 1, float(name))
         updater.hold_back(False)
