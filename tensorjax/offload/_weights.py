@@ -62,7 +62,7 @@ class WeightStream:
         capacity: int,
         ahead: int,
         early: int,
-        handed: int = 0,
+        handed: int,
         start: int,
         version: Callable[[int], int],
         read: Callable[[str, float, int], Reading],
