@@ -20,7 +20,9 @@ def test_a_copy_and_its_checksum(
         monkeypatch.setattr(_native, "stream", lambda: None)
     source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     target = np.zeros(size + 64, np.uint8)
-    assert _checksums.copy(source, target[:size]) == xxhash.xxh3_64_intdigest(source.tobytes())
+    assert _checksums.copy(source, target[:size], target.ctypes.data) == xxhash.xxh3_64_intdigest(
+        source.tobytes()
+    )
     assert np.array_equal(target[:size], source)
     assert not target[size:].any()
     assert _checksums.digest(source) == xxhash.xxh3_64_intdigest(source.tobytes())

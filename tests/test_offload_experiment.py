@@ -16,7 +16,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from experiments.__main__ import main
 from experiments.offload import main as offloading
-from experiments.offload.main import Config, setting
+from experiments.offload.main import Config, fitting, setting
 from experiments.offload.memory import peak
 from experiments.offload.variants import BASELINE, OURS, VARIANTS
 
@@ -24,11 +24,54 @@ TINY = {"layers": 2, "heads": 2, "features": 32, "vocabulary": 100, "length": 16
 
 
 @pytest.mark.parametrize(
-    "change", [{"sizes": ()}, {"sizes": ("huge",)}, {"steps": 0}, {"compute": ()}, {"rounds": 0}]
+    "change",
+    [
+        {"sizes": ()},
+        {"sizes": ("huge",)},
+        {"steps": 0},
+        {"compute": ()},
+        {"rounds": 0},
+        {"memory": -1},
+    ],
 )
 def test_bad_options_are_refused(change: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         Config(**change)
+
+
+def test_ways_that_need_more_memory_than_they_may_take_are_left_out(tmp_path: Path) -> None:
+    """GPT-2 XL has 1.56 billion numbers: with Adam's states 17.4 GiB."""
+    xl = setting(Config(sizes=("xl",)), "xl", tmp_path)
+    able, short = fitting(xl, Config(memory=16 << 10), real=False)
+    assert [v.name for v in able] == [v.name for v in VARIANTS if v.disk]
+    assert [*short] == ["in memory", "host offload"]
+    needs = int(short["in memory"].split()[1])
+    assert 17.4 * 1024 < needs < 20 * 1024
+    assert not fitting(xl, Config(memory=needs), real=False)[1]
+    # These cores have the device's parameters in the same memory.
+    assert [*fitting(xl, Config(memory=needs), real=True)[1]] == ["in memory"]
+    with pytest.raises(ValueError, match="memory: expected at least"):
+        fitting(xl, Config(memory=1 << 10), real=False)
+
+
+@pytest.mark.filterwarnings("ignore:the page cache")
+def test_a_run_without_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less memory than the staging of the ways with a store."""
+    monkeypatch.setattr(offloading, "SIZES", {"tiny": TINY})
+    options = ["--length", "8", "--steps", "1", "--rounds", "2", "--memory", "10"]
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        assert main(["run", "offload", "--quick", *options, "--results", str(tmp_path)]) == 0
+    done = json.loads((tmp_path / "offload" / "runs.jsonl").read_text())
+    table = tmp_path / "offload" / done["run"] / "steps.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["way"] for row in rows] == ["in memory", "host offload"]
+    assert all(float(row["of P*"]) > 0 and not row["speed"] for row in rows)
+    said = [name for name in done["metrics"] if name.startswith("left out: tiny")]
+    assert len(said) == len(VARIANTS) - 2
 
 
 def test_the_emulated_device_takes_the_time_it_is_given(tmp_path: Path) -> None:

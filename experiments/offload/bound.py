@@ -1,5 +1,6 @@
 """What the parts of a step take, each alone: all tries, of which the medians count."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -56,18 +57,22 @@ def moving(setting: Setting, repeats: int) -> Tries:
 
 
 def updating(setting: Setting, repeats: int) -> Tries:
-    """Seconds of the optimiser for all groups, from memory, and for the first layer's groups."""
-    layers = setting.layers()
-    gradients = setting.emulated(0.0)
+    """Seconds of the optimiser for all groups, from memory, and for the first layer's groups.
+
+    One block is updated and counted as often as there are blocks: all of them need not fit memory.
+    """
+    small = dataclasses.replace(setting, few=True)
+    layers = small.layers()
+    counts = dict.fromkeys(layers[1].uses, len(setting.layers()) - 2)
     with offload.Trainer(
-        layers, setting.params(), setting.optimizer(), engine=gradients
+        layers, small.params(), small.optimizer(), engine=small.emulated(0.0)
     ) as trainer:
         for _ in range(repeats + 1):
-            trainer.step(setting.data())
+            trainer.step(small.data())
             trainer.flush()
         spans = [s for s in trainer.trace.spans("update") if s.step > 0]
     steps = sorted({s.step for s in spans})
-    whole = [sum(s.seconds for s in spans if s.step == k) for k in steps]
+    whole = [sum(s.seconds * counts.get(s.name, 1) for s in spans if s.step == k) for k in steps]
     first = [sum(s.seconds for s in spans if s.step == k and s.name in layers[0].uses)
              for k in steps]  # fmt: skip
     return {"update": whole, "first": first}

@@ -11,17 +11,19 @@ not name); S. Rajbhandari et al., "ZeRO-Infinity", arXiv 2104.07857 (updates aft
 pass, O_DIRECT with a deep queue).
 """
 
+import math
 import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments import Run
 from experiments._malloc import return_memory
 from experiments.offload import bound, figure
+from experiments.offload.memory import available
 from experiments.offload.variants import (
     BASELINE,
     BOUNDED,
@@ -36,6 +38,7 @@ from tensorjax.models import gpt2
 from tensorjax.offload import Times
 
 MIB = 2**20
+REAL = "these cores"
 TRIES = 5  # of every part of a step, before all ways and again after them
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 12, "heads": 8, "features": 256, "vocabulary": 4096, "length": 64},
@@ -66,6 +69,8 @@ class Config:
     """Seconds of the emulated device, as multiples of the slowest other part of a step."""
     real: bool = True
     """Also compute the layers here."""
+    memory: int = 0
+    """MiB that a way may take; those that need more are left out. 0 takes what is free."""
     staging: int = 0
     """MiB of staging memory; 0 takes 16 times the largest group of parameters, and 64."""
     folder: str = ""
@@ -81,6 +86,9 @@ class Config:
         for name in ("batch", "length", "steps", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("memory", "staging"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if not self.compute or min(self.compute) <= 0:
             raise ValueError(f"compute: expected positive multiples, got {self.compute}")
 
@@ -94,6 +102,7 @@ def run(config: Config, run: Run) -> None:
     """Measures parts, then whole steps by turns."""
     if config.return_memory:
         return_memory()
+    config = replace(config, memory=config.memory or available() // MIB)
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
     rows: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
@@ -168,9 +177,10 @@ def one_size(
         {"size": setting.name, "device": label, "round": number + 1, "way": way,
          "T_c": statistics.median(one.tries["compute"]), "seconds": one.seconds(way),
          "of P*": one.bound(setting, statistics.median) / one.seconds(way),
-         "speed": one.seconds(BASELINE) / one.seconds(way)}
+         "speed": one.speed(way)}
         for label in rounds[0]
         for way in (OURS, BOUNDED)
+        if way in rounds[0][label].ways
         for number, one in enumerate(by_device[label] for by_device in rounds)
     ]  # fmt: skip
 
@@ -190,12 +200,17 @@ class Round:
         """Of a step, the median."""
         return statistics.median(self.ways[way]["took"])
 
+    def speed(self, way: str) -> float:
+        """Over updating after the backward pass; NaN where that did not fit memory."""
+        return self.seconds(BASELINE) / self.seconds(way) if BASELINE in self.ways else math.nan
+
 
 def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[str, Round]:
     """All ways, and the parts before and after them, for disks change; by devices.
 
     The emulated device takes as long as the slowest part did just before.
     """
+    fits = {real: fitting(setting, config, real=real) for real in {False, config.real}}
     tries = bound.parts(setting, TRIES)
     slowest = max(statistics.median(tries[name]) for name in ("read", "write", "update"))
     devices: list[tuple[str, offload.Engine, list[float]]] = [
@@ -204,11 +219,15 @@ def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[s
     ]
     if config.real:
         engine = offload.Engine()
-        devices.append(("these cores", engine, bound.computing(setting, engine, TRIES)))
+        devices.append((REAL, engine, bound.computing(setting, engine, TRIES)))
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for label, engine, _ in devices:
         found[label] = {}
-        for variant in run.progress(VARIANTS, f"{setting.name}, {label}, round {number + 1}"):
+        able, short = fits[label == REAL]
+        for way, text in short.items() if not number else ():
+            run.console.print(f"{setting.name}, {label}: left out: {way} {text}")
+            run.metric(f"left out: {setting.name}, {label}, {way}", text)
+        for variant in run.progress(able, f"{setting.name}, {label}, round {number + 1}"):
             found[label][variant.name], trace = measure(setting, variant, engine, config.steps)
             if not number and variant.name in (OURS, BASELINE):
                 keep(run, trace, setting.name, label, variant)
@@ -217,6 +236,25 @@ def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[s
     return {
         label: Round({**tries, "compute": compute}, found[label]) for label, _, compute in devices
     }
+
+
+def fitting(
+    setting: Setting, config: Config, *, real: bool
+) -> tuple[list[Variant], dict[str, str]]:
+    """The ways that memory has room for, and why the others are left out."""
+    needs = {variant: setting.needs(variant, real=real) // MIB for variant in VARIANTS}
+    if min(needs.values()) > config.memory:
+        raise ValueError(
+            f"memory: expected at least {min(needs.values())} MiB for {setting.name} with "
+            f"{setting.staging // MIB} MiB of staging, got {config.memory}"
+        )
+    able = [variant for variant in VARIANTS if needs[variant] <= config.memory]
+    short = {
+        variant.name: f"needs {needs[variant]} MiB of memory, may take {config.memory}"
+        for variant in VARIANTS
+        if variant not in able
+    }
+    return able, short
 
 
 def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], float]) -> Times:
@@ -248,7 +286,7 @@ def described(
                 lambda one, n=name: one.bound(setting, statistics.median) / one.seconds(n)
             ),
             "of least P*": usual(lambda one, n=name: one.bound(setting, min) / one.seconds(n)),
-            "speed": usual(lambda one, n=name: one.seconds(BASELINE) / one.seconds(n)),
+            "speed": usual(lambda one, n=name: one.speed(n)),
             "read": found["read"] / MIB,
             "written": found["written"] / MIB,
             "memory": remembered(setting, label, name, found),

@@ -17,6 +17,13 @@ def resident() -> int:
         return int(file.read().split()[1]) * _PAGE
 
 
+def available() -> int:
+    """Bytes that the system can give to programs without swapping."""
+    with open("/proc/meminfo") as file:
+        found = dict(line.split(":") for line in file)
+    return int(found["MemAvailable"].split()[0]) * 1024
+
+
 def trim() -> None:
     """Gives back to the system what is free."""
     gc.collect()

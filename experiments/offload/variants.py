@@ -135,6 +135,20 @@ class Setting:
             found[name.split("/")[0]] += int(np.prod(spec.shape)) * spec.dtype.itemsize
         return found
 
+    def needs(self, variant: Variant, *, real: bool) -> int:
+        """Bytes of memory without which a variant cannot be tried.
+
+        Those in memory have parameters and states there, and the parameters again on a device that
+        is these cores; those with a store all gradients at once, or the largest layer's.
+        """
+        params, training = self.sizes(), self.training()
+        gradients, most = sum(params.values()), max(training.values())
+        if variant.disk:
+            held = self.largest_layer() if variant.bounded else gradients
+            return held + self.staging + most
+        on_device = gradients if real and not variant.streamed else 0
+        return sum(training.values()) - gradients + on_device + 2 * most
+
     def specs(self) -> dict[str, Any]:
         """Shapes and dtypes of all tensors that a store may have to hold."""
         return offload.tensors(self.params(), self.optimizer(), gradients=True)

@@ -22,7 +22,7 @@ FORMAT = "tensorjax-store"
 VERSION = 1
 
 
-@dataclass
+@dataclass(slots=True)
 class Content:
     """What one slot of a tensor holds.
 
@@ -79,15 +79,19 @@ def dump(index: Index) -> bytes:
     )
     contents = index.contents
     tensors = ",".join(
-        extent.entry + ("}" if (c := contents.get(name)) is None else _written(c))
-        for name, extent in index.extents.items()
+        [
+            extent.entry + ("}" if (c := contents.get(name)) is None else _written(c))
+            for name, extent in index.extents.items()
+        ]
     )
     body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
     return f"{FORMAT} {VERSION} {digest(body):016x}\n".encode() + body
 
 
 def _written(content: Content) -> str:
-    return f',"slot":{content.slot},"sums":"{"".join([f"{s:016x}" for s in content.sums])}"}}'
+    sums = content.sums
+    text = f"{sums[0]:016x}" if len(sums) == 1 else "".join([f"{s:016x}" for s in sums])
+    return f',"slot":{content.slot},"sums":"{text}"}}'
 
 
 def parse(text: bytes, path: Path) -> Index:

@@ -43,6 +43,10 @@ class _Countdown:
             self.future.set_result(self._result())
 
 
+# What is written, by name: the tensor, its bytes, and what the index will say of them.
+_Sources = dict[str, tuple[Tensor, np.ndarray, Content]]
+
+
 class Writer:
     """Copies arrays into staging and hands the transfers to the queue."""
 
@@ -86,40 +90,34 @@ class Writer:
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         queue, block = self.queue, self._block
-        arrays = {tensor.extent.name: array for tensor, array in todo}
-        tensors = {tensor.extent.name: tensor for tensor, _ in todo}
-        contents = {
-            name: Content(tensor.free, [0] * -(-tensor.extent.nbytes // block))
-            for name, tensor in tensors.items()
-        }
-        found = _extents.runs(((t.extent, t.free) for t in tensors.values()), block)
+        sources: _Sources = {}
+        for tensor, array in todo:
+            extent = tensor.extent
+            content = Content(tensor.free, [0] * -(-extent.nbytes // block))
+            sources[extent.name] = (tensor, array, content)
+        found = _extents.runs(((t.extent, c.slot) for t, _, c in sources.values()), block)
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
         def resolve(request: Request) -> None:
             error = _named(request)
             if error is not None:
                 for extent in request.run.members:
-                    contents[extent.name].error = error
+                    sources[extent.name][-1].error = error
             countdown.down(error)
 
-        requests = [
-            Request(
-                run,
-                [tensors[e.name].slots[contents[e.name].slot] for e in run.members],
-                write=True,
-                deadline=deadline,
-                resolve=resolve,
-            )
-            for run in found
-        ]
+        requests = []
+        for run in found:
+            members = [sources[extent.name] for extent in run.members]
+            slots = [tensor.slots[content.slot] for tensor, _, content in members]
+            requests.append(Request(run, slots, write=True, deadline=deadline, resolve=resolve))
         with queue.lock:
             queue.enter(requests)
-            queue.writes.tensors += len(tensors)
-            for name, tensor in tensors.items():
-                tensor.newest = contents[name]
+            queue.writes.tensors += len(sources)
+            for tensor, _, content in sources.values():
+                tensor.newest = content
         for i, request in enumerate(requests):
             try:
-                self._fill(request, arrays, contents)
+                self._fill(request, sources)
             except BaseException as error:
                 for rest in requests[i:]:
                     rest.error = rest.error or error
@@ -134,18 +132,16 @@ class Writer:
         if complete:
             self.queue.finish(request)
 
-    def _fill(
-        self, request: Request, arrays: dict[str, np.ndarray], contents: dict[str, Content]
-    ) -> None:
+    def _fill(self, request: Request, sources: _Sources) -> None:
         for position, size, pieces in _extents.transfers(request.run, self._block):
             start, memory = self.queue.stage(size)
+            address = self.queue.writing.address + start
             try:
-                for piece in pieces:
-                    at = piece.position - position
-                    end = at + piece.stop - piece.start
-                    name = piece.extent.name
-                    source = arrays[name][piece.start : piece.stop]
-                    contents[name].sums[piece.number] = copy(source, memory[at:end])
+                for extent, number, begin, stop, place in pieces:
+                    at = place - position
+                    end = at + stop - begin
+                    _, source, content = sources[extent.name]
+                    content.sums[number] = copy(source[begin:stop], memory[at:end], address + at)
                     if end % _extents.ALIGN:
                         memory[end : _extents.padded(end)] = 0
             except BaseException:
