@@ -29,7 +29,7 @@ TINY = {"layers": 2, "heads": 2, "features": 32, "vocabulary": 100, "length": 16
         {"sizes": ()},
         {"sizes": ("huge",)},
         {"steps": 0},
-        {"compute": ()},
+        {"compute": (), "real": False},
         {"rounds": 0},
         {"memory": -1},
     ],

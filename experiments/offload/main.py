@@ -66,7 +66,8 @@ class Config:
     rounds: int = 1
     """Times that parts and ways are gone through; what is compared is so within one round."""
     compute: tuple[float, ...] = (1.0,)
-    """Seconds of the emulated device, as multiples of the slowest other part of a step."""
+    """Seconds of the emulated device, as multiples of the slowest other part of a step; none for
+    these cores only."""
     real: bool = True
     """Also compute the layers here."""
     memory: int = 0
@@ -89,8 +90,10 @@ class Config:
         for name in ("memory", "staging"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if not self.compute or min(self.compute) <= 0:
-            raise ValueError(f"compute: expected positive multiples, got {self.compute}")
+        if min(self.compute, default=1) <= 0 or not (self.compute or self.real):
+            raise ValueError(
+                f"compute: expected positive multiples, or none with --real, got {self.compute}"
+            )
 
     @classmethod
     def quick(cls) -> "Config":
@@ -127,7 +130,7 @@ def run(config: Config, run: Run) -> None:
         "fastest; speed over updating after the backward pass from the same store, medians of the "
         "rounds; MiB",
     )
-    if config.rounds > 1:
+    if rounds and config.rounds > 1:
         run.table("rounds", rounds, key=["size", "device", "way", "round"],
                   caption="Every round by itself")  # fmt: skip
     run.table(
@@ -210,7 +213,7 @@ def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[s
 
     The emulated device takes as long as the slowest part did just before.
     """
-    fits = {real: fitting(setting, config, real=real) for real in {False, config.real}}
+    fits = {real: fitting(setting, config, real=real) for real in (False, True)}
     tries = bound.parts(setting, TRIES)
     slowest = max(statistics.median(tries[name]) for name in ("read", "write", "update"))
     devices: list[tuple[str, offload.Engine, list[float]]] = [

@@ -363,8 +363,7 @@ class TensorStore:
             if not self._backend.volatile:
                 fresh = _index.prepare(self._paths.index, _index.dump(index))
             self._queue.drain_writes()
-            failed = {n: t.newest.error for n, t in self._tensors.items() if t.newest is not None}
-            failed = {name: error for name, error in failed.items() if error is not None}
+            failed = {n: c.error for n, c in index.contents.items() if c.error is not None}
             if failed:
                 if fresh is not None:
                     fresh.unlink()

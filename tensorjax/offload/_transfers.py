@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tensorjax.offload import _extents
-from tensorjax.offload._checksums import copy, digest
+from tensorjax.offload._checksums import copy, digest, gather
 from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
-from tensorjax.offload._extents import Extent, Run
+from tensorjax.offload._extents import Extent, Piece, Run
 from tensorjax.offload._index import Content
 from tensorjax.offload._lease import Lease, Leases, view
 from tensorjax.offload._queue import Op, Queue, ReadBatch, Request
@@ -137,13 +137,10 @@ class Writer:
             start, memory = self.queue.stage(size)
             address = self.queue.writing.address + start
             try:
-                for extent, number, begin, stop, place in pieces:
-                    at = place - position
-                    end = at + stop - begin
-                    _, source, content = sources[extent.name]
-                    content.sums[number] = copy(source[begin:stop], memory[at:end], address + at)
-                    if end % _extents.ALIGN:
-                        memory[end : _extents.padded(end)] = 0
+                if len(pieces) > 1 and sum(piece.stop for piece in pieces) == size:
+                    _join(pieces, memory, sources)
+                else:
+                    _place(pieces, position, memory, address, sources)
             except BaseException:
                 self.queue.unstage(start, size)
                 raise
@@ -151,6 +148,27 @@ class Writer:
             op.memory, op.place = memory, start
             with self.queue.lock:
                 self.queue.add(op)
+
+
+def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
+    """Copies whole tensors that leave no space between them."""
+    members = [sources[piece.extent.name] for piece in pieces]
+    sums = gather([array for _, array, _ in members], memory)
+    for (_, _, content), found in zip(members, sums, strict=True):
+        content.sums[0] = found
+
+
+def _place(
+    pieces: Sequence[Piece], position: int, memory: np.ndarray, address: int, sources: _Sources
+) -> None:
+    """Copies blocks of tensors to where they belong in a transfer, zeros behind them."""
+    for extent, number, start, stop, place in pieces:
+        at = place - position
+        end = at + stop - start
+        _, source, content = sources[extent.name]
+        content.sums[number] = copy(source[start:stop], memory[at:end], address + at)
+        if end % _extents.ALIGN:
+            memory[end : _extents.padded(end)] = 0
 
 
 class Reader:
