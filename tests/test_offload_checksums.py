@@ -26,3 +26,14 @@ def test_a_copy_and_its_checksum(
     assert np.array_equal(target[:size], source)
     assert not target[size:].any()
     assert _checksums.digest(source) == xxhash.xxh3_64_intdigest(source.tobytes())
+
+
+def test_arrays_are_joined_with_their_checksums() -> None:
+    """Those of any lengths, an empty one too; a view of more is not copied beyond its end."""
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(0, 256, n, np.uint8) for n in (5, 0, 4096, 70000)]
+    sources.append(sources[3][100:200])
+    target = np.zeros(sum(map(len, sources)), np.uint8)
+    found = _checksums.gather(sources, target)
+    assert found == [xxhash.xxh3_64_intdigest(source.tobytes()) for source in sources]
+    assert target.tobytes() == b"".join(source.tobytes() for source in sources)

@@ -194,6 +194,23 @@ def test_small_tensors_move_together(folder: Path) -> None:
     assert statistics.writes.tensors == statistics.reads.tensors == 200
 
 
+@pytest.mark.parametrize("sizes", [(4096, 8192, 65536, 4096), (4096, 4095, 0, 8192), (1, 2, 3)])
+def test_neighbours_of_any_size_keep_their_bytes(folder: Path, sizes: tuple[int, ...]) -> None:
+    """Whole pages, which leave no space between tensors, and others; in either slot, reopened."""
+    rng = np.random.default_rng(len(sizes))
+    specs = {f"t{i}": jax.ShapeDtypeStruct((n,), np.uint8) for i, n in enumerate(sizes)}
+    with made(folder) as store:
+        store.reserve(specs)
+        for _ in range(2):
+            arrays = {k: rng.integers(0, 256, s.shape, np.uint8) for k, s in specs.items()}
+            store.write_many(dict(reversed(arrays.items()))).result(30)
+            store.commit()
+            assert all(same(read(store, name), array) for name, array in arrays.items())
+        assert store.statistics().writes.transfers == 2
+    with made(folder) as store:
+        assert all(same(read(store, name), array) for name, array in arrays.items())
+
+
 def test_statistics_count(folder: Path) -> None:
     with made(folder) as store:
         store.reserve({"a": jnp.zeros((MIB,), jnp.uint8)})
