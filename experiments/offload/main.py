@@ -11,7 +11,6 @@ not name); S. Rajbhandari et al., "ZeRO-Infinity", arXiv 2104.07857 (updates aft
 pass, O_DIRECT with a deep queue).
 """
 
-import math
 import shutil
 import statistics
 import tempfile
@@ -203,9 +202,9 @@ class Round:
         """Of a step, the median."""
         return statistics.median(self.ways[way]["took"])
 
-    def speed(self, way: str) -> float:
-        """Over updating after the backward pass; NaN where that did not fit memory."""
-        return self.seconds(BASELINE) / self.seconds(way) if BASELINE in self.ways else math.nan
+    def speed(self, way: str) -> float | None:
+        """Over updating after the backward pass; None where that does not fit memory."""
+        return self.seconds(BASELINE) / self.seconds(way) if BASELINE in self.ways else None
 
 
 def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[str, Round]:
@@ -272,8 +271,9 @@ def described(
     """Rows of a table: ways and bounds are compared within rounds, of which the median counts."""
     rounds = [by_device[label] for by_device in every]
 
-    def usual(of: Callable[[Round], float]) -> float:
-        return statistics.median(of(one) for one in rounds)
+    def usual(of: Callable[[Round], float | None]) -> float | None:
+        found = [value for one in rounds if (value := of(one)) is not None]
+        return statistics.median(found) if found else None
 
     for name, found in rounds[-1].ways.items():
         found["resident"] = max(one.ways[name]["resident"] for one in rounds)

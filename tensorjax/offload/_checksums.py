@@ -42,18 +42,12 @@ def copy(source: np.ndarray, target: np.ndarray, address: int) -> int:
     (True, b'tensor')
     """
     assert xxhash is not None
-    size = len(source)
-    stream = _native.stream() if size >= _SMALL else None
-    if stream is None and size <= _CHUNK:
+    if len(source) < _SMALL:
         target[:] = source
-        return digest(target)
-    here = source.ctypes.data
-    if size <= _CHUNK:
-        found = digest(source)
-        stream(here, address, size)
-        return found
+        return digest(source)
+    stream, here = _native.stream(), source.ctypes.data
     state = xxhash.xxh3_64()
-    for start in range(0, size, _CHUNK):
+    for start in range(0, len(source), _CHUNK):
         part: Any = source[start : start + _CHUNK]
         state.update(part)  # which brings it into the cache
         if stream is None:
