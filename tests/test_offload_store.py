@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,22 @@ def test_writes_can_be_brought_forward(folder: Path) -> None:
             future.result(30)
         size = MIB // 32 * 8
         assert [offset // size for offset in order] == [2, 0, 1]
+
+
+def test_a_write_under_way_does_not_hold_the_array(folder: Path) -> None:
+    """It has been copied: the memory of results is not to wait for the disk."""
+    backend, _ = gated()
+    with made(folder, backend) as store:
+        arrays = {"a": np.zeros(3), "b": np.zeros(MIB // 16)}  # of one block, of two
+        store.reserve(arrays)
+        gone = [weakref.ref(array) for array in arrays.values()]
+        future = store.write_many(arrays)
+        arrays.clear()
+        gc.collect()
+        assert all(ref() is None for ref in gone)
+        assert not future.done()
+        backend.file.gate.set()
+        future.result(30)
 
 
 def gated() -> tuple[Any, list[int]]:

@@ -95,14 +95,15 @@ class Writer:
             extent = tensor.extent
             content = Content(tensor.free, [0] * -(-extent.nbytes // block))
             sources[extent.name] = (tensor, array, content)
+        contents = {name: content for name, (_, _, content) in sources.items()}
         found = _extents.runs(((t.extent, c.slot) for t, _, c in sources.values()), block)
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
-        def resolve(request: Request) -> None:
+        def resolve(request: Request) -> None:  # must not hold the arrays until then
             error = _named(request)
             if error is not None:
                 for extent in request.run.members:
-                    sources[extent.name][-1].error = error
+                    contents[extent.name].error = error
             countdown.down(error)
 
         requests = []
