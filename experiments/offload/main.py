@@ -1,6 +1,6 @@
 """GPT-2 in memory, offloaded to the host, and trained from disk by three schedules.
 
-``python -m experiments run offload`` trains GPT-2 sizes in five ways and takes the time of a step,
+``python -m experiments run offload`` trains GPT-2 sizes in six ways and takes the time of a step,
 twice each: with the layers computed here, where they share the cores with the optimiser, and on an
 emulated device, which waits as long as a step's slowest other part takes. Disk, optimiser and
 threads are real in both. README.md in this folder says what came out.
