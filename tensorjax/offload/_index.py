@@ -89,9 +89,7 @@ def dump(index: Index) -> bytes:
 
 
 def _written(content: Content) -> str:
-    sums = content.sums
-    text = f"{sums[0]:016x}" if len(sums) == 1 else "".join([f"{s:016x}" for s in sums])
-    return f',"slot":{content.slot},"sums":"{text}"}}'
+    return f',"slot":{content.slot},"sums":"{"".join([f"{s:016x}" for s in content.sums])}"}}'
 
 
 def parse(text: bytes, path: Path) -> Index:
