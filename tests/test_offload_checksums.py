@@ -20,12 +20,12 @@ def test_a_copy_and_its_checksum(
         monkeypatch.setattr(_native, "stream", lambda: None)
     source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     target = np.zeros(size + 64, np.uint8)
-    assert _checksums.copy(source, target[:size], target.ctypes.data) == xxhash.xxh3_64_intdigest(
+    assert _checksums.copy(source, target[:size], target.ctypes.data) == xxhash.xxh3_64_hexdigest(
         source.tobytes()
     )
     assert np.array_equal(target[:size], source)
     assert not target[size:].any()
-    assert _checksums.digest(source) == xxhash.xxh3_64_intdigest(source.tobytes())
+    assert _checksums.digest(source) == xxhash.xxh3_64_hexdigest(source.tobytes())
 
 
 def test_arrays_are_joined_with_their_checksums() -> None:
@@ -35,5 +35,5 @@ def test_arrays_are_joined_with_their_checksums() -> None:
     sources.append(sources[3][100:200])
     target = np.zeros(sum(map(len, sources)), np.uint8)
     found = _checksums.gather(sources, target)
-    assert found == [xxhash.xxh3_64_intdigest(source.tobytes()) for source in sources]
+    assert found == [xxhash.xxh3_64_hexdigest(source.tobytes()) for source in sources]
     assert target.tobytes() == b"".join(source.tobytes() for source in sources)

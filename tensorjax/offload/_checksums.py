@@ -22,11 +22,13 @@ def require() -> None:
         )
 
 
+LENGTH = 16  # digits of a checksum
+
 # Bytes that are copied at once, and bytes that are still in the cache when they have been hashed.
 _SMALL, _CHUNK = 1 << 16, 1 << 18
 
 
-def copy(source: np.ndarray, target: np.ndarray, address: int) -> int:
+def copy(source: np.ndarray, target: np.ndarray, address: int) -> str:
     """Copies bytes, and gives their checksum: made at once, it hardly costs time.
 
     Where compiled code is there, large copies go past the caches, which the disk does not read.
@@ -54,10 +56,10 @@ def copy(source: np.ndarray, target: np.ndarray, address: int) -> int:
             target[start : start + _CHUNK] = part
         else:
             stream(here + start, address + start, len(part))
-    return state.intdigest()
+    return state.hexdigest()
 
 
-def gather(sources: Sequence[np.ndarray], target: np.ndarray) -> list[int]:
+def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
     """Copies small arrays of bytes, one behind the other, and gives the checksum of each.
 
     One call for all: tensors of a few pages cost less to copy than to be talked about.
@@ -67,16 +69,17 @@ def gather(sources: Sequence[np.ndarray], target: np.ndarray) -> list[int]:
     >>> gather(parts, target) == [digest(b"ten"), digest(b"sor")], bytes(target)
     (True, b'tensor')
     """
-    found = [digest(source) for source in sources]
+    assert xxhash is not None
+    found = [*map(xxhash.xxh3_64_hexdigest, sources)]
     np.concatenate(sources, out=target)
     return found
 
 
-def digest(data: Any) -> int:
-    """The xxh3 checksum of a buffer of bytes.
+def digest(data: Any) -> str:
+    """The xxh3 checksum of a buffer of bytes, in hexadecimal.
 
     >>> digest(b"tensor") == digest(b"tensor"), digest(b"tensor") == digest(b"tenSor")
     (True, False)
     """
     assert xxhash is not None
-    return xxhash.xxh3_64_intdigest(data)
+    return xxhash.xxh3_64_hexdigest(data)

@@ -6,7 +6,8 @@ written together are then adjacent in the file, and many small ones move in one 
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -102,43 +103,6 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Extent, ...]:
     return tuple(extents)
 
 
-@dataclass(frozen=True)
-class Run:
-    """Tensors that lie side by side in the file and move together.
-
-    Attributes:
-        offset: Of the first byte in the file.
-        size: Bytes of all of them, padded.
-        members: The extents in the order of the file; their slots are those asked for.
-    """
-
-    offset: int
-    size: int
-    members: tuple[Extent, ...]
-
-
-def runs(places: Iterable[tuple[Extent, int]], block: int) -> list[Run]:
-    """Joins adjacent tensors as long as they fit one block; a larger tensor stands alone.
-
-    Args:
-        places: Extents with the slot to use; empty tensors are left out.
-        block: Most bytes of a run of several tensors.
-    """
-    todo = sorted((e.offsets[slot], e.size, e) for e, slot in places if e.size)
-    found: list[Run] = []
-    members: list[Extent] = []
-    start = size = 0
-    for offset, length, extent in todo:
-        if members and (offset != start + size or size + length > block):
-            found.append(Run(start, size, tuple(members)))
-            members, size = [], 0
-        if not members:
-            start = offset
-        members.append(extent)
-        size += length
-    return [*found, Run(start, size, tuple(members))] if members else found
-
-
 class Piece(NamedTuple):
     """One block of one tensor inside a run.
 
@@ -157,23 +121,109 @@ class Piece(NamedTuple):
     position: int
 
 
-def transfers(run: Run, block: int) -> list[tuple[int, int, tuple[Piece, ...]]]:
-    """Cuts a run into transfers of at most ``block`` bytes: (position, size, pieces) each."""
-    if len(run.members) > 1:
-        position, pieces = 0, []
-        for extent in run.members:
-            pieces.append(Piece(extent, 0, 0, extent.nbytes, position))
-            position += extent.size
-        return [(0, run.size, tuple(pieces))]
-    extent = next(iter(run.members))
-    return [
-        (
-            start,
-            min(block, run.size - start),
-            (Piece(extent, i, start, min(start + block, extent.nbytes), start),),
-        )
-        for i, start in enumerate(range(0, run.size, block))
-    ]
+class Transfer(NamedTuple):
+    """Adjacent bytes of a run that move at once.
+
+    Attributes:
+        position: Of the first byte in the run.
+        size: In bytes.
+        pieces: What lies there.
+        dense: Whether the pieces fill it, without padding between or behind them.
+    """
+
+    position: int
+    size: int
+    pieces: tuple[Piece, ...]
+    dense: bool
+
+
+class Run(NamedTuple):
+    """Tensors that lie side by side in the file and move together.
+
+    Attributes:
+        offset: Of the first byte in the file.
+        size: Bytes of all of them, padded.
+        members: The extents in the order of the file; their slots are those asked for.
+        transfers: That move it, of at most a block each.
+    """
+
+    offset: int
+    size: int
+    members: tuple[Extent, ...]
+    transfers: tuple[Transfer, ...]
+
+
+class Layouts:
+    """How tensors move together: the same ones are asked for at every step of a training.
+
+    Args:
+        block: Most bytes of one transfer.
+        most: Most pieces that are remembered.
+    """
+
+    def __init__(self, block: int, most: int = 1 << 14):
+        self._block, self._most = block, most
+        self._known: dict[tuple[int, ...], tuple[Run, ...]] = {}
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def runs(self, places: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
+        """Joins adjacent tensors as long as they fit one block; a larger tensor stands alone.
+
+        Args:
+            places: Extents of one store with the slot to use; empty tensors are left out.
+        """
+        key = tuple([extent.offsets[slot] for extent, slot in places if extent.size])
+        found = self._known.get(key)
+        if found is None:
+            found = tuple(_runs(places, self._block))
+            self._remember(key, found)
+        return found
+
+    def _remember(self, key: tuple[int, ...], found: tuple[Run, ...]) -> None:
+        pieces = sum(len(transfer.pieces) for run in found for transfer in run.transfers)
+        if pieces > self._most:
+            return
+        with self._lock:
+            if self._held + pieces > self._most:
+                self._known, self._held = {}, 0
+            if key not in self._known:
+                self._known[key] = found
+                self._held += pieces
+
+
+def _runs(places: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
+    todo = sorted((e.offsets[slot], e.size, e) for e, slot in places if e.size)
+    members: list[Extent] = []
+    start = size = 0
+    for offset, length, extent in todo:
+        if members and (offset != start + size or size + length > block):
+            yield _run(start, size, members, block)
+            members, size = [], 0
+        if not members:
+            start = offset
+        members.append(extent)
+        size += length
+    if members:
+        yield _run(start, size, members, block)
+
+
+def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
+    """A run, cut into its transfers: of several tensors one, of a large one many."""
+    pieces, position = [], 0
+    for extent in members:
+        for number, start in enumerate(range(0, extent.size, block)):
+            stop = min(start + block, extent.nbytes)
+            pieces.append(Piece(extent, number, start, stop, position + start))
+        position += extent.size
+    parts = [tuple(pieces)] if len(members) > 1 else [(piece,) for piece in pieces]
+    transfers = []
+    for part in parts:
+        first = part[0].position
+        length = min(size - first, block)
+        filled = sum(piece.stop - piece.start for piece in part)
+        transfers.append(Transfer(first, length, part, filled == length))
+    return Run(offset, size, tuple(members), tuple(transfers))
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

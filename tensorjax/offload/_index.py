@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.offload._checksums import digest
+from tensorjax.offload._checksums import LENGTH, digest
 from tensorjax.offload._errors import CorruptError, MismatchError
 from tensorjax.offload._extents import Extent
 
@@ -28,12 +28,12 @@ class Content:
 
     Attributes:
         slot: 0 or 1.
-        sums: Checksums of its blocks, filled in as they are written.
+        sums: Checksums of its blocks, in hexadecimal, filled in as they are written.
         error: Why it could not be written, if so.
     """
 
     slot: int
-    sums: list[int]
+    sums: list[str]
     error: BaseException | None = None
 
 
@@ -85,11 +85,11 @@ def dump(index: Index) -> bytes:
         ]
     )
     body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
-    return f"{FORMAT} {VERSION} {digest(body):016x}\n".encode() + body
+    return f"{FORMAT} {VERSION} {digest(body)}\n".encode() + body
 
 
 def _written(content: Content) -> str:
-    return f',"slot":{content.slot},"sums":"{"".join([f"{s:016x}" for s in content.sums])}"}}'
+    return f',"slot":{content.slot},"sums":"{"".join(content.sums)}"}}'
 
 
 def parse(text: bytes, path: Path) -> Index:
@@ -108,7 +108,7 @@ def parse(text: bytes, path: Path) -> Index:
             f"{path}: expected format version {VERSION}, got {words[1]}; "
             "open it with the release of tensorjax that wrote it"
         )
-    if words[2] != f"{digest(body):016x}":
+    if words[2] != digest(body):
         raise CorruptError(
             f"{path}: the checksum of the index is wrong, so no tensor can be trusted; "
             "restore the folder from a copy, or remove it and start again"
@@ -120,8 +120,7 @@ def parse(text: bytes, path: Path) -> Index:
             name, tuple(entry["shape"]), np.dtype(entry["dtype"]), tuple(entry["offsets"])
         )
         if "slot" in entry:
-            text_sums = entry["sums"]
-            sums = [int(text_sums[i : i + 16], 16) for i in range(0, len(text_sums), 16)]
+            sums = [entry["sums"][i : i + LENGTH] for i in range(0, len(entry["sums"]), LENGTH)]
             contents[name] = Content(entry["slot"], sums)
     return Index(
         process=tuple(data["process"]),

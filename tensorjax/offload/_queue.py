@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from tensorjax.offload._errors import StoreError
-from tensorjax.offload._extents import Piece, Run
+from tensorjax.offload._extents import Run, Transfer
 from tensorjax.offload._staging import Pool
 from tensorjax.offload._statistics import Counter
 
@@ -51,12 +51,10 @@ class Op:
     __slots__ = ("begun", "memory", "offset", "pieces", "place", "position", "queued", "request",
                  "size", "started", "write")  # fmt: skip
 
-    def __init__(
-        self, request: "Request", offset: int, size: int, position: int, pieces: Sequence[Piece]
-    ):
+    def __init__(self, request: "Request", transfer: Transfer):
         self.request, self.write = request, request.write
-        self.offset, self.size, self.pieces = offset, size, pieces
-        self.position, self.place = position, -1
+        self.position, self.size, self.pieces, _ = transfer
+        self.offset, self.place = request.run.offset + self.position, -1
         self.memory: np.ndarray | None = None
         self.started, self.queued, self.begun = False, 0.0, 0.0
 

@@ -133,7 +133,8 @@ class TensorStore:
         self._tensors = {
             name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
         }
-        self._writer, self._reader = Writer(self._index.block), Reader(self._index.block)
+        layouts = _extents.Layouts(self._index.block)
+        self._writer, self._reader = Writer(self._index.block, layouts), Reader(layouts)
         self._start()
         self._open = True
 
@@ -506,4 +507,4 @@ def _bytes(extent: Extent, array: Any) -> np.ndarray:
         raise ValueError(
             f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
         )
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.asarray(array).ravel().view(np.uint8)

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax.offload import _extents
 from tensorjax.offload._checksums import copy, digest, gather
 from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
-from tensorjax.offload._extents import Extent, Piece, Run
+from tensorjax.offload._extents import Extent, Layouts, Piece, Run, Transfer
 from tensorjax.offload._index import Content
 from tensorjax.offload._lease import Lease, Leases, view
 from tensorjax.offload._queue import Op, Queue, ReadBatch, Request
@@ -52,8 +52,8 @@ class Writer:
 
     queue: Queue
 
-    def __init__(self, block: int):
-        self._block = block
+    def __init__(self, block: int, layouts: Layouts):
+        self._block, self._layouts = block, layouts
         self._turn = threading.Condition()
         self._copying: set[str] = set()
         self._paused = 0
@@ -93,10 +93,10 @@ class Writer:
         sources: _Sources = {}
         for tensor, array in todo:
             extent = tensor.extent
-            content = Content(tensor.free, [0] * -(-extent.nbytes // block))
+            content = Content(tensor.free, [""] * -(-extent.nbytes // block))
             sources[extent.name] = (tensor, array, content)
         contents = {name: content for name, (_, _, content) in sources.items()}
-        found = _extents.runs(((t.extent, c.slot) for t, _, c in sources.values()), block)
+        found = self._layouts.runs([(t.extent, c.slot) for t, _, c in sources.values()])
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
         def resolve(request: Request) -> None:  # must not hold the arrays until then
@@ -134,18 +134,17 @@ class Writer:
             self.queue.finish(request)
 
     def _fill(self, request: Request, sources: _Sources) -> None:
-        for position, size, pieces in _extents.transfers(request.run, self._block):
-            start, memory = self.queue.stage(size)
-            address = self.queue.writing.address + start
+        for transfer in request.run.transfers:
+            start, memory = self.queue.stage(transfer.size)
             try:
-                if len(pieces) > 1 and sum(piece.stop for piece in pieces) == size:
-                    _join(pieces, memory, sources)
+                if transfer.dense and len(transfer.pieces) > 1:
+                    _join(transfer.pieces, memory, sources)
                 else:
-                    _place(pieces, position, memory, address, sources)
+                    _place(transfer, memory, self.queue.writing.address + start, sources)
             except BaseException:
-                self.queue.unstage(start, size)
+                self.queue.unstage(start, transfer.size)
                 raise
-            op = Op(request, request.run.offset + position, size, position, pieces)
+            op = Op(request, transfer)
             op.memory, op.place = memory, start
             with self.queue.lock:
                 self.queue.add(op)
@@ -159,12 +158,10 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
         content.sums[0] = found
 
 
-def _place(
-    pieces: Sequence[Piece], position: int, memory: np.ndarray, address: int, sources: _Sources
-) -> None:
+def _place(transfer: Transfer, memory: np.ndarray, address: int, sources: _Sources) -> None:
     """Copies blocks of tensors to where they belong in a transfer, zeros behind them."""
-    for extent, number, start, stop, place in pieces:
-        at = place - position
+    for extent, number, start, stop, place in transfer.pieces:
+        at = place - transfer.position
         end = at + stop - start
         _, source, content = sources[extent.name]
         content.sums[number] = copy(source[start:stop], memory[at:end], address + at)
@@ -177,8 +174,8 @@ class Reader:
 
     queue: Queue
 
-    def __init__(self, block: int):
-        self._block = block
+    def __init__(self, layouts: Layouts):
+        self._layouts = layouts
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         """Reads what was written last."""
@@ -192,7 +189,7 @@ class Reader:
                     f"before the store was closed: {_extents.listed(absent)}"
                 )
             places = [(t.extent, contents[t.extent.name].slot) for t in tensors]
-            found = _extents.runs(places, self._block)
+            found = self._layouts.runs(places)
             total = sum(run.size for run in found)
             if total > queue.reading.size:
                 raise CapacityError(
@@ -247,10 +244,7 @@ class Reader:
                 check=check,
                 resolve=lambda request: countdown.down(_named(request)),
             )
-            request.ops = [
-                Op(request, run.offset + position, size, position, pieces)
-                for position, size, pieces in _extents.transfers(run, self._block)
-            ]
+            request.ops = [Op(request, transfer) for transfer in run.transfers]
             request.batch = batch
             requests.append(request)
         batch.requests = requests
@@ -273,7 +267,7 @@ def _verify(op: Op, piece: _extents.Piece, content: Content) -> None:
     if found != content.sums[piece.number]:
         raise CorruptError(
             f"{name}: bytes {piece.start} to {piece.stop} are not what was written (checksum "
-            f"{found:016x}, expected {content.sums[piece.number]:016x}, at byte {op.offset + at} "
+            f"{found}, expected {content.sums[piece.number]}, at byte {op.offset + at} "
             "of the data file); the disk or another program changed them; restore the tensor "
             "from a copy"
         )
