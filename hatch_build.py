@@ -18,6 +18,7 @@ except ImportError:  # called by hand
     BuildHookInterface = object
 
 URING = Path("tensorjax/offload/_backends/_uring_c.c")
+COPIES = Path("tensorjax/offload/_copies_c.c")
 SWEEPS = Path("tensorjax/_native/call.cc")
 
 
@@ -28,10 +29,12 @@ def build_uring(root: Path, target: Path | None = None) -> tuple[Path | None, st
         root: Of the source tree.
         target: Folder for the extension; by default that of its source.
     """
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    library = (target or (root / URING).parent) / f"_uring_c{suffix}"
-    flags = ["-O2", f"-I{sysconfig.get_path('include')}", str(root / URING), "-luring"]
-    return _compiled(library, _compiler("CC", "cc"), flags)
+    return _extension(root, target, URING, "-luring")
+
+
+def build_copies(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
+    """Compiles the copies past the caches; as `build_uring`."""
+    return _extension(root, target, COPIES)
 
 
 def build_sweeps(root: Path, target: Path | None = None) -> tuple[Path | None, str]:
@@ -45,6 +48,16 @@ def build_sweeps(root: Path, target: Path | None = None) -> tuple[Path | None, s
     if level.startswith("x86-64"):
         flags.append(f"-march={level}")
     return _compiled(library, _compiler("CXX", "c++"), [*flags, str(root / SWEEPS), "-lpthread"])
+
+
+def _extension(
+    root: Path, target: Path | None, source: Path, *libraries: str
+) -> tuple[Path | None, str]:
+    """Compiles an extension of Python, written in C."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    library = (target or (root / source).parent) / f"{source.stem}{suffix}"
+    flags = ["-O2", f"-I{sysconfig.get_path('include')}", str(root / source), *libraries]
+    return _compiled(library, _compiler("CC", "cc"), flags)
 
 
 def _level(root: Path) -> str:
@@ -68,7 +81,11 @@ def _compiled(library: Path, compiler: list[str], flags: list[str]) -> tuple[Pat
     return library, ""
 
 
-BUILDS = {"io_uring extension": build_uring, "compiled sweeps": build_sweeps}
+BUILDS = {
+    "io_uring extension": build_uring,
+    "copies past the caches": build_copies,
+    "compiled sweeps": build_sweeps,
+}
 
 
 class NativeBuildHook(BuildHookInterface):

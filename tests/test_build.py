@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize(
     ("function", "compiler", "stem"),
-    [("build_uring", "CC", "_uring_c."), ("build_sweeps", "CXX", f"sweeps-{level()}.")],
+    [
+        ("build_uring", "CC", "_uring_c."),
+        ("build_copies", "CC", "_copies_c."),
+        ("build_sweeps", "CXX", f"sweeps-{level()}."),
+    ],
 )
 def test_it_is_built_or_a_reason_given(
     function: str, compiler: str, stem: str, tmp_path: Path

@@ -635,24 +635,3 @@ def test_entrywise_products_of_large_trains() -> None:
     product = tt.evaluate(x, indices) * tt.evaluate(y, indices)
     np.testing.assert_allclose(tt.evaluate(tt.hadamard(x, y), indices), product, rtol=1e-10)
     assert not _native.multiplies(train(1, (6,) * 5, 2).cores, y.cores)  # small: XLA's
-
-
-@built
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 100_003])
-@pytest.mark.parametrize(("here", "there"), [(0, 0), (1, 0), (0, 1), (5, 60)])
-def test_streamed_copies_are_copies(size: int, here: int, there: int) -> None:
-    source = np.random.default_rng(0).integers(0, 256, size + 64, np.uint8)
-    target = np.full(size + 128, 7, np.uint8)
-    stream = _native.stream()
-    assert stream is not None
-    stream(source.ctypes.data + here, target.ctypes.data + there, size)
-    assert np.array_equal(target[there : there + size], source[here : here + size])
-    assert np.all(target[:there] == 7)  # nothing else is written
-    assert np.all(target[there + size :] == 7)
-
-
-def test_a_library_of_an_older_source_has_no_streamed_copies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_native, "_loaded", lambda: (object(), ""))
-    assert _native.stream.__wrapped__() is None

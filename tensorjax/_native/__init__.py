@@ -3,7 +3,7 @@
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
-`tensorjax.nn`; `gram_round`, the passes and `stream` serve the host.
+`tensorjax.nn`; `gram_round` and the passes serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
 and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
 for `jax.export`, which refuses calls that it does not know, and for lowering to a platform other
@@ -16,7 +16,7 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,20 +321,6 @@ def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | 
     shapes = list(zip(ranks[:-1], modes, ranks[1:], strict=True))
     ends = np.cumsum([math.prod(s) for s in shapes])
     return [a.reshape(s) for a, s in zip(np.split(out[: ends[-1]], ends[:-1]), shapes, strict=True)]
-
-
-@functools.cache
-def stream() -> Callable[[int, int, int], None] | None:
-    """Copies bytes past the caches, by address: from, to, how many; None where there is none.
-
-    For what a disk reads next, and nobody here. The interpreter's lock is free meanwhile.
-    """
-    # A library of an older source tree may not have it.
-    call = getattr(_loaded()[0], "tensorjax_stream", None)
-    if call is None:
-        return None
-    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
-    return call
 
 
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:

@@ -12,7 +12,6 @@
 #include "passes.h"
 #include "rounding.h"
 #include "sketches.h"
-#include "streaming.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -464,8 +463,4 @@ extern "C" void tensorjax_project(long rows, long columns, long few, const doubl
   tensorjax::Crew crew(tensorjax::threads_for(1.0 * rows * few * columns));
   tensorjax::Team& team = *crew;
   tensorjax::wide_project(team, rows, columns, few, u, a, p);
-}
-
-extern "C" void tensorjax_stream(const char* from, char* to, size_t bytes) {
-  tensorjax::stream(from, to, bytes);
 }

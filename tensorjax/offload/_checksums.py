@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax import _native
-
 try:
     import xxhash
 except ImportError:  # models name their layers for a trainer without it
     xxhash = None
+try:
+    from tensorjax.offload import _copies_c  # type: ignore[attr-defined]
+except ImportError:  # there was no compiler on installation
+    _copies_c = None
 
 
 def require() -> None:
@@ -28,18 +30,15 @@ LENGTH = 16  # digits of a checksum
 _SMALL, _CHUNK = 1 << 16, 1 << 18
 
 
-def copy(source: np.ndarray, target: np.ndarray, address: int) -> str:
+def copy(source: np.ndarray, target: np.ndarray) -> str:
     """Copies bytes, and gives their checksum: made at once, it hardly costs time.
-
-    Where compiled code is there, large copies go past the caches, which the disk does not read.
 
     Args:
         source: Bytes.
         target: Of the same length.
-        address: Where the target lies, which callers of many know.
 
     >>> target = np.zeros(6, np.uint8)
-    >>> found = copy(np.frombuffer(b"tensor", np.uint8), target, target.ctypes.data)
+    >>> found = copy(np.frombuffer(b"tensor", np.uint8), target)
     >>> found == digest(b"tensor"), bytes(target)
     (True, b'tensor')
     """
@@ -47,15 +46,11 @@ def copy(source: np.ndarray, target: np.ndarray, address: int) -> str:
     if len(source) < _SMALL:
         target[:] = source
         return digest(source)
-    stream, here = _native.stream(), source.ctypes.data
     state = xxhash.xxh3_64()
     for start in range(0, len(source), _CHUNK):
         part: Any = source[start : start + _CHUNK]
         state.update(part)  # which brings it into the cache
-        if stream is None:
-            target[start : start + _CHUNK] = part
-        else:
-            stream(here + start, address + start, len(part))
+        _join([part], target[start : start + _CHUNK])
     return state.hexdigest()
 
 
@@ -71,8 +66,16 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
     """
     assert xxhash is not None
     found = [*map(xxhash.xxh3_64_hexdigest, sources)]
-    np.concatenate(sources, out=target)
+    _join(sources, target)
     return found
+
+
+def _join(sources: Sequence[Any], target: np.ndarray) -> None:
+    """Past the caches where compiled code is there: the disk does not read them."""
+    if _copies_c is not None:
+        _copies_c.gather(sources, target)
+    else:
+        np.concatenate(sources, out=target)
 
 
 def digest(data: Any) -> str:

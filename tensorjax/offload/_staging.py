@@ -32,7 +32,6 @@ class Pool:
         if sys.platform == "linux":
             pages.madvise(_WIPE_ON_FORK)
         self.memory = np.frombuffer(pages, np.uint8)
-        self.address = self.memory.ctypes.data
         self.used = self.peak = 0
         self._starts, self._sizes = [0], [self.size]
 

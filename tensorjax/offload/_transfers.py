@@ -140,7 +140,7 @@ class Writer:
                 if transfer.dense and len(transfer.pieces) > 1:
                     _join(transfer.pieces, memory, sources)
                 else:
-                    _place(transfer, memory, self.queue.writing.address + start, sources)
+                    _place(transfer, memory, sources)
             except BaseException:
                 self.queue.unstage(start, transfer.size)
                 raise
@@ -158,13 +158,13 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
         content.sums[0] = found
 
 
-def _place(transfer: Transfer, memory: np.ndarray, address: int, sources: _Sources) -> None:
+def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
     """Copies blocks of tensors to where they belong in a transfer, zeros behind them."""
     for extent, number, start, stop, place in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start
         _, source, content = sources[extent.name]
-        content.sums[number] = copy(source[start:stop], memory[at:end], address + at)
+        content.sums[number] = copy(source[start:stop], memory[at:end])
         if end % _extents.ALIGN:
             memory[end : _extents.padded(end)] = 0
 
