@@ -7,7 +7,8 @@ from types import TracebackType
 import numpy as np
 
 from tensorjax.offload._extents import Extent
-from tensorjax.offload._queue import Buffer, Queue
+from tensorjax.offload._queue import Queue
+from tensorjax.offload._requests import Buffer
 
 
 class Lease:

@@ -2,7 +2,7 @@
 
 from tensorjax.offload._extents import Extent
 from tensorjax.offload._index import Content
-from tensorjax.offload._queue import Slot
+from tensorjax.offload._requests import Slot
 
 
 class Tensor:

@@ -14,7 +14,8 @@ from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
 from tensorjax.offload._extents import Extent, Layouts, Piece, Run, Transfer
 from tensorjax.offload._index import Content
 from tensorjax.offload._lease import Lease, Leases, view
-from tensorjax.offload._queue import Op, Queue, ReadBatch, Request
+from tensorjax.offload._queue import Queue
+from tensorjax.offload._requests import Op, ReadBatch, Request
 from tensorjax.offload._tensors import Tensor
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from tensorjax import _check
 from tensorjax.offload._files import DiskFile, Say
-from tensorjax.offload._queue import Op, Queue
+from tensorjax.offload._queue import Queue
+from tensorjax.offload._requests import Op
 
 MIB = 1 << 20
 _BUFFER = 1 << 30  # the most that one registered buffer may have
