@@ -1,5 +1,8 @@
 """What can go wrong with a store, one class for each thing a caller may want to catch."""
 
+import threading
+import warnings
+
 
 class StoreError(RuntimeError):
     """A store cannot do what was asked; the message says why and what to do."""
@@ -23,3 +26,12 @@ class MismatchError(StoreError):
 
 class StoreWarning(UserWarning):
     """The store works, but not as fast or as safely as it could."""
+
+
+class Notices(list[str]):
+    """What the store had to say; a warning too where the caller can see it."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+        if threading.current_thread() is threading.main_thread():
+            warnings.warn(message, StoreWarning, stacklevel=4)

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tensorjax import _check
+
 PATIENCE = 600.0  # seconds: others may still compile, or write to a slower disk
 
 _meetings = itertools.count()
@@ -94,3 +96,14 @@ class Processes:
                 f"for the others and cannot go on ({said[:600]}); start all processes again: they "
                 "go on from what was committed"
             ) from error
+
+
+def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
+    """Number and count of processes: those given, or those of `jax.distributed`."""
+    if process is None:
+        if not jax.distributed.is_initialized():
+            return (0, 1)
+        return (jax.process_index(), jax.process_count())
+    number, count = process
+    _check.integer("process", count, low=1)
+    return (_check.integer("process", number, low=0, high=count - 1), count)

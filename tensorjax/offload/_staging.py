@@ -7,9 +7,35 @@ import sys
 
 import numpy as np
 
+from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._extents import padded
 
+MIB = 1 << 20
+_STAGING, _WRITING = 256 * MIB, 64 * MIB
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does not name
+
+
+def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
+    """Bytes of staging memory for reads and for writes.
+
+    Args:
+        staging: of both; None for what suits most, and more where tensors need it.
+        block: the most of one transfer.
+        largest: bytes of the largest tensor, padded.
+
+    Raises:
+        CapacityError: if it is too little for them.
+    """
+    if staging is None:
+        return max(_STAGING - _WRITING, 4 * largest), max(_WRITING, 4 * block)
+    writing = min(max(staging // 4, block), _WRITING)
+    reading = staging - writing
+    if writing < block or reading < max(largest, block):
+        raise CapacityError(
+            f"staging: expected at least {max(block, largest) + max(block, largest // 3)} bytes "
+            f"(the largest tensor takes {largest}, a block {block}), got {staging}"
+        )
+    return reading, writing
 
 
 class Pool:

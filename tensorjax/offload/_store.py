@@ -4,7 +4,6 @@ import math
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -14,23 +13,19 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
 
 from tensorjax import _check
 from tensorjax.offload import _checksums, _extents, _folder, _index
 from tensorjax.offload._backends import Backend, choose
-from tensorjax.offload._errors import CapacityError, StoreError, StoreWarning
+from tensorjax.offload._errors import CapacityError, Notices, StoreError
 from tensorjax.offload._extents import Extent
 from tensorjax.offload._lease import Lease, Leases
+from tensorjax.offload._processes import numbered
 from tensorjax.offload._queue import Queue
-from tensorjax.offload._staging import Pool
+from tensorjax.offload._staging import Pool, sizes
 from tensorjax.offload._statistics import Statistics
 from tensorjax.offload._tensors import Tensor
-from tensorjax.offload._transfers import Reader, Writer
-
-MIB = 1 << 20
-_STAGING = 256 * MIB
-_WRITING = 64 * MIB
+from tensorjax.offload._transfers import Reader, Writer, flat
 
 
 class TensorStore:
@@ -93,8 +88,8 @@ class TensorStore:
             self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
         if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
             raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
-        self._say = _Notices()
-        self._paths = _folder.Paths(Path(path), _process(process))
+        self._say = Notices()
+        self._paths = _folder.Paths(Path(path), numbered(process))
         self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
@@ -148,17 +143,7 @@ class TensorStore:
     def _pools(self) -> tuple[int, int]:
         """Bytes for reads and for writes."""
         largest = max((t.extent.size for t in self._tensors.values()), default=0)
-        block = self._index.block
-        if self._staging is None:
-            return max(_STAGING - _WRITING, 4 * largest), max(_WRITING, 4 * block)
-        writing = min(max(self._staging // 4, block), _WRITING)
-        reading = self._staging - writing
-        if writing < block or reading < max(largest, block):
-            raise CapacityError(
-                f"staging: expected at least {max(block, largest) + max(block, largest // 3)} "
-                f"bytes (the largest tensor takes {largest}, a block {block}), got {self._staging}"
-            )
-        return reading, writing
+        return sizes(self._staging, self._index.block, largest)
 
     # What it holds.
 
@@ -276,7 +261,7 @@ class TensorStore:
         One future for all: much cheaper than one each when the tensors are small.
         """
         self._check_open()
-        todo = [(tensor := self._tensor(name), _bytes(tensor.extent, array))
+        todo = [(tensor := self._tensor(name), flat(tensor.extent, array))
                 for name, array in arrays.items()]  # fmt: skip
         return self._writer.write(todo, float(deadline))
 
@@ -465,15 +450,6 @@ class TensorStore:
             )
 
 
-class _Notices(list[str]):
-    """What the store had to say; a warning too where the caller can see it."""
-
-    def __call__(self, message: str) -> None:
-        self.append(message)
-        if threading.current_thread() is threading.main_thread():
-            warnings.warn(message, StoreWarning, stacklevel=4)
-
-
 def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
     """What is left to do for a store that was dropped or is open when the interpreter ends."""
 
@@ -488,23 +464,3 @@ def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
         threading.Thread(target=end, name="tensorjax-store-end").start()
     except RuntimeError:  # too late for threads
         end()
-
-
-def _process(process: tuple[int, int] | None) -> tuple[int, int]:
-    if process is None:
-        if not jax.distributed.is_initialized():
-            return (0, 1)
-        return (jax.process_index(), jax.process_count())
-    number, count = process
-    _check.integer("process", count, low=1)
-    return (_check.integer("process", number, low=0, high=count - 1), count)
-
-
-def _bytes(extent: Extent, array: Any) -> np.ndarray:
-    """The bytes of an array of the reserved shape and dtype."""
-    if getattr(array, "shape", None) != extent.shape or array.dtype != extent.dtype:
-        got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
-        raise ValueError(
-            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
-        )
-    return np.asarray(array).ravel().view(np.uint8)

@@ -44,6 +44,16 @@ class _Countdown:
             self.future.set_result(self._result())
 
 
+def flat(extent: Extent, array: Any) -> np.ndarray:
+    """The bytes of an array of the reserved shape and dtype."""
+    if getattr(array, "shape", None) != extent.shape or array.dtype != extent.dtype:
+        got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
+        raise ValueError(
+            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
+        )
+    return np.asarray(array).ravel().view(np.uint8)
+
+
 # What is written, by name: the tensor, its bytes, and what the index will say of them.
 _Sources = dict[str, tuple[Tensor, np.ndarray, Content]]
 
