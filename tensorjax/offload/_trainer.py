@@ -13,9 +13,10 @@ from tensorjax.offload import _ahead, _commits, _groups
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
-from tensorjax.offload._layers import Engine, Layer, check_layers, cut, nbytes
+from tensorjax.offload._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._order import Order
+from tensorjax.offload._passes import Passes
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
@@ -161,7 +162,6 @@ class Trainer:
         self._start_threads(device_bytes, gradient_bytes, lookahead)
         self._failure: BaseException | None = None
         self._closed = False
-        self.peak_activations = 0
         if store is not None and not resumed:
             try:
                 self.commit()
@@ -230,6 +230,10 @@ class Trainer:
             self._layers, self._optimizer, self._shards, measured=self._clip is not None,
             offer=self._offer, trace=self.trace,
         )  # fmt: skip
+        self._passes = Passes(
+            self._layers, self._engine, self._stream, self._gradients, key=self._key,
+            trace=self.trace,
+        )  # fmt: skip
         self._commits = None
         if self._home is not None:
             self._commits = Commits(
@@ -275,73 +279,20 @@ class Trainer:
 
     def _step(self, batches: list[Any]) -> tuple[float, float | None]:
         base = self._order.start(self.steps)
-        inputs = self._forward(base, batches)
+        self._expect()
+        inputs = self._passes.forward(self.steps, base, batches)
         if self._commits is not None and self._commit_due():
             self._commits.begin(self._meta(), self._progress.pending)
-        loss = self._backward(base, batches, inputs)
+        if self._order.gated:
+            self._updater.gate()
+        elif self._order.stale:
+            self._updater.release(self._progress.scale)
+        loss = self._passes.backward(self.steps, base, batches, inputs)
         norm = None
         if self._clip is not None:
             norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         self._finish(norm)
         return loss, norm
-
-    def _forward(self, base: int, batches: list[Any]) -> list[list[tuple[Any, Any]]]:
-        """Inputs of all layers but the first, for each microbatch, and what the layers kept."""
-        self._expect()
-        x: list[Any] = [None] * len(batches)
-        inputs = []
-        for number, layer in enumerate(self._layers[:-1]):
-            params = self._stream.take(base + number)
-            with self.trace.span("compute", f"{layer.name} forward", self.steps):
-                out = [
-                    self._engine.forward(layer, params, x[m], batch, self._keyed(number, m))
-                    for m, batch in enumerate(batches)
-                ]
-                self._engine.wait(out)
-            inputs.append([(x[m], kept) for m, (_, kept) in enumerate(out)])
-            x = [y for y, _ in out]
-            del params, out
-            self._stream.done(base + number)
-        inputs.append([(y, None) for y in x])
-        held = sum(nbytes(leaf) for leaf in jax.tree.leaves(inputs))
-        self.peak_activations = max(self.peak_activations, held)
-        return inputs
-
-    def _backward(self, base: int, batches: list[Any], inputs: list[Any]) -> float:
-        """The loss; gradients go to the updater."""
-        last, share = len(self._layers) - 1, 1.0 / len(batches)
-        dy: list[Any] = [None] * len(batches)
-        losses = []
-        self._gradients.begin(self.steps)
-        if self._order.gated:
-            self._updater.gate()
-        elif self._order.stale:
-            self._updater.release(self._progress.scale)
-        for number in range(last, -1, -1):
-            layer, position = self._layers[number], base + 2 * last - number
-            params = self._stream.take(position)
-            sums: Any = None
-            with self.trace.span("compute", f"{layer.name} backward", self.steps):
-                for m, batch in enumerate(batches):
-                    x, kept = inputs[number][m]
-                    key = self._keyed(number, m)
-                    if number == last:
-                        loss, dy[m], sums = self._engine.last(
-                            layer, params, x, batch, key, share, sums
-                        )
-                        losses.append(loss)
-                    else:
-                        dy[m], sums = self._engine.backward(
-                            layer, params, x, batch, key, kept, dy[m], sums
-                        )
-                    inputs[number][m] = x = kept = None
-                self._engine.wait((dy, sums))
-            del params
-            self._stream.done(position)
-            self._gradients.take(layer, sums)
-            del sums
-        self._gradients.wait()
-        return float(sum(float(loss) for loss in losses))
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
         """Hands a gradient to the updater, or with "one_step_stale" the one before."""
@@ -427,7 +378,7 @@ class Trainer:
             "update_peak_bytes": self._updater.peak_update,
             "host_peak_bytes": self._updater.peak_host,
             "handed_peak_bytes": self._stream.peak_handed,
-            "activation_peak_bytes": self.peak_activations,
+            "activation_peak_bytes": self._passes.peak_activations,
             "store": {} if self._store is None else self._store.statistics(),
         }
 
@@ -473,12 +424,6 @@ class Trainer:
                 return
             version = self.steps
         self._updater.expect(self._order.coming(version), gated=self._order.gated)
-
-    def _keyed(self, layer: int, microbatch: int) -> Any:
-        if self._key is None:
-            return None
-        key = jax.random.fold_in(self._key, self.steps)
-        return jax.random.fold_in(jax.random.fold_in(key, layer), microbatch)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
         """Parameters on the device: in a thread, so no other process may have to take part."""

@@ -4,7 +4,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from tensorjax.offload._ahead import Ahead
@@ -13,10 +13,10 @@ from tensorjax.offload._homes import Home, Reading
 from tensorjax.offload._jobs import Fetched, Output, Ready
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._trace import Trace
+from tensorjax.offload._turns import Turns
 
 _LOG = logging.getLogger("tensorjax.offload")
 _TICK = 0.5  # seconds without anything new
-_SOON = 3  # groups whose gradients come next; their states are read first
 
 Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
 
@@ -31,12 +31,8 @@ def check_schedule(schedule: Any) -> Schedule:
 class Updater:
     """Threads that read the state of the optimiser, update, and write.
 
-    Of the groups whose gradient is there, that one is next whose parameters are needed first.
-    States are read ahead, in the order in which gradients will come, as far as those are more
-    urgent than what can be updated; then by deadline. Results of two updates of the largest group's
-    size may be on their way home; where gradients are bounded, of one. Neither memory is given to
-    what has its gradient and can wait while something more urgent is to come. Of gradients that do
-    not fit, those wait in the store that are needed last.
+    `Turns` says which is next. Of gradients that do not fit, those wait in the store that are
+    needed last.
 
     Args:
       groups: by name.
@@ -83,23 +79,22 @@ class Updater:
         self._homes = {id(g.home): g.home for g in groups.values()}.values()
         self._spill, self._gradient_bytes = spill, gradient_bytes
         self._lookahead, self._together = lookahead, together
-        self._ahead = Ahead(
-            groups, lookahead=lookahead, staging=staging, spills=gradient_bytes is not None
+        # Results of two updates of the largest size may be under way; where memory is bounded, one.
+        at_once = 2 if gradient_bytes is None else 1
+        self._results_most = at_once * max(g.results for g in groups.values())
+        self._turns = Turns(
+            groups,
+            Ahead(groups, lookahead=lookahead, staging=staging, spills=gradient_bytes is not None),
+            lookahead=lookahead,
+            together=together,
+            results_most=self._results_most,
+            start=start,
         )
         self._due, self._updated, self._written, self._failed = due, updated, written, failed
         self._cond = threading.Condition()
-        self._ready: dict[str, Ready] = {}
-        self._expected: dict[str, tuple[int, float]] = {}
-        self._fetched: dict[str, Fetched] = {}
-        self._updating: list[str] = []  # whose state is still held
-        self._version = dict.fromkeys(groups, start)  # that a home has
-        self._unwritten = self._spilling = 0
-        at_once = 2 if gradient_bytes is None else 1
-        self._results_most = at_once * max(g.results for g in groups.values())
-        self._open, self._gated, self._held_back = True, False, False
         self._scale: Any = None
         self._stalled = math.inf  # deadline of an update that waits for results to be written
-        self._waiting_bytes = self._partial_bytes = self._results_bytes = 0
+        self._spilling = self._waiting_bytes = self._partial_bytes = 0
         self.peak_gradient = self.peak_update = self.peak_host = 0
         self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
         self._error: BaseException | None = None
@@ -122,27 +117,27 @@ class Updater:
         Gated ones wait for `release`.
         """
         with self._cond:
-            self._expected = dict(coming)
-            self._gated = gated
+            self._turns.expected = dict(coming)
+            self._turns.gated = gated
             self._cond.notify_all()
 
     def gate(self) -> None:
         """Keeps what is offered from now on waiting until `release`."""
         with self._cond:
-            self._open = False
+            self._turns.open = False
 
     def release(self, scale: Any = None) -> None:
         """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
         with self._cond:
-            self._scale, self._open = scale, True
-            for ready in self._ready.values():
+            self._scale, self._turns.open = scale, True
+            for ready in self._turns.ready.values():
                 ready.gated = False
             self._cond.notify_all()
 
     def hold_back(self, held: bool) -> None:
         """Keeps updates from beginning, whatever the gate: the homes are being committed."""
         with self._cond:
-            self._held_back = held
+            self._turns.held_back = held
             self._cond.notify_all()
 
     def offer(
@@ -155,8 +150,8 @@ class Updater:
         """
         with self._cond:
             self._raise()
-            self._expected.pop(name, None)
-            self._ready[name] = Ready(version, deadline, gradient, not self._open)
+            self._turns.expected.pop(name, None)
+            self._turns.ready[name] = Ready(version, deadline, gradient, not self._turns.open)
             del gradient
             self._waiting_bytes += self._groups[name].gradient.nbytes
             self._partial_bytes = partial
@@ -168,7 +163,7 @@ class Updater:
 
     def _count(self) -> None:
         """Looks how much there is; the lock is held."""
-        results = self._results_bytes + self._spare.nbytes
+        results = self._turns.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
@@ -179,17 +174,19 @@ class Updater:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
             return None
-        held = (n for n, r in self._ready.items() if r.gradient is not None)
+        held = (n for n, r in self._turns.ready.items() if r.gradient is not None)
         # Better one that is not about to be updated: it would have to be read at once.
         return max(
-            held, key=lambda n: (n not in self._fetched, self._ready[n].deadline), default=None
+            held,
+            key=lambda n: (n not in self._turns.fetched, self._turns.ready[n].deadline),
+            default=None,
         )
 
     def _move_out(self, name: str) -> None:
         """Writes a gradient to the store; the lock is held, but for the writing."""
         assert self._spill is not None
-        ready, bundle = self._ready.pop(name), self._groups[name].gradient
-        if self._together and (fetched := self._fetched.pop(name, None)) is not None:
+        ready, bundle = self._turns.ready.pop(name), self._groups[name].gradient
+        if self._together and (fetched := self._turns.fetched.pop(name, None)) is not None:
             fetched.release()  # to be read again, with the gradient
         self._spilling += 1
         self._cond.release()
@@ -201,13 +198,13 @@ class Updater:
             self._cond.acquire()
             self._spilling -= 1
         self._waiting_bytes -= bundle.nbytes
-        self._ready[name] = ready
+        self._turns.ready[name] = ready
         self._cond.notify_all()
 
     def settle(self) -> None:
         """Waits until everything offered has been updated and written to its home."""
         with self._cond:
-            while self._ready or self._unwritten or self._spilling:
+            while self._turns.ready or self._turns.unwritten or self._spilling:
                 self._raise()
                 self._cond.wait()
             self._raise()
@@ -217,7 +214,7 @@ class Updater:
     def settle_written(self) -> None:
         """Waits until every update that has begun is written, while others are held back."""
         with self._cond:
-            while self._unwritten:
+            while self._turns.unwritten:
                 self._raise()
                 self._cond.wait()
             self._raise()
@@ -238,9 +235,9 @@ class Updater:
         updates.join()
         self._outputs.put(None)
         writes.join()
-        for fetched in self._fetched.values():
+        for fetched in self._turns.fetched.values():
             fetched.release()
-        self._fetched.clear()
+        self._turns.fetched.clear()
         self._spare.clear()
 
     def _raise(self) -> None:
@@ -263,12 +260,12 @@ class Updater:
         """Begins to read what is wanted next; None when there will be no more."""
         with self._cond:
             while not self._closed and self._error is None:
-                if (name := self._lacking()) is not None:
-                    ready = self._ready[name]
+                if (name := self._turns.lacking()) is not None:
+                    ready = self._turns.ready[name]
                     reading = self._reading(self._groups[name], ready.version, ready.deadline)
-                    self._fetched[name].gradient = reading
+                    self._turns.fetched[name].gradient = reading
                     return reading
-                if (wanted := self._wanted()) is not None:
+                if (wanted := self._turns.wanted()) is not None:
                     name, version, deadline = wanted
                     group = self._groups[name]
                     bundles = [group.params, group.state]
@@ -276,7 +273,7 @@ class Updater:
                     if whole:
                         bundles.append(group.gradient)
                     reading = group.home.read(*bundles, deadline=deadline, step=version - 1)
-                    self._fetched[name] = Fetched(reading, whole)
+                    self._turns.fetched[name] = Fetched(reading, whole)
                     return reading
                 if not self._cond.wait(_TICK):
                     self._give_way()
@@ -289,30 +286,19 @@ class Updater:
         for again at once, but what is more urgent waits before it. One that has no memory yet would
         free none. The lock is held.
         """
-        busy = self._updating or self._unwritten or self._spilling or self._held_back
+        busy = (
+            self._turns.updating or self._turns.unwritten or self._spilling or self._turns.held_back
+        )
         if busy or not any(home.starved() for home in self._homes):
             return
-        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
-        order = self._in_turn(self._expected, known)
-        held = [n for n in order if n in self._fetched and self._fetched[n].state.begun()]
-        if held:
-            self._fetched.pop(held[-1]).release()
-            _LOG.info("the state of %s is read again: staging memory is cut up", held[-1])
+        if (name := self._turns.latest()) is not None:
+            self._turns.fetched.pop(name).release()
+            _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
         """Whether a gradient is read with the state: it must not wait for memory beside it."""
         here = self._groups[name].home is self._spill
-        return self._together and here and self._ready[name].gradient is None
-
-    def _lacking(self) -> str | None:
-        """A group whose state was asked for, and whose gradient waits in the store."""
-        for name in self._order():
-            fetched = self._fetched.get(name)
-            if fetched is None or fetched.whole or fetched.gradient is not None:
-                continue
-            if self._ready[name].gradient is None:
-                return name
-        return None
+        return self._together and here and self._turns.ready[name].gradient is None
 
     def _update_all(self) -> None:
         """Thread: updates, one group at a time."""
@@ -325,12 +311,12 @@ class Updater:
         """The next group to update, with its state; None when there will be no more."""
         with self._cond:
             while not self._closed and self._error is None:
-                name, room = self._able()
-                stalled = math.inf if name is None or room else self._ready[name].deadline
+                name, room = self._turns.able()
+                stalled = math.inf if name is None or room else self._turns.ready[name].deadline
                 sooner, self._stalled = stalled < self._stalled, stalled
                 if name is not None and room:
-                    self._updating.append(name)
-                    return name, self._started(name), self._fetched.pop(name)
+                    self._turns.updating.append(name)
+                    return name, self._started(name), self._turns.fetched.pop(name)
                 if sooner:
                     self._hasten(stalled)
                 else:
@@ -353,7 +339,7 @@ class Updater:
         finally:
             fetched.release()
             with self._cond:
-                self._updating.remove(name)
+                self._turns.updating.remove(name)
                 self._cond.notify_all()
         device = params if group.weights is None else weights
         self._updated(name, ready.version, group.device.flatten(device))
@@ -381,9 +367,9 @@ class Updater:
 
     def _started(self, name: str) -> Ready:
         """Takes a gradient to update with, whose memory the results take; the lock is held."""
-        group, ready = self._groups[name], self._ready.pop(name)
-        self._unwritten += 1
-        self._results_bytes += group.results
+        group, ready = self._groups[name], self._turns.ready.pop(name)
+        self._turns.unwritten += 1
+        self._turns.results_bytes += group.results
         if ready.gradient is not None:
             self._waiting_bytes -= group.gradient.nbytes
         ready.spare = self._spare.take(group)
@@ -393,106 +379,13 @@ class Updater:
 
     def _bound_spare(self) -> None:
         """Where memory is bounded, results and what is spare take no more than the largest."""
-        total = self._results_bytes + self._spare.nbytes
+        total = self._turns.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
-
-    def _able(self) -> tuple[str | None, bool]:
-        """The most urgent group whose state and gradient are there; whether its results fit."""
-        if self._held_back:
-            return None, False
-        let = self._let()
-        there = [n for n in let if n in self._fetched and self._fetched[n].ready(self._ready[n])]
-        if not there:
-            return None, False
-        name = self._first(there)
-        ready = self._ready[name]
-        # Room is left for what is more urgent: its state or its gradient is still on the way.
-        before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
-        beside = max((self._groups[n].results for n in before), default=0)
-        total = self._results_bytes + self._groups[name].results + beside
-        return name, not self._unwritten or total <= self._results_most
-
-    def _first(self, there: list[str]) -> str:
-        """Which of the groups, the most urgent first, whose state and gradient are there."""
-        if len(self._to_come(self._ready[there[0]].deadline)) <= _SOON:
-            return there[0]
-        # None is needed soon: the one that has held its memory longest, which others wait for.
-        return next(name for name in self._fetched if name in there)
 
     def _look_again(self) -> None:
         with self._cond:
             self._cond.notify_all()
-
-    def _order(self) -> list[str]:
-        return sorted(self._ready, key=lambda n: self._ready[n].deadline)
-
-    def _let(self) -> list[str]:
-        """Groups with a gradient that may be updated, the gate notwithstanding."""
-        return [n for n in self._order() if self._open or not self._ready[n].gated]
-
-    def _wanted(self) -> tuple[str, int, float] | None:
-        """A group whose state should be asked for now, its new version and its deadline."""
-        if not self._lookahead and (not self._open or self._unwritten):
-            return None
-        coming = self._coming() if self._lookahead else {}
-        known = {n: (r.version, r.deadline) for n, r in self._ready.items()}
-        able = self._let()
-        for name in self._in_turn(coming, known):
-            version, deadline = known.get(name) or coming[name]
-            if not self._askable(name, version):
-                continue
-            if name not in able and not self._early(name, able):
-                continue
-            # Early ones come in the order of their gradients: they keep nothing waiting.
-            urgent = self._to_come(deadline) if name in known else []
-            if self._ahead.fits(name, [*self._fetched, *self._updating], urgent):
-                return name, version, deadline
-            break
-        else:
-            return None
-        # The next forward pass may be waiting for it, as long as none more urgent is to come.
-        if able and not any(name in self._fetched for name in able):
-            version, deadline = known[able[0]]
-            if self._askable(able[0], version) and not self._to_come(deadline):
-                return able[0], version, deadline
-        return None
-
-    def _in_turn(
-        self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
-    ) -> list[str]:
-        """Groups in the order in which their states are wanted."""
-        if not self._open or self._gated:
-            both = {**coming, **known}
-            return sorted(both, key=lambda n: both[n][1])
-        # Those whose gradients come next, if they are more urgent than what can be updated.
-        urgent = min((deadline for _, deadline in known.values()), default=math.inf)
-        soon = [n for n in list(coming)[:_SOON] if coming[n][1] < urgent]
-        # First those whose parameters the backward pass is about to use: they are read only once.
-        soon.sort(key=lambda n: not self._groups[n].home.holds(self._groups[n].params))
-        return [*soon, *self._order(), *(n for n in coming if n not in soon)]
-
-    def _askable(self, name: str, version: int) -> bool:
-        """Not twice, and not before the update before it has been written."""
-        return name not in self._fetched and self._version[name] == version - 1
-
-    def _coming(self) -> dict[str, tuple[int, float]]:
-        """Groups without a gradient yet, in its order, as far as their states can be read."""
-        found = {}
-        for name, (version, deadline) in self._expected.items():
-            if name not in self._fetched and self._version[name] != version - 1:
-                break  # what comes later would take the room that this one needs first
-            found[name] = version, deadline
-        return found
-
-    def _to_come(self, deadline: float) -> list[str]:
-        """Groups without a gradient yet that are more urgent."""
-        return [name for name, (_, at) in self._expected.items() if at < deadline]
-
-    def _early(self, name: str, able: Collection[str]) -> bool:
-        """Whether a group's state may be read before its gradient is there, or the gate open."""
-        early = {n for n in self._fetched if n not in able} | {name}
-        return not self._together and self._ahead.fits_early(early)
 
     def _write_all(self) -> None:
         """Thread: hands results to their homes, and keeps the memory that comes back."""
@@ -515,12 +408,12 @@ class Updater:
         state = None if back is None else back[1]
         del back  # before the next update begins
         with self._cond:
-            self._results_bytes -= group.results
+            self._turns.results_bytes -= group.results
             if state is not None:
                 self._spare.keep(group, state)
                 self._bound_spare()
             del state
-            self._version[group.name] = ready.version
-            self._unwritten -= 1
+            self._turns.version[group.name] = ready.version
+            self._turns.unwritten -= 1
             self._cond.notify_all()
         self._written(group.name, ready.version)

@@ -1,0 +1,115 @@
+"""The forward and the backward pass of a step, layer by layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tensorjax.offload._gradients import Gradients
+from tensorjax.offload._layers import Engine, Layer, nbytes
+from tensorjax.offload._trace import Trace
+from tensorjax.offload._weights import WeightStream
+
+# For each layer and microbatch, the input and what the layer kept; None once it is used.
+Inputs = list[list[Any]]
+
+
+class Passes:
+    """Computes the layers one after the other, each for all microbatches before the next.
+
+    Args:
+      layers: of the model; the last one gives the loss.
+      engine: what computes.
+      stream: brings parameters.
+      gradients: takes gradients.
+      key: of `jax.random`, or None.
+      trace: gains spans.
+
+    Attributes:
+      peak_activations: the most bytes of inputs and of what layers kept.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        engine: Engine,
+        stream: WeightStream,
+        gradients: Gradients,
+        *,
+        key: jax.Array | None,
+        trace: Trace,
+    ) -> None:
+        self._layers, self._engine = layers, engine
+        self._stream, self._gradients = stream, gradients
+        self._key, self._trace = key, trace
+        self.peak_activations = 0
+
+    def forward(self, step: int, base: int, batches: Sequence[Any]) -> Inputs:
+        """Inputs of all layers but the first, and what the layers kept.
+
+        Args:
+          step: number of the step.
+          base: position of its first layer in the stream.
+          batches: the microbatches.
+        """
+        x: list[Any] = [None] * len(batches)
+        inputs = []
+        for number, layer in enumerate(self._layers[:-1]):
+            params = self._stream.take(base + number)
+            with self._trace.span("compute", f"{layer.name} forward", step):
+                out = [
+                    self._engine.forward(layer, params, x[m], batch, self._keyed(step, number, m))
+                    for m, batch in enumerate(batches)
+                ]
+                self._engine.wait(out)
+            inputs.append([(x[m], kept) for m, (_, kept) in enumerate(out)])
+            x = [y for y, _ in out]
+            del params, out
+            self._stream.done(base + number)
+        inputs.append([(y, None) for y in x])
+        held = sum(nbytes(leaf) for leaf in jax.tree.leaves(inputs))
+        self.peak_activations = max(self.peak_activations, held)
+        return inputs
+
+    def backward(self, step: int, base: int, batches: Sequence[Any], inputs: Inputs) -> float:
+        """The loss; all gradients have been taken when it returns.
+
+        Args:
+          step, base, batches: as of `forward`.
+          inputs: that it gave, which are used up.
+        """
+        last, share = len(self._layers) - 1, 1.0 / len(batches)
+        dy: list[Any] = [None] * len(batches)
+        losses = []
+        self._gradients.begin(step)
+        for number in range(last, -1, -1):
+            layer, position = self._layers[number], base + 2 * last - number
+            params = self._stream.take(position)
+            sums: Any = None
+            with self._trace.span("compute", f"{layer.name} backward", step):
+                for m, batch in enumerate(batches):
+                    x, kept = inputs[number][m]
+                    key = self._keyed(step, number, m)
+                    if number == last:
+                        loss, dy[m], sums = self._engine.last(
+                            layer, params, x, batch, key, share, sums
+                        )
+                        losses.append(loss)
+                    else:
+                        dy[m], sums = self._engine.backward(
+                            layer, params, x, batch, key, kept, dy[m], sums
+                        )
+                    inputs[number][m] = x = kept = None
+                self._engine.wait((dy, sums))
+            del params
+            self._stream.done(position)
+            self._gradients.take(layer, sums)
+            del sums
+        self._gradients.wait()
+        return float(sum(float(loss) for loss in losses))
+
+    def _keyed(self, step: int, layer: int, microbatch: int) -> Any:
+        if self._key is None:
+            return None
+        key = jax.random.fold_in(self._key, step)
+        return jax.random.fold_in(jax.random.fold_in(key, layer), microbatch)
