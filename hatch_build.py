@@ -8,6 +8,7 @@ import os
 import runpy
 import shlex
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def _extension(
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     library = (target or (root / source).parent) / f"{source.stem}{suffix}"
     flags = ["-O2", f"-I{sysconfig.get_path('include')}", str(root / source), *libraries]
+    if sys.platform == "darwin":
+        flags.append("-Wl,-undefined,dynamic_lookup")  # Python's names are found when it is loaded
     return _compiled(library, _compiler("CC", "cc"), flags)
 
 

@@ -172,6 +172,28 @@ def test_a_full_disk_fails_at_reservation_with_the_numbers(folder: Path) -> None
         assert store.names == ("a", "b", "c", "d")
 
 
+def test_a_reservation_that_fails_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for those who write meanwhile: others get the place in the file."""
+    with made(folder) as store:
+
+        def full(size: int) -> None:
+            with pytest.raises(KeyError, match="expected one of 0 reserved tensors"):
+                store.write("a", np.zeros(10))
+            raise OSError(errno.ENOSPC, "no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store._backend, "allocate", full)
+            with pytest.raises(OSError, match="no space"):
+                store.reserve({"a": jnp.zeros(10)})
+        assert store.names == ()
+        for name, size in (("b", 20), ("a", SIZE)):
+            store.reserve({name: jnp.zeros(size)})
+            store.write(name, np.full(size, 3.0))
+            assert holds(store, name, 3.0)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_while_writing_leaves_the_committed_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int

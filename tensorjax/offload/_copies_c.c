@@ -21,8 +21,8 @@ static void copy(const char *from, char *to, size_t bytes)
 
         memcpy(to, from, head);
         for (size_t at = head; at < end; at += line) {
-            const __m128i *source = (const __m128i *)(from + at);
-            __m128i *target = (__m128i *)(to + at);
+            const __m128i *source = (const void *)(from + at);
+            __m128i *target = (void *)(to + at);
             const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
             const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
 
@@ -59,7 +59,7 @@ static PyObject *gather(PyObject *module, PyObject *arguments)
 {
     PyObject *given, *sources, *result = NULL;
     Py_buffer target, *views;
-    Py_ssize_t taken = 0, total = 0, count;
+    Py_ssize_t taken = 0, left, count;
 
     (void)module;
     if (!PyArg_ParseTuple(arguments, "Ow*", &given, &target))
@@ -70,19 +70,21 @@ static PyObject *gather(PyObject *module, PyObject *arguments)
         return NULL;
     }
     count = PyTuple_GET_SIZE(sources);
+    left = target.len;
     views = PyMem_Calloc((size_t)count + 1, sizeof *views);
     if (views == NULL) {
         PyErr_NoMemory();
         goto end;
     }
-    for (; taken < count; taken++) {
+    while (taken < count && left >= 0) {
         if (PyObject_GetBuffer(PyTuple_GET_ITEM(sources, taken), &views[taken], PyBUF_SIMPLE))
             goto end;
-        total += views[taken].len;
+        left -= views[taken++].len;
     }
-    if (total != target.len) {
-        PyErr_Format(PyExc_ValueError, "target: expected %zd bytes, as the sources have, got %zd",
-                     total, target.len);
+    if (left != 0) {
+        PyErr_Format(PyExc_ValueError, "target: expected as many bytes as the sources have, got "
+                     "%zd, %zd too %s", target.len, left < 0 ? -left : left,
+                     left < 0 ? "few" : "many");
         goto end;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -103,14 +105,21 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_copies_c",
-    .m_size = -1,
     .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__copies_c(void)
 {
-    return PyModule_Create(&module);
+    return PyModuleDef_Init(&module);
 }

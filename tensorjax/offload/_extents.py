@@ -161,7 +161,7 @@ class Layouts:
         most: Most pieces that are remembered.
     """
 
-    def __init__(self, block: int, most: int = 1 << 14):
+    def __init__(self, block: int, most: int = 1 << 16):
         self._block, self._most = block, most
         self._known: dict[tuple[int, ...], tuple[Run, ...]] = {}
         self._held = 0

@@ -134,15 +134,15 @@ class TensorStore:
         self._open = True
 
     def _start(self) -> None:
-        reading, writing = self._pools()
+        reading, writing = self._pools(self._tensors)
         self._queue = Queue(Pool(reading), Pool(writing))
         self._backend.start(self._queue)
         self._writer.queue = self._reader.queue = self._queue
         self._finalizer = weakref.finalize(self, _abandon, self._queue, self._backend, self._lock)
 
-    def _pools(self) -> tuple[int, int]:
+    def _pools(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
         """Bytes for reads and for writes."""
-        largest = max((t.extent.size for t in self._tensors.values()), default=0)
+        largest = max((t.extent.size for t in tensors.values()), default=0)
         return sizes(self._staging, self._index.block, largest)
 
     # What it holds.
@@ -214,16 +214,12 @@ class TensorStore:
                 f"{len(extents)} tensors ({_extents.listed([e.name for e in extents])}), {free} of "
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
-        before = self._tensors
-        self._tensors = {**before, **{e.name: Tensor(e) for e in extents}}
-        try:
-            reading, _ = self._pools()
-            self._backend.allocate(index.end)
-            self._save(index)
-        except BaseException:
-            self._tensors = before
-            raise
-        self._index = index
+        tensors = {**self._tensors, **{e.name: Tensor(e) for e in extents}}
+        reading, _ = self._pools(tensors)
+        self._backend.allocate(index.end)
+        self._save(index)
+        # Only now can they be used: after a failure, others may get their place.
+        self._tensors, self._index = tensors, index
         if reading > self._queue.reading.size:
             self._restart()
 

@@ -117,7 +117,7 @@ class Turns:
         return name, not self.unwritten or total <= self._results_most
 
     def latest(self) -> str | None:
-        """Of the groups whose states are there, that one whose turn is last."""
+        """Of the groups whose states have memory, that one whose turn is last."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
