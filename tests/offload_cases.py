@@ -34,15 +34,23 @@ def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
     return jnp.mean(error**2)
 
 
-def layers() -> list[offload.Layer]:
+def headed(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+    table, head = params
+    y = (x @ table["w"].T) * head["scale"][None] + head["b"][:, :24].sum(0)[None]
+    return jnp.mean((y.astype(jnp.float32) - batch["y"]) ** 2)
+
+
+def layers(*, head: bool = False) -> list[offload.Layer]:
+    """With a head, the last layer has parameters that no other one uses, as GPT-2 does."""
+    uses = ("table", "head") if head else ("table",)
     return [
         offload.Layer(name="first", apply=first, uses=("table",)),
         *(offload.Layer(name=f"block{n}", apply=block) for n in range(DEPTH)),
-        offload.Layer(name="last", apply=last, uses=("table",)),
+        offload.Layer(name="last", apply=headed if head else last, uses=uses),
     ]
 
 
-def params() -> dict[str, Any]:
+def params(*, head: bool = False) -> dict[str, Any]:
     rng = np.random.default_rng(3)
 
     def normal(*shape: int) -> np.ndarray:
@@ -51,6 +59,8 @@ def params() -> dict[str, Any]:
     made: dict[str, Any] = {"table": {"w": normal(24, WIDTH)}}
     for n in range(DEPTH):
         made[f"block{n}"] = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH)}
+    if head:  # large: it is updated late, while the next step is under way
+        made["head"] = {"scale": np.ones(24, np.float32), "b": normal(320, WIDTH)}
     return made
 
 

@@ -17,8 +17,8 @@ def main(folder: str, steps: int, schedule: str, in_memory: str) -> None:
     with (
         cases.store(Path(folder)) as store,
         offload.Trainer(
-            cases.layers(),
-            cases.params(),
+            cases.layers(head=True),
+            cases.params(head=True),
             cases.optimizer(),
             store=store,
             clip=0.5,
@@ -26,7 +26,7 @@ def main(folder: str, steps: int, schedule: str, in_memory: str) -> None:
             schedule=schedule,  # type: ignore[arg-type]
             in_memory=tuple(filter(None, in_memory.split(","))),
             key=jax.random.key(1),
-            commit_every=3,
+            commit_every=1,
         ) as trainer,
     ):
         print("begin", trainer.steps, trainer.data, flush=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,44 @@ def test_a_training_goes_on_from_what_was_committed(tmp_path: Path, schedule: An
         got = second.params()
     assert again == losses[4:]
     assert cases.equal(got, params)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": None},
+        {"clip": 0.5},
+        {"gradient_bytes": 0},
+        {"in_memory": ("head",)},
+        {"schedule": "one_step_stale"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_a_commit_beside_the_computation_is_of_one_step(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Also of groups that only the last layer uses, whose updates are the last to be made."""
+    layers, params = cases.layers(head=True), cases.params(head=True)
+    counts: list[tuple[int, set[int]]] = []
+
+    def opened(store: Any, **more: Any) -> offload.Trainer:
+        return offload.Trainer(layers, params, optax.adam(1e-3), store=store, **options, **more)
+
+    def look(meta: Any, **more: Any) -> None:
+        commit(meta, **more)
+        copy = tmp_path / f"copy{len(counts)}"  # what a kill would leave
+        shutil.copytree(tmp_path / "store", copy)
+        with cases.store(copy) as left, opened(left) as later:
+            found = {int(jax.tree.leaves(state)[0]) for _, _, state in later.groups()}
+            counts.append((later.steps, found))
+
+    with cases.store(tmp_path / "store") as store, opened(store, commit_every=1) as trained:
+        commit, store.commit = store.commit, look  # type: ignore[method-assign]
+        for number in range(6):
+            trained.step(cases.batch(number))
+        trained.flush()
+    stale = options.get("schedule") == "one_step_stale"
+    assert counts == [(n, {n - 1 if stale else n}) for n in range(1, 6)]
 
 
 def test_a_store_of_another_training_is_refused(tmp_path: Path) -> None:

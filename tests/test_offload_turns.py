@@ -90,14 +90,26 @@ def test_results_leave_room_for_what_is_more_urgent() -> None:
     assert known.able() == ("a", False)
 
 
-@pytest.mark.parametrize("how", ["held back", "gated"])
-def test_nothing_begins_while_it_may_not(how: str) -> None:
+def test_nothing_begins_while_the_gate_is_closed() -> None:
     known = turns()
-    if how == "gated":
-        known.open = False
+    known.open = False
     there(known, "a", 1.0)
-    known.held_back = how == "held back"
     assert known.able() == (None, False)
+
+
+def test_what_a_commit_needs_goes_on_and_what_is_beyond_it_waits() -> None:
+    known = turns()
+    known.version["b"] = 1
+    there(known, "a", 2.0)
+    there(known, "b", 1.0)
+    known.ready["b"].version = 2
+    known.newest = 1
+    assert known.behind(1)
+    assert known.able() == ("a", True)
+    del known.ready["a"], known.fetched["a"]
+    assert known.able() == (None, False)
+    known.version = {name: 1 for name in NAMES}  # noqa: C420 (of other types)
+    assert not known.behind(1)
 
 
 def test_states_are_asked_for_in_the_order_of_gradients() -> None:

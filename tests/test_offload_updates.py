@@ -1,5 +1,6 @@
 """The order of updates on the host."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -134,6 +135,57 @@ def test_a_gate_holds_only_what_comes_after_it() -> None:
     assert order == ["urgent", "later"]
 
 
+def test_a_commit_waits_for_updates_that_have_not_begun() -> None:
+    """Those to the version that is committed go on, and those beyond it wait."""
+    home, order = SlowHome("urgent/params"), []
+    done: dict[str, threading.Event] = {}
+    updater = make(home, done, order)
+    settled = threading.Event()
+
+    def settle() -> None:
+        updater.settle_at(1)
+        settled.set()
+
+    try:
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
+        assert done["later"].wait(30)
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 2.0)
+        assert home.asked.wait(30)
+        updater.hold_back(1)
+        threading.Thread(target=settle, daemon=True).start()
+        updater.offer("later", {"w": jnp.ones(3)}, 2, 1.5)
+        assert not settled.wait(0.1)
+        home.arrived.set()
+        assert settled.wait(30)
+        assert order == ["later", "urgent"]
+        updater.hold_back(math.inf)
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    assert order == ["later", "urgent", "later"]
+
+
+def test_an_update_keeps_the_scale_that_it_was_let_go_with() -> None:
+    """Though another one is told before it begins."""
+    home = SlowHome("urgent/params")
+    updater = make(home, {}, [])
+    try:
+        updater.gate()
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
+        updater.release(np.float32(0.5))
+        updater.gate()
+        updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
+        updater.release(np.float32(0.25))
+        home.arrived.set()
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    for name, scale in (("urgent", 0.5), ("later", 0.25)):
+        np.testing.assert_allclose(home.held[f"{name}/params"][0], -0.1 * scale, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("coming", "first"), [("543210", "5"), ("54210", "4")])
 def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
     coming: str, first: str
@@ -144,12 +196,12 @@ def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
     home = AskedHome("")
     updater = make(home, done, order, "543210")
     try:
-        updater.hold_back(True)
+        updater.hold_back(0)
         updater.expect({name: (1, float(name)) for name in coming}, gated=False)
         assert home.enough.wait(30)  # both states are there before their gradients
         for name in "54":
             updater.offer(name, {"w": jnp.ones(3)}, 1, float(name))
-        updater.hold_back(False)
+        updater.hold_back(math.inf)
         assert done["5"].wait(30)
         assert done["4"].wait(30)
     finally:

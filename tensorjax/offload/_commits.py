@@ -1,5 +1,6 @@
 """The state of a training in its store: committed beside the computation, and taken up again."""
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,13 +81,17 @@ class Commits:
         self._failed, self._trace = failed, trace
         self._thread: threading.Thread | None = None
 
-    def begin(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits in a thread, between a forward pass and the updates of the backward pass."""
+    def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
+        """Commits a version of all groups in a thread; updates beyond it wait until that is done.
+
+        Called before any gradient for a later version is offered.
+        """
         self.join()
-        self._updater.hold_back(True)
+        self._updater.hold_back(version)
         self._thread = threading.Thread(
-            target=self._behind, args=(meta, dict(pending)), name="offload commit", daemon=True
-        )
+            target=self._behind, args=(meta, dict(pending), version), name="offload commit",
+            daemon=True,
+        )  # fmt: skip
         self._thread.start()
 
     def join(self) -> None:
@@ -114,15 +119,15 @@ class Commits:
                 what = f"commit of step {steps}"
                 self._store.commit(meta, barrier=lambda: self._processes.wait(what))
 
-    def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+    def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         try:
-            self._updater.settle_written()
+            self._updater.settle_at(version)
             self.now(meta, pending)
         except BaseException as error:
             self._updater.fail(error)
             self._failed(error)
         finally:
-            self._updater.hold_back(False)
+            self._updater.hold_back(math.inf)
 
 
 def resume(

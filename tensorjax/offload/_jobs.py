@@ -16,6 +16,7 @@ class Ready:
     deadline: float
     gradient: Any  # None if it waits in the store
     gated: bool  # offered after `gate`
+    scale: Any = None  # what the gradient is multiplied by, once the gate is open
     spare: Any = None  # memory for its results
 
 

@@ -282,7 +282,8 @@ class Trainer:
         self._expect()
         inputs = self._passes.forward(self.steps, base, batches)
         if self._commits is not None and self._commit_due():
-            self._commits.begin(self._meta(), self._progress.pending)
+            version = self._order.version(self.steps)
+            self._commits.begin(self._meta(), self._progress.pending, version)
         if self._order.gated:
             self._updater.gate()
         elif self._order.stale:

@@ -37,7 +37,7 @@ class Turns:
       unwritten: how many updates have begun and are not written.
       results_bytes: of these.
       open, gated: whether updates may begin; whether those to come wait for that.
-      held_back: whether none may, for the homes are being committed.
+      newest: the last version that updates may make: homes that have it are being committed.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Turns:
         self.updating: list[str] = []
         self.version = dict.fromkeys(groups, start)
         self.unwritten = self.results_bytes = 0
-        self.open, self.gated, self.held_back = True, False, False
+        self.open, self.gated = True, False
+        self.newest = math.inf
 
     # What the threads ask.
 
@@ -102,8 +103,6 @@ class Turns:
 
     def able(self) -> tuple[str | None, bool]:
         """The most urgent group whose state and gradient are there; whether its results fit."""
-        if self.held_back:
-            return None, False
         let = self._let()
         there = [n for n in let if n in self.fetched and self.fetched[n].ready(self.ready[n])]
         if not there:
@@ -115,6 +114,10 @@ class Turns:
         beside = max((self._groups[n].results for n in before), default=0)
         total = self.results_bytes + self._groups[name].results + beside
         return name, not self.unwritten or total <= self._results_most
+
+    def behind(self, version: float) -> bool:
+        """Whether a home lacks a version of a group."""
+        return any(held < version for held in self.version.values())
 
     def latest(self) -> str | None:
         """Of the groups whose states have memory, that one whose turn is last."""
@@ -150,8 +153,11 @@ class Turns:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Groups with a gradient that may be updated, the gate notwithstanding."""
-        return [n for n in self._order() if self.open or not self.ready[n].gated]
+        """Groups with a gradient that may be updated, gate and commit notwithstanding."""
+        return [n for n in self._order() if self._may(self.ready[n])]
+
+    def _may(self, ready: Ready) -> bool:
+        return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
         """Groups without a gradient yet, in its order, as far as their states can be read."""

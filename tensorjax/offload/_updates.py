@@ -131,13 +131,17 @@ class Updater:
         with self._cond:
             self._scale, self._turns.open = scale, True
             for ready in self._turns.ready.values():
-                ready.gated = False
+                if ready.gated:  # others were let go before, by a scale of their own
+                    ready.gated, ready.scale = False, scale
             self._cond.notify_all()
 
-    def hold_back(self, held: bool) -> None:
-        """Keeps updates from beginning, whatever the gate: the homes are being committed."""
+    def hold_back(self, version: float) -> None:
+        """Lets no update begin that makes more than a version; with infinity, all may.
+
+        The homes are about to be committed at that version: `settle_at` waits for it.
+        """
         with self._cond:
-            self._turns.held_back = held
+            self._turns.newest = version
             self._cond.notify_all()
 
     def offer(
@@ -151,7 +155,9 @@ class Updater:
         with self._cond:
             self._raise()
             self._turns.expected.pop(name, None)
-            self._turns.ready[name] = Ready(version, deadline, gradient, not self._turns.open)
+            open_ = self._turns.open
+            ready = Ready(version, deadline, gradient, not open_, self._scale if open_ else None)
+            self._turns.ready[name] = ready
             del gradient
             self._waiting_bytes += self._groups[name].gradient.nbytes
             self._partial_bytes = partial
@@ -211,10 +217,13 @@ class Updater:
         for home in self._homes:
             home.settle()
 
-    def settle_written(self) -> None:
-        """Waits until every update that has begun is written, while others are held back."""
+    def settle_at(self, version: int) -> None:
+        """Waits until the homes have a version of all groups, while others are held back.
+
+        Groups that only the last layers use may not have begun their updates to it by then.
+        """
         with self._cond:
-            while self._turns.unwritten:
+            while self._turns.behind(version):
                 self._raise()
                 self._cond.wait()
             self._raise()
@@ -286,10 +295,11 @@ class Updater:
         for again at once, but what is more urgent waits before it. One that has no memory yet would
         free none. The lock is held.
         """
-        busy = (
-            self._turns.updating or self._turns.unwritten or self._spilling or self._turns.held_back
-        )
-        if busy or not any(home.starved() for home in self._homes):
+        busy = self._turns.updating or self._turns.unwritten or self._spilling
+        # What a commit holds back waits for no memory.
+        if busy or not self._turns.behind(self._turns.newest):
+            return
+        if not any(home.starved() for home in self._homes):
             return
         if (name := self._turns.latest()) is not None:
             self._turns.fetched.pop(name).release()
@@ -357,7 +367,7 @@ class Updater:
             gradient = group.gradient.unflatten(more.pop())
         spare, ready.spare = ready.spare, None
         with self._trace.span("update", group.name, ready.version - 1):
-            params, state = self._optimizer.update(params, state, gradient, self._scale, spare)
+            params, state = self._optimizer.update(params, state, gradient, ready.scale, spare)
             weights = None if group.weights is None else self._optimizer.cast(params)
         return params, state, weights
 
