@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -178,6 +179,23 @@ def test_export_to_safetensors(tmp_path: Path) -> None:
         found = load_file(tmp_path / "out" / f"{name}.safetensors")
         assert cases.equal(found[f"{name}.w"], params[name]["w"])
         assert any(path.startswith(f"{name}.state.") for path in found)
+
+
+@pytest.mark.parametrize("export", [offload.to_safetensors, offload.to_orbax])
+def test_an_export_that_would_lose_a_tensor_is_refused(tmp_path: Path, export: Any) -> None:
+    """Paths are joined by dots, and these two are then one."""
+    pytest.importorskip("safetensors")
+    pytest.importorskip("orbax.checkpoint")
+
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean((batch @ (params[0]["a.b"] + params[0]["a"]["b"])) ** 2)
+
+    params = {"only": {"a.b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}}
+    layers = [offload.Layer(name="only", apply=apply)]
+    message = r"different names for all tensors, got '.*a\.b' twice"
+    trained = offload.Trainer(layers, params, optax.sgd(0.1))
+    with trained, pytest.raises(ValueError, match=message):
+        export(trained, tmp_path / "out")
 
 
 def test_export_to_orbax(tmp_path: Path) -> None:

@@ -91,6 +91,32 @@ def test_a_cut_file_is_found_when_the_store_is_opened(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", HERE)
+def test_a_file_cut_behind_what_was_committed_gets_its_place_again(
+    folder: Path, backend: str
+) -> None:
+    """And it is said: the second slots were there no more."""
+    committed(folder)
+    os.truncate(data(folder), 3 * MIB)
+    with pytest.warns(offload.StoreWarning, match="3145728 bytes, expected 6291456: it was cut"):
+        store = made(folder, backend)
+    with store:
+        assert data(folder).stat().st_size == 6 * MIB
+        assert holds(store, "c", 2)
+        store.write("c", np.full(SIZE, 5.0))
+        store.commit()
+    with made(folder, backend) as store:
+        assert holds(store, "c", 5)
+
+
+def test_a_store_of_which_only_the_names_are_left_is_not_a_new_one(folder: Path) -> None:
+    committed(folder)
+    index(folder).unlink()
+    data(folder).unlink()
+    with pytest.raises(offload.CorruptError, match=r"gone too, and with it the tensors 'a', 'b'"):
+        made(folder)
+
+
+@pytest.mark.parametrize("backend", HERE)
 def test_a_file_cut_while_open_is_found_by_the_read(folder: Path, backend: str) -> None:
     committed(folder)
     with made(folder, backend) as store:
@@ -113,7 +139,7 @@ def test_a_lost_index_names_the_tensors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda b: b[:-20], offload.CorruptError, "checksum of the index is wrong"),
+        (lambda b: b[:-20], offload.CorruptError, r"index is wrong.*'a', 'b', 'c'"),
         (lambda b: b.replace(b'"step":1', b'"step":2'), offload.CorruptError, "checksum of the"),
         (lambda b: b"hello", offload.CorruptError, "expected an index of a tensorjax store"),
         (lambda b: b.replace(b"store 1", b"store 7"), offload.MismatchError, "version 1, got 7"),

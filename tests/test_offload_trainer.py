@@ -266,3 +266,90 @@ def test_bad_batches_and_optimisers_are_named() -> None:
         pytest.raises(ValueError, match="3 microbatches"),
     ):
         trainer.step(cases.batch(0))
+
+
+# Numbers that are not finite.
+
+
+def _root(params: Any, x: Any, batch: Any, key: Any) -> Any:
+    """Its gradient is infinite where the parameters are zero, though the value is not."""
+    return batch["x"] @ params[0]["w"] + jnp.sqrt(params[0]["zero"])[None]
+
+
+def _square(params: Any, x: Any, batch: Any, key: Any) -> Any:
+    return jnp.mean((x * params[0]["w"][None] - batch["y"]) ** 2)
+
+
+def _rooted(zero: float, clip: float | None) -> offload.Trainer:
+    ones = np.ones((3, 4), np.float32)
+    params = {"a": {"w": ones, "zero": zero * ones[0]}, "b": {"w": ones[0]}}
+    layers = [offload.Layer(name="a", apply=_root), offload.Layer(name="b", apply=_square)]
+    return offload.Trainer(layers, params, optax.sgd(0.1), clip=clip)
+
+
+def _ones(times: float) -> dict[str, np.ndarray]:
+    return {"x": np.full((2, 3), times, np.float32), "y": np.zeros((2, 4), np.float32)}
+
+
+def test_a_loss_that_is_not_finite_is_reported_before_anything_is_applied(tmp_path: Path) -> None:
+    """The committed state is that of before, of two microbatches the right one is named."""
+    wrong = cases.batch(2)
+    wrong["y"][-1, 0] = np.nan
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), store=store, microbatches=2,
+            commit_every=1,
+        ) as trainer,
+    ):  # fmt: skip
+        for number in range(2):
+            trainer.step(cases.batch(number))
+        with pytest.raises(FloatingPointError, match="nan of microbatch 1 in step 3; nothing"):
+            trainer.step(wrong)
+    _, params = cases.train(1, microbatches=2)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), store=store) as again,
+    ):
+        assert again.steps == 1  # of the second step it was not known whether it was good
+        assert cases.equal(again.params(), params)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(clip: float | None) -> None:
+    message = r"a: expected a finite gradient.* step 1"
+    with _rooted(0.0, clip) as trainer, pytest.raises(FloatingPointError, match=message):
+        trainer.step(_ones(1.0))
+
+
+def test_a_norm_that_overflows_is_reported() -> None:
+    """Each gradient is finite, the sum of squares is not: by it all would be scaled to zero."""
+    message = "clip: the norm of all gradients is inf"
+    with _rooted(1.0, 1.0) as trainer, pytest.raises(FloatingPointError, match=message):
+        trainer.step(_ones(1e12))
+
+
+def test_first_parameters_that_are_not_finite_are_refused() -> None:
+    params = cases.params()
+    params["block1"]["b"][3] = np.inf
+    with pytest.raises(ValueError, match="params: block1: expected finite numbers"):
+        offload.Trainer(cases.layers(), params, cases.optimizer())
+
+
+def test_an_error_of_a_layer_names_it() -> None:
+    with offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as trainer:
+        wrong = {"x": np.ones((8, 7), np.float32), "y": np.ones((8, 24), np.float32)}
+        with pytest.raises(TypeError) as found:
+            trainer.step(wrong)
+    assert found.value.__notes__[-1] == "in the forward pass of layer 'first', step 1"
+
+
+def test_stores_of_another_kind_are_named(tmp_path: Path) -> None:
+    given = cases.layers(), cases.params(), cases.optimizer()
+    with pytest.raises(TypeError, match="store: expected a TensorStore or None, got str"):
+        offload.Trainer(*given, store=str(tmp_path))
+    with cases.store(tmp_path) as store:
+        assert not store.closed
+    assert store.closed
+    with pytest.raises(offload.StoreError, match="store: expected an open store"):
+        offload.Trainer(*given, store=store)

@@ -10,13 +10,33 @@ import jax
 import numpy as np
 
 from tensorjax.offload import _groups
+from tensorjax.offload._errors import StoreError
 from tensorjax.offload._group import Group
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._processes import Processes
+from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Updater
 
 FORMAT = 1  # of what is kept beside the tensors
+
+
+def check_store(store: Any) -> None:
+    """Checks that it is None or an open store.
+
+    Raises:
+      TypeError: it is something else.
+      StoreError: it is closed.
+    """
+    if store is None:
+        return
+    if not isinstance(store, TensorStore):
+        raise TypeError(
+            f"store: expected a TensorStore or None, got {type(store).__name__}; open one: "
+            "TensorStore(path, capacity)"
+        )
+    if store.closed:
+        raise StoreError("store: expected an open store, got one that was closed; open it again")
 
 
 @dataclass

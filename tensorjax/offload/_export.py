@@ -1,7 +1,6 @@
 """A trainer's state for others to read: safetensors, and Orbax."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False)
       The files, the index last.
 
     Raises:
-      ValueError: this is one of several processes.
+      ValueError: this is one of several processes, or two tensors would have one name.
       ModuleNotFoundError: the package safetensors is missing.
     """
     from safetensors.numpy import save_file
@@ -36,9 +35,10 @@ def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False)
     folder.mkdir(parents=True, exist_ok=True)
     files, where, total = [], {}, 0
     for name, params, held in trainer.groups():
-        tensors = dict(_named(name, params))
+        tensors = _named(name, params)
         if state:
-            tensors.update(_named(f"{name}.state", held))
+            tensors = _joined(tensors, _named(f"{name}.state", held))
+        _joined(where, tensors)
         path = folder / f"{name}.safetensors"
         save_file(tensors, path, metadata={"format": "np", "steps": str(trainer.steps)})
         where.update(dict.fromkeys(tensors, path.name))
@@ -67,7 +67,8 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
 
     Raises:
       ModuleNotFoundError: the package orbax-checkpoint is missing.
-      ValueError: the folder holds something, or this is one of several processes.
+      ValueError: the folder holds something, two tensors would have one name, or this is one of
+        several processes.
     """
     import orbax.checkpoint as ocp
 
@@ -79,7 +80,7 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
     with ocp.StandardCheckpointer() as writer:
         for name, params, state in trainer.groups():
             # Optax's named tuples become lists of leaves by name: others need no Optax to read.
-            tree = {"params": dict(_named("", params)), "state": dict(_named("", state))}
+            tree = {"params": _named("", params), "state": _named("", state)}
             writer.save(folder / name, tree)
             writer.wait_until_finished()
     note = {"steps": trainer.steps, "data": trainer.data}
@@ -96,8 +97,21 @@ def _check_alone() -> None:
         )
 
 
-def _named(prefix: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     """Arrays of a pytree by the names of their paths."""
+    found: dict[str, np.ndarray] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = jax.tree_util.keystr(path, simple=True, separator=".")
-        yield ".".join(filter(None, [prefix, where])) or "value", np.ascontiguousarray(leaf)
+        name = ".".join(filter(None, [prefix, where])) or "value"
+        found = _joined(found, {name: np.ascontiguousarray(leaf)})
+    return found
+
+
+def _joined(some: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, if they share no name: files would lack one of two tensors."""
+    if twice := some.keys() & more.keys():
+        raise ValueError(
+            f"trainer: expected different names for all tensors, got {sorted(twice)[0]!r} twice, "
+            "as paths are joined by dots; name groups and parameters without dots"
+        )
+    return some | more

@@ -116,11 +116,16 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     """
     _same_count(paths)
     if not paths.index.exists():
-        if paths.data.exists():
+        if paths.data.exists() or paths.names.exists():
             raise CorruptError(_lost(paths))
         return None
-    _settle(paths)
-    index = _index.parse(paths.index.read_bytes(), paths.index)
+    try:
+        _settle(paths)
+        index = _index.parse(paths.index.read_bytes(), paths.index)
+    except CorruptError as error:
+        if names := _names(paths):
+            raise CorruptError(f"{error}; the store has the tensors {listed(names)}") from None
+        raise
     wrong = _index.differences("process", list(index.process), list(paths.process))
     if model is not None:
         wrong += _index.differences("model", index.model, model)
@@ -179,12 +184,20 @@ def _same_count(paths: Paths) -> None:
 
 
 def _lost(paths: Paths) -> str:
-    try:
-        names = json.loads(paths.names.read_bytes())
-    except (OSError, ValueError):
-        names = []
+    names = _names(paths)
     whose = f"the tensors {listed(names)} cannot be found in it" if names else "it cannot be read"
+    what = f"{paths.data} is there, but {whose}"
+    if not paths.data.exists():
+        what = f"{paths.data} is gone too, and with it the tensors {listed(names)}"
     return (
-        f"{paths.index}: the index is lost; {paths.data} is there, but {whose}; "
-        "restore the index from a copy, or remove the folder and start again"
+        f"{paths.index}: the index is lost; {what}; "
+        "restore the folder from a copy, or remove it and start again"
     )
+
+
+def _names(paths: Paths) -> list[str]:
+    """Of all tensors, as far as the list beside the index can be read."""
+    try:
+        return json.loads(paths.names.read_bytes())
+    except (OSError, ValueError):
+        return []

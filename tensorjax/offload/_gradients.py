@@ -30,6 +30,9 @@ class Gradients:
         that layers are still to add to.
       trace: gains spans.
 
+    Raises:
+      FloatingPointError: from `take` or `wait`, if a gradient is not finite.
+
     Attributes:
       squares: sum of the squares of all whole gradients since `begin`; of several processes, of
         those pieces that this one counts.
@@ -114,6 +117,12 @@ class Gradients:
         if self._left[group]:
             self._partial[group] = held
             return None
+        if not self._optimizer.finite(held):
+            raise FloatingPointError(
+                f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
+                f"{self._step + 1}, whose loss is finite; this group was not updated by it, and "
+                "nothing of this step is committed: go on from the last commit"
+            )
         if self._measured:
             counted = self._shards.counted(group, held)
             self.squares = self.squares + self._optimizer.squares(counted)

@@ -111,6 +111,8 @@ def _begin(group: Group, given: Any, optimizer: HostOptimizer, shards: Shards) -
     leaves = group.params.flatten(made)
     del made
     held = optimizer.host(group.params.unflatten([_owned(leaves) for _ in range(len(leaves))]))
+    if not optimizer.finite(held):
+        raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
     if group.weights is not None:
         put(group, group.weights, optimizer.cast(held))
     put(group, group.params, held)

@@ -1,5 +1,6 @@
 """What a read gives: arrays that lie in staging memory until they are released."""
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -55,6 +56,8 @@ class Lease:
         if getattr(self, "_array", None) is not None and self._buffer is not None:
             # No lock here: this may run in a thread that holds it.
             self._queue.orphans.append(self._buffer)
+            if sys.is_finalizing():  # all memory goes now, and warnings may have gone
+                return
             warnings.warn(
                 f"{self.name}: a lease was dropped without release()", ResourceWarning, stacklevel=2
             )

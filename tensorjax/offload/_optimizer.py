@@ -36,7 +36,7 @@ class HostOptimizer:
         self._init, self._update, self._update_beside, self._cast = _programs(
             transformation, self._dtype
         )
-        self._squares = jax.jit(_squares)
+        self._squares, self._finite = jax.jit(_squares), jax.jit(_finite)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,))
 
     @property
@@ -92,6 +92,10 @@ class HostOptimizer:
         """Sum of the squares of all numbers in a gradient."""
         return self._squares(gradient)
 
+    def finite(self, tree: Any) -> bool:
+        """Whether no number is NaN or infinite."""
+        return bool(self._finite(tree))
+
 
 @functools.lru_cache(maxsize=16)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
@@ -131,6 +135,10 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
 
 def _squares(gradient: Any) -> jax.Array:
     return sum((jnp.sum(g * g) for g in jax.tree.leaves(gradient)), jnp.zeros((), jnp.float32))
+
+
+def _finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
 def _cpu() -> Any:

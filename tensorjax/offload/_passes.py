@@ -1,6 +1,8 @@
 """The forward and the backward pass of a step, layer by layer."""
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +58,7 @@ class Passes:
         inputs = []
         for number, layer in enumerate(self._layers[:-1]):
             params = self._stream.take(base + number)
-            with self._trace.span("compute", f"{layer.name} forward", step):
+            with self._computing(layer, "forward", step):
                 out = [
                     self._engine.forward(layer, params, x[m], batch, self._keyed(step, number, m))
                     for m, batch in enumerate(batches)
@@ -71,12 +73,24 @@ class Passes:
         self.peak_activations = max(self.peak_activations, held)
         return inputs
 
-    def backward(self, step: int, base: int, batches: Sequence[Any], inputs: Inputs) -> float:
+    def backward(
+        self,
+        step: int,
+        base: int,
+        batches: Sequence[Any],
+        inputs: Inputs,
+        *,
+        checked: Callable[[], None],
+    ) -> float:
         """The loss; all gradients have been taken when it returns.
 
         Args:
           step, base, batches: as of `forward`.
           inputs: that it gave, which are used up.
+          checked: called once the loss is known to be finite, before any gradient is taken.
+
+        Raises:
+          FloatingPointError: the loss, or a gradient, is not finite.
         """
         last, share = len(self._layers) - 1, 1.0 / len(batches)
         dy: list[Any] = [None] * len(batches)
@@ -86,7 +100,7 @@ class Passes:
             layer, position = self._layers[number], base + 2 * last - number
             params = self._stream.take(position)
             sums: Any = None
-            with self._trace.span("compute", f"{layer.name} backward", step):
+            with self._computing(layer, "backward", step):
                 for m, batch in enumerate(batches):
                     x, kept = inputs[number][m]
                     key = self._keyed(step, number, m)
@@ -103,13 +117,37 @@ class Passes:
                 self._engine.wait((dy, sums))
             del params
             self._stream.done(position)
+            if number == last:
+                _check_finite(losses, step)
+                checked()
             self._gradients.take(layer, sums)
             del sums
         self._gradients.wait()
         return float(sum(float(loss) for loss in losses))
+
+    @contextlib.contextmanager
+    def _computing(self, layer: Layer, way: str, step: int) -> Iterator[None]:
+        """In the trace, and in what is said of an error."""
+        with self._trace.span("compute", f"{layer.name} {way}", step):
+            try:
+                yield
+            except Exception as error:
+                error.add_note(f"in the {way} pass of layer {layer.name!r}, step {step + 1}")
+                raise
 
     def _keyed(self, step: int, layer: int, microbatch: int) -> Any:
         if self._key is None:
             return None
         key = jax.random.fold_in(self._key, step)
         return jax.random.fold_in(jax.random.fold_in(key, layer), microbatch)
+
+
+def _check_finite(losses: Sequence[Any], step: int) -> None:
+    wrong = {m: float(x) for m, x in enumerate(losses) if not math.isfinite(float(x))}
+    if wrong:
+        said = ", ".join(f"{x} of microbatch {m}" for m, x in wrong.items())
+        raise FloatingPointError(
+            f"loss: expected finite numbers, got {said} in step {step + 1}; nothing of this step "
+            "was applied or committed: look at its batch and at the learning rate, and go on from "
+            "the last commit"
+        )

@@ -39,6 +39,7 @@ class TensorStore:
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
         capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
+            `offload.tensors` says which ones a training has.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
         staging: Bytes of aligned memory for transfers: a quarter (at most 64 MiB) for writes, the
             rest for reads and the leases they give. By default 256 MiB, and more where the largest
@@ -125,6 +126,12 @@ class TensorStore:
             self._save(index)
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
+        if not fresh and (size := self._backend.size()) < index.end:
+            self._say(
+                f"{self._paths.data}: the file has {size} bytes, expected {index.end}: it was cut; "
+                "all that was committed is there, and the place of the rest is reserved again"
+            )
+            self._backend.allocate(index.end)
         self._tensors = {
             name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
         }
@@ -166,6 +173,11 @@ class TensorStore:
     def process(self) -> tuple[int, int]:
         """Number of this process and count of processes."""
         return self._paths.process
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: nothing can be read or written any more."""
+        return not self._open
 
     @property
     def commits(self) -> int:

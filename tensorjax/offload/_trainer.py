@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.offload import _ahead, _commits, _groups
-from tensorjax.offload._commits import Commits, Progress
+from tensorjax.offload._commits import Commits, Progress, check_store
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._layers import Engine, Layer, check_layers, cut
@@ -79,7 +79,8 @@ class Trainer:
         compare with); or "one_step_stale", WHICH CHANGES RESULTS: a step computes with parameters
         that lack the update of the step before it, and all gradients are kept for a step.
       commit_every: steps between commits of the store; None commits only when told to. A commit
-        takes place during the next step, between its forward and its backward pass.
+        takes place during the next step, once its loss is known to be finite; so the last step
+        before `close` needs a `commit` of its own.
       key: of `jax.random`, for layers that draw; each layer, microbatch and step gets its own.
       engine: what computes; `Engine()` if None.
       lookahead: how many optimiser states, of the largest group's size, may be read before their
@@ -90,8 +91,10 @@ class Trainer:
       trace: spans of what happened.
 
     Raises:
-      TypeError: layers, parameters or an optimiser of another kind.
-      ValueError: names that do not fit, options out of range, a store of another model.
+      TypeError: layers, parameters, an optimiser or a store of another kind.
+      ValueError: names that do not fit, options out of range, a store of another model, parameters
+        that are not finite.
+      StoreError: the store is closed.
       CapacityError: the store's staging memory is too small for the state of one group.
 
     Example:
@@ -143,6 +146,7 @@ class Trainer:
             _check.integer("commit_every", commit_every, low=1)
         if store is None and (commit_every is not None or gradient_bytes is not None):
             raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
+        check_store(store)
         self._commit_every = commit_every
         self._store: Any = store
         self._key = key
@@ -264,6 +268,8 @@ class Trainer:
         Raises:
           RuntimeError: a thread failed, of this step or one before; its cause is the error. A new
             trainer on the same store, opened again, goes on from what was committed.
+          FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
+            applied, and nothing of the step is committed; go on as after an error of a thread.
           ValueError: a batch that cannot be cut.
         """
         self._check_open()
@@ -281,19 +287,28 @@ class Trainer:
         base = self._order.start(self.steps)
         self._expect()
         inputs = self._passes.forward(self.steps, base, batches)
-        if self._commits is not None and self._commit_due():
-            version = self._order.version(self.steps)
-            self._commits.begin(self._meta(), self._progress.pending, version)
         if self._order.gated:
             self._updater.gate()
         elif self._order.stale:
             self._updater.release(self._progress.scale)
-        loss = self._passes.backward(self.steps, base, batches, inputs)
+        loss = self._passes.backward(self.steps, base, batches, inputs, checked=self._commit_beside)
         norm = None
         if self._clip is not None:
             norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
+            if not np.isfinite(norm):
+                raise FloatingPointError(
+                    f"clip: the norm of all gradients is {norm} in step {self.steps + 1}: each is "
+                    "finite, but not the sum of their squares; nothing of this step was applied "
+                    "or committed: go on from the last commit"
+                )
         self._finish(norm)
         return loss, norm
+
+    def _commit_beside(self) -> None:
+        """Commits what the last step left, if that is due: its parameters gave a finite loss."""
+        if self._commits is not None and self._commit_due():
+            version = self._order.version(self.steps)
+            self._commits.begin(self._meta(), self._progress.pending, version)
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
         """Hands a gradient to the updater, or with "one_step_stale" the one before."""
