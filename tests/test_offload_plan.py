@@ -77,6 +77,11 @@ def test_budgets_that_are_too_small_say_what_is_needed() -> None:
         planned(host_bytes=10)
 
 
+def test_times_of_some_layers_only_are_refused() -> None:
+    with pytest.raises(ValueError, match="seconds: expected those of every layer, got none of 'fi"):
+        planned(seconds={"block0": (1.0, 1.0)})
+
+
 def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:
     machine = offload.measure(tmp_path, cases.optimizer(), size=16 << 20)
     found = planned(machine=machine, device_bytes=5 * BLOCK, host_bytes=5 * BLOCK, seconds=None)

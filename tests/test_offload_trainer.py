@@ -244,6 +244,7 @@ def test_a_failing_disk_ends_the_training(tmp_path: Path, monkeypatch: Any) -> N
         ({"params": {"table": {"w": jnp.zeros((2, 2))}}}, "missing"),
         ({"microbatches": 0}, "microbatches"),
         ({"clip": -1.0}, "clip"),
+        ({"clip": "1"}, "clip: expected a positive norm or None, got '1'"),
         ({"schedule": "later"}, "schedule"),
         ({"commit_every": 2}, "store"),
         ({"in_memory": ("nothing",)}, "in_memory"),
@@ -254,6 +255,18 @@ def test_bad_options_are_named(change: Any, match: str) -> None:
     given = {"layers": cases.layers(), "params": cases.params(), **change}
     with pytest.raises(ValueError, match=match):
         offload.Trainer(given.pop("layers"), given.pop("params"), cases.optimizer(), **given)
+
+
+def test_dtypes_that_are_not_floating_are_named() -> None:
+    params = cases.params()
+    params["block1"]["b"] = np.arange(cases.WIDTH)
+    with pytest.raises(
+        TypeError, match=r"params: block1\['b'\]: expected a floating dtype, got int"
+    ):
+        offload.Trainer(cases.layers(), params, cases.optimizer())
+    given = cases.layers(), cases.params(), cases.optimizer()
+    with pytest.raises(TypeError, match="compute_dtype: expected a floating dtype, got 'int8'"):
+        offload.Trainer(*given, compute_dtype="int8")
 
 
 def test_bad_batches_and_optimisers_are_named() -> None:

@@ -17,11 +17,24 @@ Params = Mapping[str, Any]
 
 
 def shapes(params: Params) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters of each group; no array is made."""
-    return {
+    """Shapes and dtypes of the parameters of each group; no array is made.
+
+    Raises:
+      TypeError: some are not floating: they would have no gradient.
+    """
+    found = {
         name: jax.eval_shape(group if callable(group) else lambda g=group: g)
         for name, group in params.items()
     }
+    for name, group in found.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(group):
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                where = jax.tree_util.keystr(path)
+                raise TypeError(
+                    f"params: {name}{where}: expected a floating dtype, got {leaf.dtype}; give "
+                    "numbers that are not trained to the layer's function or in the batch"
+                )
+    return found
 
 
 def make_groups(

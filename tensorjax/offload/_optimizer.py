@@ -30,6 +30,8 @@ class HostOptimizer:
                     "optimizer: expected a transformation as Optax makes them, with init and "
                     f"update, got {type(transformation).__name__}"
                 )
+        if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
+            raise TypeError(f"compute_dtype: expected a floating dtype, got {compute_dtype!r}")
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = _cpu()

@@ -9,6 +9,7 @@ import jax
 from tensorjax import _check
 from tensorjax.offload import _groups
 from tensorjax.offload._bound import Times
+from tensorjax.offload._extents import listed
 from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
@@ -143,6 +144,8 @@ def plan(
     )
     if seconds is None:
         seconds = layer_seconds(layers, params, batch, Engine(), repeats=3)
+    if missing := [layer.name for layer in layers if layer.name not in seconds]:
+        raise ValueError(f"seconds: expected those of every layer, got none of {listed(missing)}")
     passes = (sum(f for f, _ in seconds.values()), sum(b for _, b in seconds.values()))
     inputs, kept = _activation_bytes(layers, groups, batch)
     inputs, kept = inputs * microbatches, kept * microbatches

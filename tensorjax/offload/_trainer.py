@@ -1,6 +1,7 @@
 """Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
 
 import dataclasses
+import numbers
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
@@ -461,7 +462,7 @@ class Trainer:
 
 
 def _check_clip(clip: float | None) -> float | None:
-    if clip is not None and not 0 < clip < float("inf"):
+    if clip is not None and not (isinstance(clip, numbers.Real) and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")
     return clip
 
