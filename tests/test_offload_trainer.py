@@ -366,3 +366,52 @@ def test_stores_of_another_kind_are_named(tmp_path: Path) -> None:
     assert store.closed
     with pytest.raises(offload.StoreError, match="store: expected an open store"):
         offload.Trainer(*given, store=store)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip": 0.5, "microbatches": 2, "commit_every": 1},
+        {"gradient_bytes": 0, "device_bytes": None, "commit_every": 2},
+        {"schedule": "one_step_stale", "clip": 0.5},
+        {"schedule": "sequential"},
+    ],
+    ids=lambda options: " ".join(options) or "defaults",
+)
+@pytest.mark.parametrize("wrong", ["shape", "loss"])
+def test_a_step_that_failed_before_its_updates_can_be_left_out(
+    tmp_path: Path, options: dict[str, Any], wrong: str
+) -> None:
+    """As if the batch had never been: bit for bit, from disk, and in what is committed."""
+    bad = cases.batch(9)
+    if wrong == "shape":
+        bad["x"] = bad["x"][:, :7]
+    else:
+        bad["y"][0, 0] = np.inf
+    layers, params = cases.layers(head=True), cases.params(head=True)
+
+    def opened(store: Any) -> offload.Trainer:
+        return offload.Trainer(layers, params, cases.optimizer(), store=store, **options)
+
+    def trained(store: Any, *, fails: bool) -> tuple[list[float], Any]:
+        losses = []
+        with opened(store) as trainer:
+            for number in range(6):
+                for _ in range(2 if fails and number in (0, 2, 3) else 0):
+                    with pytest.raises((TypeError, FloatingPointError)):
+                        trainer.step(bad)
+                    assert trainer.steps == number
+                losses.append(trainer.step(cases.batch(number)).loss)
+            trainer.commit()
+            return losses, trainer.params()
+
+    with cases.store(tmp_path / "a") as store:
+        expected = trained(store, fails=False)
+    with cases.store(tmp_path / "b") as store:
+        found = trained(store, fails=True)
+    assert found[0] == expected[0]
+    assert cases.equal(found[1], expected[1])
+    with cases.store(tmp_path / "b") as store, opened(store) as again:
+        assert again.steps == 6
+        assert cases.equal(again.params(), expected[1])

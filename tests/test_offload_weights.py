@@ -94,6 +94,26 @@ def test_a_step_reads_the_same_whatever_is_early(early: int) -> None:
     assert all(asked.released for asked in recorded.asked)
 
 
+@pytest.mark.parametrize("early", [0, 10, 20])
+@pytest.mark.parametrize("failed", [0, 1, 3])
+def test_a_step_can_be_taken_again_from_its_beginning(early: int, failed: int) -> None:
+    """Wherever it was left, and more than once."""
+    recorded = Recorded(early)
+    try:
+        for _ in range(3):
+            for position, name in enumerate("abcd"[: failed + 1]):
+                assert recorded.stream.take(position) == (name,)
+                if position < failed:
+                    recorded.stream.done(position)
+            recorded.stream.rewind(0)
+        for position, name in enumerate("abcdcba"):
+            assert recorded.stream.take(position) == (name,)
+            recorded.stream.done(position)
+    finally:
+        recorded.stream.close()
+    assert all(asked.released for asked in recorded.asked)
+
+
 def test_what_is_handed_over_takes_the_place_of_what_was_read_early() -> None:
     recorded = Recorded(20)
     try:

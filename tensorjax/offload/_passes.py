@@ -148,6 +148,6 @@ def _check_finite(losses: Sequence[Any], step: int) -> None:
         said = ", ".join(f"{x} of microbatch {m}" for m, x in wrong.items())
         raise FloatingPointError(
             f"loss: expected finite numbers, got {said} in step {step + 1}; nothing of this step "
-            "was applied or committed: look at its batch and at the learning rate, and go on from "
-            "the last commit"
+            "was applied or committed: go on with another batch, or from the last commit with "
+            "another learning rate"
         )

@@ -267,18 +267,29 @@ class Trainer:
           Number, loss and norm.
 
         Raises:
-          RuntimeError: a thread failed, of this step or one before; its cause is the error. A new
-            trainer on the same store, opened again, goes on from what was committed.
+          RuntimeError: a thread failed, of this step or one before; its cause is the error.
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
-            applied, and nothing of the step is committed; go on as after an error of a thread.
+            applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
+          Exception: of a layer, with a note which one.
+
+          After an error of the forward pass, or of the loss, the trainer is as it was before the
+          step, and may go on with another batch. After a later one, parameters may be of two steps:
+          a new trainer on the store, opened again, goes on from what was committed.
         """
         self._check_open()
         batches = [self._engine.batch(b) for b in cut(batch, self._microbatches)]
+        self._begun = False
         try:
             loss, norm = self._step(batches)
+        except Exception as error:
+            if self._begun or self._stream.failed:
+                # Some groups may have been updated, others not: none of that is to be committed.
+                self._failure = error
+            else:
+                self._stream.rewind(self._order.start(self.steps))
+            raise
         except BaseException as error:
-            # Some groups may have been updated, others not: nothing of that is to be committed.
             self._failure = error
             raise
         self._progress.steps, self._progress.data = self.steps + 1, data
@@ -292,7 +303,7 @@ class Trainer:
             self._updater.gate()
         elif self._order.stale:
             self._updater.release(self._progress.scale)
-        loss = self._passes.backward(self.steps, base, batches, inputs, checked=self._commit_beside)
+        loss = self._passes.backward(self.steps, base, batches, inputs, checked=self._begin_updates)
         norm = None
         if self._clip is not None:
             norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
@@ -305,8 +316,12 @@ class Trainer:
         self._finish(norm)
         return loss, norm
 
-    def _commit_beside(self) -> None:
-        """Commits what the last step left, if that is due: its parameters gave a finite loss."""
+    def _begin_updates(self) -> None:
+        """Called once the loss is known to be finite: from here on the step changes the state.
+
+        What the step before has left, which gave that loss, is committed if that is due.
+        """
+        self._begun = True
         if self._commits is not None and self._commit_due():
             version = self._order.version(self.steps)
             self._commits.begin(self._meta(), self._progress.pending, version)

@@ -81,6 +81,7 @@ class WeightStream:
         self._handed: dict[str, tuple[int, list[Any]]] = {}  # version and arrays
         self._handed_most, self.peak_handed = handed, 0
         self._now = self._cursor = start
+        self._rewound: int | None = None
         first = version(start // len(uses))
         self._available = dict.fromkeys(sizes, first)
         self._error: BaseException | None = None
@@ -117,6 +118,14 @@ class WeightStream:
             self._now = position + 1
             self._cond.notify_all()
 
+    def rewind(self, position: int) -> None:
+        """Goes back to the first position of a step, which is to be computed again."""
+        with self._cond:
+            self._now = self._rewound = position
+            for entry in self._cache.values():
+                entry.pins.clear()
+            self._cond.notify_all()
+
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
         """Hands over new parameters; they are placed at once if there is room for them."""
         with self._cond:
@@ -143,6 +152,11 @@ class WeightStream:
         with self._cond:
             self._available[group] = version
             self._cond.notify_all()
+
+    @property
+    def failed(self) -> bool:
+        """Whether `fail` was called: nothing can be taken any more."""
+        return self._error is not None
 
     def fail(self, error: BaseException) -> None:
         """Makes `take` raise: somebody else cannot go on."""
@@ -260,7 +274,8 @@ class WeightStream:
                 elif reading is not None:
                     reading.release()
             with self._cond:
-                self._cursor += 1
+                self._cursor = position + 1 if self._rewound is None else self._rewound
+                self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
         """Without the lock: what was read early or handed over, if it was."""
@@ -293,6 +308,8 @@ class WeightStream:
         with self._cond:
             while True:
                 if position < self._now:  # what was handed over has been used already
+                    return False
+                if self._rewound is not None:  # this one comes again
                     return False
                 entry = self._cache.get(group)
                 if entry is not None and entry.version == version:
