@@ -211,3 +211,53 @@ def test_export_to_orbax(tmp_path: Path) -> None:
         found = reader.restore(folder / "block1")
     assert np.asarray(found["params"]["w"]).tobytes() == params["block1"]["w"].tobytes()
     assert found["state"]
+
+
+def test_a_new_trainer_on_an_open_store_begins_with_what_was_committed(tmp_path: Path) -> None:
+    """Not with what another one has written since, after good steps or in one that failed."""
+    _, expected = cases.train(1, **OPTIONS)
+    with cases.store(tmp_path) as store:
+        with trainer(store) as first:
+            first.step(cases.batch(0))
+            first.commit()
+            first.step(cases.batch(1))
+            first.flush()
+        with trainer(store) as second:
+            assert second.steps == 1
+            assert cases.equal(second.params(), expected)
+            second.commit()
+    with cases.store(tmp_path) as store, trainer(store) as third:
+        assert third.steps == 1
+        assert cases.equal(third.params(), expected)
+
+
+def test_the_position_in_the_data_is_that_of_its_step(tmp_path: Path) -> None:
+    """Though the caller goes on with the same object before it is committed."""
+    position = {"next": 0}
+    with cases.store(tmp_path) as store:
+        with trainer(store, commit_every=1) as made:
+            for number in range(3):
+                position["next"] = number + 1
+                made.step(cases.batch(number), data=position)
+            assert made.data == {"next": 3}
+            with pytest.raises(TypeError, match="data: expected what JSON can hold"):
+                made.step(cases.batch(3), data={1, 2})
+            assert made.steps == 3
+            made.flush()
+        assert store.meta["trainer"]["steps"] == 2
+        assert store.meta["trainer"]["data"] == {"next": 2}
+
+
+def test_what_a_first_attempt_reserved_does_not_keep_a_training_from_going_on(
+    tmp_path: Path,
+) -> None:
+    wrong = cases.params()
+    wrong["block0"]["b"][0] = np.nan
+    with cases.store(tmp_path) as store:
+        with pytest.raises(ValueError, match="expected finite numbers"):
+            offload.Trainer(cases.layers(), wrong, optax.adam(1e-3), store=store)
+        with trainer(store, optimizer=optax.sgd(0.1)) as made:
+            made.step(cases.batch(0))
+            made.commit()
+    with cases.store(tmp_path) as store, trainer(store, optimizer=optax.sgd(0.1)) as again:
+        assert again.steps == 1

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload import TensorStore, _folder
+from tensorjax.offload import TensorStore, _folder, _index
 from tensorjax.offload._backends import _choose, _uring
 
 MIB = 1 << 20
@@ -252,6 +252,48 @@ def test_a_disk_that_fails_while_writing_leaves_the_committed_step(
         store.write(failed[0], np.full(SIZE, 8.0))  # and it goes on
         store.commit({"step": 2})
         assert holds(store, failed[0], 8)
+
+
+@pytest.mark.parametrize("where", ["data", "folder"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no sync"), KeyboardInterrupt()])
+def test_after_a_sync_that_failed_the_store_has_to_be_opened_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    """Which state the disk has is not known: no write may go to the slots of either."""
+    committed(folder)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    with made(folder) as store:
+        store.write("a", np.full(SIZE, 9.0)).result(30)
+        with monkeypatch.context() as patch:
+            if where == "data":
+                patch.setattr(store._backend, "sync", fail)
+            else:
+                patch.setattr(_index, "sync_folder", fail)
+            with pytest.raises(type(error)):
+                store.commit({"step": 2})
+        for call in (lambda: store.write("a", np.full(SIZE, 8.0)), store.commit, store.revert):
+            with pytest.raises(offload.StoreError, match=r"commit was cut off.*open it again"):
+                call()
+    with made(folder) as store:
+        assert holds(store, "a", 9.0 if store.meta == {"step": 2} else 0.0)
+
+
+def test_what_was_not_committed_can_be_forgotten(folder: Path) -> None:
+    committed(folder)
+    with made(folder) as store:
+        store.reserve({"d": jnp.zeros(SIZE)})
+        store.write_many({"a": np.full(SIZE, 9.0), "d": np.full(SIZE, 9.0)})
+        assert store.written == ("a", "b", "c", "d")
+        store.revert()
+        assert store.written == ("a", "b", "c")
+        assert holds(store, "a", 0)
+        store.write("a", np.full(SIZE, 7.0))
+        store.commit()
+    with made(folder) as store:
+        assert holds(store, "a", 7)
 
 
 def test_an_index_that_cannot_be_written_leaves_the_committed_step(

@@ -235,7 +235,8 @@ def _same_tensors(store: Any, groups: Mapping[str, Group], *, gradients: bool) -
     wanted = _groups.specs(groups.values(), gradients=False)
     every = _groups.specs(groups.values(), gradients=True)
     waiting = every.keys() - wanted.keys()
-    held = {n: store.spec(n) for n in store.names if n not in waiting}
+    # Names that are only reserved are of attempts that ended before their first commit.
+    held = {n: store.spec(n) for n in store.written if n not in waiting}
     if faults := list(_groups.different(held, wanted)):
         raise ValueError(
             "store: expected one of this model and optimiser, but "

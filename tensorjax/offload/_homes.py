@@ -13,6 +13,9 @@ import numpy as np
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._trace import Trace
 
+# A commit and a spill may ask for one array at a time; JAX fills a cache of it when it is asked.
+_POINTERS = threading.Lock()
+
 
 class Reading(Protocol):
     """Arrays on their way from a home."""
@@ -313,5 +316,7 @@ def _view(x: Any) -> np.ndarray:
     if not isinstance(x, jax.Array) or not x.nbytes:
         return np.asarray(x)
     jax.block_until_ready(x)
-    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(x.unsafe_buffer_pointer())
+    with _POINTERS:
+        pointer = x.unsafe_buffer_pointer()
+    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(pointer)
     return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)

@@ -342,6 +342,8 @@ class TensorStore:
 
         Raises:
             StoreError: if a write failed; the tensor is named and the old state stays committed.
+            OSError: if the disk fails while it syncs; the store has to be opened again, with the
+                old state or the new one.
         """
         meta, began = _index.plain("meta", meta), time.perf_counter()
         with self._mutex, self._writer.paused():
@@ -365,21 +367,35 @@ class TensorStore:
                     f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
                     f"commit {self._index.commit} stays in place; write them again"
                 ) from next(iter(failed.values()))
-            self._backend.sync()
-            if fresh is not None and barrier is None:
-                _index.rename(fresh, self._paths.index)
-            elif fresh is not None and barrier is not None:
-                _index.rename(fresh, self._paths.prepared)
-                try:
-                    barrier()  # from here on every process can go on to the new state
-                    _index.rename(self._paths.prepared, self._paths.index)
-                except BaseException:
-                    self._undecided = True
-                    raise
-            self._index = index
-            for tensor in self._tensors.values():
-                tensor.committed = tensor.newest
+            try:
+                self._replace(fresh, barrier)
+                self._index = index
+                for tensor in self._tensors.values():
+                    tensor.committed = tensor.newest
+            except BaseException:
+                # Which state the disk has is not known here, and writes could go to the slots that
+                # it has committed. A sync that failed says nothing when it is tried again.
+                self._undecided = True
+                raise
             self._committing += time.perf_counter() - began
+
+    def _replace(self, fresh: Path | None, barrier: Callable[[], object] | None) -> None:
+        """Syncs the data, and puts a new index in the place of the old one."""
+        self._backend.sync()
+        if fresh is not None and barrier is None:
+            _index.rename(fresh, self._paths.index)
+        elif fresh is not None and barrier is not None:
+            _index.rename(fresh, self._paths.prepared)
+            barrier()  # from here on every process can go on to the new state
+            _index.rename(self._paths.prepared, self._paths.index)
+
+    def revert(self) -> None:
+        """Goes back to the committed state: what was written since then is forgotten."""
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            self._queue.drain_writes()
+            for tensor in self._tensors.values():
+                tensor.newest = tensor.committed
 
     def _save(self, index: _index.Index) -> None:
         if self._backend.volatile:
@@ -453,8 +469,8 @@ class TensorStore:
             raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
         if self._undecided:
             raise StoreError(
-                f"{self._paths.folder}: a commit with other processes was cut off, and which state "
-                "holds is decided when the store is opened; close it and open it again"
+                f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
+                "when the store is opened; close it and open it again"
             )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.offload import _ahead, _commits, _groups
+from tensorjax.offload import _ahead, _commits, _groups, _index
 from tensorjax.offload._commits import Commits, Progress, check_store
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
@@ -62,7 +62,8 @@ class Trainer:
         without arguments that JAX can trace and that returns one. A store that has been trained
         with goes on from its committed state; of ``params``, only shapes are then used.
       optimizer: an Optax transformation, applied to each group by itself.
-      store: a `TensorStore`, or None to keep all in memory.
+      store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
+        there; what was written since is forgotten.
       in_memory: groups that live in host memory all the same; they are written to the store when
         it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
@@ -181,6 +182,7 @@ class Trainer:
         resumed = self._store is not None and "trainer" in (self._store.meta or {})
         if self._store is not None and self._home is not None:
             _commits.same_process(self._processes, self._store)
+            self._store.revert()  # another trainer may have gone on in it, without a commit
             if resumed:
                 self._progress = _commits.resume(
                     self._store, self._home, self._groups, key=self._key, stale=self._order.stale,
@@ -254,7 +256,7 @@ class Trainer:
     @property
     def data(self) -> Any:
         """What the last step was given as ``data``, or the committed state had."""
-        return self._progress.data
+        return _index.plain("data", self._progress.data)
 
     def step(self, batch: Any, *, data: Any = None) -> Step:
         """Computes one step; its updates go on in the background when this returns.
@@ -271,6 +273,7 @@ class Trainer:
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
+          TypeError: ``data`` that JSON cannot hold.
           Exception: of a layer, with a note which one.
 
           After an error of the forward pass, or of the loss, the trainer is as it was before the
@@ -279,9 +282,12 @@ class Trainer:
         """
         self._check_open()
         batches = [self._engine.batch(b) for b in cut(batch, self._microbatches)]
+        data = _index.plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
             loss, norm = self._step(batches)
+            self._progress.steps, self._progress.data = self.steps + 1, data
+            return Step(self.steps, loss, norm)
         except Exception as error:
             if self._begun or self._stream.failed:
                 # Some groups may have been updated, others not: none of that is to be committed.
@@ -292,8 +298,6 @@ class Trainer:
         except BaseException as error:
             self._failure = error
             raise
-        self._progress.steps, self._progress.data = self.steps + 1, data
-        return Step(self.steps, loss, norm)
 
     def _step(self, batches: list[Any]) -> tuple[float, float | None]:
         base = self._order.start(self.steps)

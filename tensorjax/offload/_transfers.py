@@ -74,9 +74,10 @@ class Writer:
         """Lets no write begin, once those that are copying have ended."""
         with self._turn:
             self._paused += 1
-            while self._copying:
-                self._turn.wait()
         try:
+            with self._turn:
+                while self._copying:
+                    self._turn.wait()
             yield
         finally:
             with self._turn:

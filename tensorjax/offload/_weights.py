@@ -266,11 +266,11 @@ class WeightStream:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
             for group in self._uses[number]:
-                wanted = self._reserve(group, position, self._version(step))
+                entry = self._reserve(group, position, self._version(step))
                 reading = self._take_early(group, self._version(step))
-                if wanted:
+                if entry is not None:
                     reading = reading or self._read(group, float(position), step)
-                    self._placing.put((group, step, self._cache[group], reading))
+                    self._placing.put((group, step, entry, reading))
                 elif reading is not None:
                     reading.release()
             with self._cond:
@@ -303,26 +303,25 @@ class WeightStream:
                 self._early[group, version] = self._read(group, float(position), step)
                 self._early_left -= self._sizes[group]
 
-    def _reserve(self, group: str, position: int, version: int) -> bool:
-        """Without the lock: pins a group, once that is possible; whether it must be read."""
+    def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
+        """Without the lock: pins a group, once that is possible; its place if it must be read."""
         with self._cond:
             while True:
-                if position < self._now:  # what was handed over has been used already
-                    return False
-                if self._rewound is not None:  # this one comes again
-                    return False
+                # What was handed over has been used already, or this one comes again.
+                if position < self._now or self._rewound is not None:
+                    return None
                 entry = self._cache.get(group)
                 if entry is not None and entry.version == version:
                     entry.pins.add(position)
-                    return False
+                    return None
                 there = self._here(group, version) or self._available[group] >= version
                 if position < self._now + self._ahead and there:
                     if entry is not None and not entry.pins:
                         self._drop(group)
                     if group not in self._cache and self._make_room(group, position):
-                        self._cache[group] = _Entry(version, pins={position})
+                        self._cache[group] = entry = _Entry(version, pins={position})
                         self._grow(group)
-                        return True
+                        return entry
                 self._read_early()
                 self._wait()
 
