@@ -330,9 +330,15 @@ def test_a_loss_that_is_not_finite_is_reported_before_anything_is_applied(tmp_pa
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(clip: float | None) -> None:
-    message = r"a: expected a finite gradient.* step 1"
-    with _rooted(0.0, clip) as trainer, pytest.raises(FloatingPointError, match=message):
-        trainer.step(_ones(1.0))
+    with _rooted(0.0, clip) as trainer:
+        with pytest.raises(FloatingPointError, match=r"a: expected a finite gradient.* step 1"):
+            trainer.step(_ones(1.0))
+        with pytest.raises(RuntimeError, match="half-way"):
+            trainer.params()
+        home: Any = trainer._groups["a"].home
+        w, zero = home.held["a/params"]
+        assert np.all(np.asarray(w) == 1)
+        assert np.all(np.asarray(zero) == 0)
 
 
 def test_a_norm_that_overflows_is_reported() -> None:
