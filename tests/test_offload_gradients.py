@@ -137,3 +137,17 @@ def two_layers() -> tuple[list[offload.Layer], dict[str, jax.Array], dict[str, j
     applies: dict[str, Callable[..., jax.Array]] = {"a": first, "b": last}
     layers = [offload.Layer(name=name, apply=apply) for name, apply in applies.items()]
     return layers, {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}, {"x": jnp.ones((2, 3))}
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 30_000])
+def test_squares_of_any_number_of_numbers(size: int) -> None:
+    optimizer = HostOptimizer(optax.sgd(0.1))
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    tree = {"a": jnp.asarray(x), "b": jnp.full((2, 3), 2.0)}
+    expected = float(np.sum(x.astype(np.float64) ** 2)) + 24
+    assert optimizer.squares(tree) == pytest.approx(expected, rel=5e-7)
+    for place in {0, size // 2, size - 1} if size else ():
+        for value in (np.nan, np.inf, 1e30):  # the square of the last one is not finite
+            x_wrong = x.copy()
+            x_wrong[place] = value
+            assert not np.isfinite(optimizer.squares([jnp.asarray(x_wrong)]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from tensorjax.offload._layers import Layer
 from tensorjax.offload._optimizer import HostOptimizer
@@ -63,7 +63,7 @@ class Gradients:
         """Forgets the gradients of the step before."""
         self._step, self._left = step, self._uses.copy()
         self._partial: dict[str, Any] = {}
-        self.squares: Any = jnp.zeros((), jnp.float32)
+        self.squares = 0.0
 
     def take(self, layer: Layer, gradients: Sequence[Any]) -> None:
         """Begins to take a layer's gradients, once those of the layer before are there.
@@ -117,7 +117,8 @@ class Gradients:
         if self._left[group]:
             self._partial[group] = held
             return None
-        if not self._optimizer.finite(held):
+        squares = self._optimizer.squares(held)
+        if not np.isfinite(squares) and not self._optimizer.finite(held):
             raise FloatingPointError(
                 f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
                 f"{self._step + 1}, whose loss is finite; this group was not updated by it, and "
@@ -125,5 +126,5 @@ class Gradients:
             )
         if self._measured:
             counted = self._shards.counted(group, held)
-            self.squares = self.squares + self._optimizer.squares(counted)
+            self.squares += squares if counted is held else self._optimizer.squares(counted)
         return held
