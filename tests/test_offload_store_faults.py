@@ -599,6 +599,12 @@ def test_bad_options_are_refused(folder: Path, options: dict, message: str) -> N
         TensorStore(folder, **{"capacity": MIB, "backend": "memory", **options})
 
 
+@pytest.mark.parametrize("backend", ["auto", "threads", "memory"])
+def test_options_that_a_backend_has_not_are_named(folder: Path, backend: str) -> None:
+    with pytest.raises(TypeError, match=r"options: the backend '\w+' cannot be .*'dpeth'"):
+        TensorStore(folder, MIB, backend=backend, options={"dpeth": 8})
+
+
 # Processes that are killed.
 
 KILLED = """

@@ -374,6 +374,24 @@ def test_stores_of_another_kind_are_named(tmp_path: Path) -> None:
         offload.Trainer(*given, store=store)
 
 
+def test_a_store_is_one_trainer_s_at_a_time(tmp_path: Path) -> None:
+    """A second one would take back what the first has written."""
+    given = cases.layers(), cases.params(), cases.optimizer()
+    with cases.store(tmp_path) as store:
+        with offload.Trainer(*given, store=store) as trainer:
+            trainer.step(cases.batch(0))
+            with pytest.raises(offload.StoreError, match="store: another trainer goes on in it"):
+                offload.Trainer(*given, store=store)
+            trainer.step(cases.batch(1))
+            trainer.commit()
+        with pytest.raises(ValueError, match="params"):  # which takes nothing for good
+            offload.Trainer(given[0], {}, given[2], store=store)
+        with offload.Trainer(*given, store=store) as trainer:
+            assert trainer.steps == 2
+            assert not trainer.closed
+        assert trainer.closed
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,16 @@ from tensorjax.offload._updates import Updater
 
 FORMAT = 1  # of what is kept beside the tensors
 
+# Which trainer took a store last.
+_TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
 
-def check_store(store: Any) -> None:
-    """Checks that it is None or an open store.
+
+def take(store: Any, trainer: Any) -> None:
+    """Makes a store a trainer's, until that is closed; None needs no taking.
 
     Raises:
       TypeError: it is something else.
-      StoreError: it is closed.
+      StoreError: it is closed, or another trainer's.
     """
     if store is None:
         return
@@ -37,6 +41,12 @@ def check_store(store: Any) -> None:
         )
     if store.closed:
         raise StoreError("store: expected an open store, got one that was closed; open it again")
+    other = _TRAINERS[store]() if store in _TRAINERS else None
+    if other is not None and not other.closed:
+        raise StoreError(
+            "store: another trainer goes on in it; close that one, or open the store again"
+        )
+    _TRAINERS[store] = weakref.ref(trainer)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.offload import _ahead, _commits, _groups, _index
-from tensorjax.offload._commits import Commits, Progress, check_store
+from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._layers import Engine, Layer, check_layers, cut
@@ -96,7 +96,7 @@ class Trainer:
       TypeError: layers, parameters, an optimiser or a store of another kind.
       ValueError: names that do not fit, options out of range, a store of another model, parameters
         that are not finite.
-      StoreError: the store is closed.
+      StoreError: the store is closed, or another trainer's that is not.
       CapacityError: the store's staging memory is too small for the state of one group.
 
     Example:
@@ -148,7 +148,8 @@ class Trainer:
             _check.integer("commit_every", commit_every, low=1)
         if store is None and (commit_every is not None or gradient_bytes is not None):
             raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
-        check_store(store)
+        self._closed = True  # until it is whole
+        _commits.take(store, self)
         self._commit_every = commit_every
         self._store: Any = store
         self._key = key
@@ -252,6 +253,11 @@ class Trainer:
     def steps(self) -> int:
         """How many have been done, those before a restart included."""
         return self._progress.steps
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: no step can be made any more."""
+        return self._closed
 
     @property
     def data(self) -> Any:

@@ -45,7 +45,7 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
         return _auto(folder, options)
     if backend == "io_uring":
         try:
-            return _uring.UringBackend(**options)
+            return _with(_uring.UringBackend, backend, options)
         except (ImportError, OSError) as error:
             say(f"io_uring cannot be used here ({error}); going on with a pool of threads")
             return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
@@ -54,12 +54,21 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
         raise ValueError(f"backend: expected one of {available()}, got {backend!r}")
     if backend == "buffered":
         say("the page cache is used: speeds are not those of the disk")
-    return ways[backend](**options)
+    return _with(ways[backend], backend, options)
 
 
 def _auto(folder: Path, options: dict[str, Any]) -> Backend:
     """io_uring where a block can be written and read by it, else threads."""
     folder.mkdir(parents=True, exist_ok=True)
     if options or _uring.probe(folder)["io_uring"]:
-        return _threads.threads(**options)
+        return _with(_threads.threads, "threads", options)
     return _uring.UringBackend()
+
+
+def _with(make: Callable[..., Backend], name: str, options: dict[str, Any]) -> Backend:
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise TypeError(
+            f"options: the backend {name!r} cannot be made with them: {error}"
+        ) from error
