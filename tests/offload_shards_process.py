@@ -81,11 +81,10 @@ def training(model: Any, folder: Path | None, **options: Any) -> Iterator[offloa
 
 
 def room(model: Any) -> int:
-    """Bytes of the store of this process: two slots of every tensor, each on pages of its own."""
-    every = offload.tensors(
-        model.params, optimizer(), gradients=True, shardings=model.engine.shardings
+    """Bytes of the store of this process."""
+    return offload.capacity(
+        offload.tensors(model.params, optimizer(), gradients=True, shardings=model.engine.shardings)
     )
-    return sum(2 * -(-x.size * x.dtype.itemsize // 4096) * 4096 for x in every.values())
 
 
 def optimizer() -> Any:

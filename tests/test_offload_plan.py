@@ -60,8 +60,11 @@ def test_a_small_device_recomputes_and_streams() -> None:
     assert {row[3:] for row in found.rows} == {("streamed", "disk")}
     assert next(c for c in found.choices if c.activations == "keep").refusal
     assert found.weights == 2 * BLOCK
-    assert "predicted step" in str(found)
-    assert "P*" in str(found)
+    shown = str(found)
+    assert "predicted step" in shown
+    assert "P*" in shown
+    assert f"block0 ... block{cases.DEPTH - 1}, each of {cases.DEPTH}" in shown
+    assert "keep: needs" in shown
 
 
 def test_clipping_makes_a_step_longer() -> None:

@@ -514,3 +514,25 @@ def test_a_queue_of_copies_only_is_idle(folder: Path) -> None:
             store.hasten_writes(deadline=999.0 - n)
         store.commit()
         assert all(future.done() for future in futures)
+
+
+def test_a_store_takes_what_capacity_says(folder: Path) -> None:
+    """However tensors are reserved, and not a byte less."""
+    specs = {
+        "a": jax.ShapeDtypeStruct((1025,), jnp.float32),
+        "b": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+        "empty": jax.ShapeDtypeStruct((0, 7), jnp.float32),
+        "c": jax.ShapeDtypeStruct((), jnp.int8),
+    }
+    capacity = offload.capacity(specs)
+    assert capacity == 2 * (2 + 1 + 1) * 4096
+    with TensorStore(folder, capacity, backend="memory") as store:
+        store.reserve({"a": specs["a"]})
+        store.reserve(specs)
+    message = f"at least {capacity}"
+    with (
+        TensorStore(folder, capacity - 1, backend="memory") as store,
+        pytest.raises(offload.CapacityError, match=message),
+    ):
+        store.reserve(specs)
+    assert offload.capacity({}) == 1

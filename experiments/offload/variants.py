@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -174,9 +173,7 @@ class Setting:
     def store(self, backend: str) -> Iterator[offload.TensorStore]:
         """A new store, removed at the end."""
         path = self.folder / f"offload-{os.getpid()}"
-        specs = self.specs()
-        held = sum(int(np.prod(s.shape)) * jnp.dtype(s.dtype).itemsize for s in specs.values())
-        capacity = 2 * held + 2 * 4096 * (len(specs) + 1) + MIB
+        capacity = offload.capacity(self.specs())
         try:
             with offload.TensorStore(
                 path, capacity, backend=backend, staging=self.staging

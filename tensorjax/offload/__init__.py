@@ -18,6 +18,7 @@ from tensorjax.offload._errors import (
     StoreWarning,
 )
 from tensorjax.offload._export import to_orbax, to_safetensors
+from tensorjax.offload._extents import capacity
 from tensorjax.offload._groups import tensors
 from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
@@ -55,6 +56,7 @@ __all__ = [
     "Traffic",
     "Trainer",
     "backends",
+    "capacity",
     "layer_seconds",
     "measure",
     "plan",

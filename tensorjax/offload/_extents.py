@@ -93,6 +93,25 @@ def checked(name: str, like: Any) -> Spec:
     return Spec(shape, dtype)
 
 
+def capacity(tensors: Mapping[str, Any]) -> int:
+    """Bytes that a `TensorStore` takes for tensors: two slots each, rounded up to 4096.
+
+    Args:
+        tensors: Anything with ``shape`` and ``dtype``, by name, as `TensorStore.reserve` takes it.
+
+    Returns:
+        The least capacity for these, in however many reservations.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from tensorjax import offload
+        >>> offload.capacity({"w": jax.ShapeDtypeStruct((1000, 3), np.float32)})  # 12000 bytes
+        24576
+    """
+    placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
+    return max((extent.stop for extent in placed if extent.size), default=1)
+
+
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Extent, ...]:
     """Lays tensors out side by side from ``start``: all first slots, then all second ones."""
     sizes = [padded(math.prod(s.shape) * s.dtype.itemsize) for s in specs.values()]

@@ -84,7 +84,7 @@ def tensors(
       shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
 
     Returns:
-      A mapping that `TensorStore.reserve` takes.
+      A mapping that `TensorStore.reserve` and `offload.capacity` take.
 
     Example:
       >>> import jax.numpy as jnp

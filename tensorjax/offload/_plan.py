@@ -1,6 +1,7 @@
 """What should live where, and how long a step will then take."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._units import size, time
 
-MIB = 1 << 20
+Row = tuple[str, int, int, str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Plan:
     chosen: Choice
     choices: tuple[Choice, ...]
     seconds: float
-    rows: tuple[tuple[str, int, int, str, str], ...]
+    rows: tuple[Row, ...]
 
     @property
     def bound(self) -> float:
@@ -76,28 +78,39 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        """The plan as a table."""
-        lines = [f"{'group':<14}{'parameters':>12}{'state':>12}  device    home"]
-        for name, params, state, device, home in self.rows:
-            lines.append(
-                f"{name:<14}{params / MIB:>8.1f} MiB{state / MIB:>8.1f} MiB  {device:<9} {home}"
-            )
+        """The plan as a table; neighbours that are alike share a line."""
+        width = max(14, *(len(name) for name, _ in _alike(self.rows)))
+        lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
+        for name, (_, params, state, device, home) in _alike(self.rows):
+            lines.append(f"{name:<{width}}{size(params):>13}{size(state):>13}  {device:<9} {home}")
         times = self.chosen.times
-        lines.append(f"device: {self.weights / MIB:.1f} MiB of parameters at a time, "
-                     f"{self.chosen.device_bytes / MIB:.1f} MiB besides")  # fmt: skip
-        gradients = "all" if self.gradient_bytes is None else f"{self.gradient_bytes / MIB:.1f} MiB"
+        lines.append(f"device: {size(self.weights)} of parameters at a time, "
+                     f"{size(self.chosen.device_bytes)} besides")  # fmt: skip
+        gradients = "all" if self.gradient_bytes is None else size(self.gradient_bytes)
         lines.append(f"gradients that wait in memory: {gradients}")
         for choice in self.choices:
             mark = "->" if choice is self.chosen else "  "
-            why = choice.refusal or f"P* {choice.times.bound:.4f} s"
+            why = choice.refusal or f"P* {time(choice.times.bound)}"
             lines.append(f"{mark} activations {choice.activations}: {why}")
         lines.append(
-            f"compute {times.compute:.4f} s, read {times.read:.4f} s, write {times.write:.4f} s, "
-            f"update {times.update:.4f} s, first layer {times.first:.4f} s"
+            f"compute {time(times.compute)}, read {time(times.read)}, write {time(times.write)}, "
+            f"update {time(times.update)}, first layer {time(times.first)}"
         )
-        lines.append(f"predicted step {self.seconds:.4f} s, bound P* {self.bound:.4f} s, "
-                     f"updates after the backward pass {times.after_backward:.4f} s")  # fmt: skip
+        lines.append(
+            f"predicted step {time(self.seconds)}, bound P* {time(self.bound)}, "
+            f"updates after the backward pass {time(times.after_backward)}"
+        )
         return "\n".join(lines)
+
+
+def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Rows that follow each other and differ in nothing but the name as one, with its name."""
+    found = []
+    for _, some in itertools.groupby(rows, key=lambda row: row[1:]):
+        first, *rest = some
+        title = f"{first[0]} ... {rest[-1][0]}, each of {len(rest) + 1}" if rest else first[0]
+        found.append((title, first))
+    return found
 
 
 def plan(
@@ -210,21 +223,21 @@ def _choice(
     weights = min(budgets[0] - on_device, total)
     refusal = ""
     if weights < min(needed, total):
-        refusal = f"needs {on_device + needed} bytes of the device"
+        refusal = _needs(on_device + needed, "device")
     largest = max(g.gradient.nbytes for g in groups.values())
     wanted = sum(g.gradient.nbytes for g in groups.values()) if clip else 2 * largest
     left = budgets[1] - on_host
     if left < largest:
-        refusal = refusal or f"needs {on_host + largest} bytes of the host"
+        refusal = refusal or _needs(on_host + largest, "host")
     gradients = max(0, min(left, wanted))
     left -= gradients
     memory = []
     for name in _in_order(layers):
-        size = groups[name].params.nbytes + groups[name].state.nbytes
-        if size > left:
+        nbytes = groups[name].params.nbytes + groups[name].state.nbytes
+        if nbytes > left:
             break
         memory.append(name)
-        left -= size
+        left -= nbytes
     everything = len(memory) == len(groups)
     spilled = sum(g.gradient.nbytes for g in groups.values()) - gradients if clip else 0
     times = _times(layers, groups, machine, compute, max(weights, 0), set(memory), max(0, spilled))
@@ -232,6 +245,10 @@ def _choice(
     choice = Choice(activations=kind, times=times, device_bytes=on_device, host_bytes=on_host,
                     refusal=refusal)  # fmt: skip
     return choice, weights, tuple(memory), kept
+
+
+def _needs(nbytes: int, where: str) -> str:
+    return f"needs {nbytes} bytes of the {where} ({size(nbytes)})"
 
 
 def _times(

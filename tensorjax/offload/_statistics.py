@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tensorjax.offload._units import size, time
+
 BUCKETS = 32
 
 
@@ -83,6 +85,33 @@ class Statistics:
     committing: float
     allocated: int
     capacity: int
+
+    def __str__(self) -> str:
+        """A table of what was moved, and how long transfers took."""
+        way = "past the page cache" if self.direct else "by the page cache or memory"
+        head = (
+            f"{self.backend}, {way}: {size(self.allocated)} of {size(self.capacity)} allocated; "
+            f"commit {self.commits}, {time(self.committing)} spent in commits"
+        )
+        names = (
+            f"{'':<8}{'bytes':>12}{'transfers':>11}{'tensors':>10}{'failures':>10}"
+            f"{'half within':>14}{'99 % within':>14}"
+        )
+        lines = [head, names]
+        for name, traffic in (("reads", self.reads), ("writes", self.writes)):
+            half, most = (time(traffic.quantile(q)) for q in (0.5, 0.99))
+            lines.append(
+                f"{name:<8}{size(traffic.bytes):>12}{traffic.transfers:>11}{traffic.tensors:>10}"
+                f"{traffic.failures:>10}{half:>14}{most:>14}"
+            )
+        lines.append(
+            f"in flight {self.depth}, at most {self.deepest}; waiting {self.queued}; staging at "
+            f"most {size(self.staging_peak)} of {size(self.staging)}, for which writers waited "
+            f"{time(self.blocked)}"
+        )
+        if self.overflow:
+            lines.append(f"{size(self.overflow)} were read beside the staging memory")
+        return "\n".join([*lines, *self.notices])
 
 
 class Counter:

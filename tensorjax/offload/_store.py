@@ -39,7 +39,7 @@ class TensorStore:
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
         capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
-            `offload.tensors` says which ones a training has.
+            `offload.tensors` says which ones a training has, `offload.capacity` what they take.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
         staging: Bytes of aligned memory for transfers: a quarter (at most 64 MiB) for writes, the
             rest for reads and the leases they give. By default 256 MiB, and more where the largest
