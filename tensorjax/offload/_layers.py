@@ -1,6 +1,7 @@
 """A model as a list of layers, and the programs that take one layer forwards or backwards."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -122,7 +123,6 @@ class Engine:
             )
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
-        self._programs: dict[Any, _Programs] = {}
 
     def batch(self, batch: Any) -> Any:
         """A microbatch on the device."""
@@ -179,12 +179,14 @@ class Engine:
         return jax.block_until_ready(value)
 
     def _of(self, layer: Layer) -> "_Programs":
-        shardings = tuple(self.shardings.get(group) for group in layer.uses)
-        leaves, tree = jax.tree.flatten(shardings)
-        kind = (layer.apply, tree, tuple(leaves))
-        if kind not in self._programs:
-            self._programs[kind] = _Programs(layer.apply, shardings)
-        return self._programs[kind]
+        leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
+        return _programs(layer.apply, tree, tuple(leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
+    """The same ones for the same function, also for another engine: a notebook makes many."""
+    return _Programs(apply, jax.tree.unflatten(tree, leaves))
 
 
 class _Programs:

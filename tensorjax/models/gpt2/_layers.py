@@ -1,5 +1,6 @@
 """GPT-2 as a list of layers, for training with parameters that do not fit on the device."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,14 @@ def layers(
       True
       >>> trainer.close()
     """
-    linear = check_spec("linear", linear)
+    return [*_layers(config, check_spec("linear", linear), attention, layout)]
+
+
+@functools.lru_cache(maxsize=16)
+def _layers(
+    config: GPT2Config, linear: Spec, attention: str | None, layout: Layout | None
+) -> tuple[offload.Layer, ...]:
+    """The same functions for the same arguments, so that they are compiled once."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
     layout = Single() if layout is None else layout
     specs = _specs(config, layout, linear)
@@ -99,13 +107,13 @@ def layers(
     names = [_block(number) for number in range(config.layers)]
     first, last = ("tokens", "positions"), ("tokens", "norm")
     split = over(block, (_block(0),), x_spec, x_spec)  # one function, compiled once for all blocks
-    return [
+    return (
         offload.Layer(
             name="embedding", apply=over(embedding, first, PartitionSpec(), x_spec), uses=first
         ),
         *(offload.Layer(name=name, apply=split) for name in names),
         offload.Layer(name="head", apply=over(head, last, x_spec, PartitionSpec()), uses=last),
-    ]
+    )
 
 
 def engine(
@@ -231,10 +239,7 @@ def initial(
     linear = check_spec("linear", linear)
     keys = jax.random.split(key, config.layers + 2)
 
-    @jax.jit
-    def block(key: jax.Array) -> Any:
-        made = Block(config, linear, dtype=None, param_dtype=param_dtype, rngs=nnx.Rngs(params=key))
-        return nnx.to_pure_dict(nnx.state(made, nnx.Param))
+    block = _drawn(config, linear, param_dtype)
 
     def table(name: str, key: jax.Array, rows: int, padded: int) -> Callable[[], Any]:
         def draw() -> Any:
@@ -253,6 +258,18 @@ def initial(
         **{_block(n): (lambda key=keys[2 + n]: block(key)) for n in range(config.layers)},
         "norm": norm,
     }
+
+
+@functools.lru_cache(maxsize=16)
+def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
+    """Draws the parameters of a block; compiled once."""
+
+    @jax.jit
+    def block(key: jax.Array) -> Any:
+        made = Block(config, linear, dtype=None, param_dtype=param_dtype, rngs=nnx.Rngs(params=key))
+        return nnx.to_pure_dict(nnx.state(made, nnx.Param))
+
+    return block
 
 
 def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
