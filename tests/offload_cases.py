@@ -1,5 +1,6 @@
 """What the tests of the trainer share: a small model with a tied table, its batches, its stores."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def batch(number: int, rows: int = 8) -> dict[str, np.ndarray]:
             "y": rng.standard_normal((rows, 24)).astype(np.float32)}  # fmt: skip
 
 
+@functools.cache  # one transformation is compiled once
 def optimizer() -> Any:
     return optax.adamw(3e-3)
 
