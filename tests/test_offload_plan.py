@@ -23,6 +23,9 @@ def planned(**changes: Any) -> offload.Plan:
 
 
 BLOCK = 4 * (cases.WIDTH**2 + cases.WIDTH)
+TABLE = 4 * 24 * cases.WIDTH
+# A gradient that arrives, the table's that is not whole, an update's results with a count.
+WORK = BLOCK + TABLE + 3 * BLOCK + 4
 
 
 def test_the_bound() -> None:
@@ -45,7 +48,7 @@ def test_all_in_memory_where_it_fits() -> None:
 
 
 def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
-    found = planned(host_bytes=2 * BLOCK + 3 * BLOCK + 3 * 4 * 24 * cases.WIDTH + 1000)
+    found = planned(host_bytes=WORK + 2 * BLOCK + 3 * BLOCK + 3 * TABLE + 1000)
     assert found.in_memory == ("table", "block0")
     assert found.gradient_bytes == 2 * BLOCK
     moved = 3 * 3 * BLOCK + 3 * 4  # parameters, two moments and a count of three blocks
@@ -55,7 +58,7 @@ def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
 
 def test_a_small_device_recomputes_and_streams() -> None:
     inputs = (cases.DEPTH + 1) * 8 * cases.WIDTH * 4
-    found = planned(device_bytes=4 * BLOCK + inputs, host_bytes=2 * BLOCK)
+    found = planned(device_bytes=4 * BLOCK + inputs, host_bytes=WORK + 2 * BLOCK)
     assert found.chosen.activations in ("recompute", "offload")
     assert {row[3:] for row in found.rows} == {("streamed", "disk")}
     assert next(c for c in found.choices if c.activations == "keep").refusal
@@ -65,6 +68,26 @@ def test_a_small_device_recomputes_and_streams() -> None:
     assert "P*" in shown
     assert f"block0 ... block{cases.DEPTH - 1}, each of {cases.DEPTH}" in shown
     assert "keep: needs" in shown
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("more", [0, BLOCK, 4 * BLOCK, 12 * BLOCK, 40 * BLOCK])
+def test_a_trainer_keeps_what_the_plan_says(tmp_path: Path, clip: float | None, more: int) -> None:
+    found = planned(host_bytes=WORK + more, clip=clip is not None)
+    assert found.chosen.host_bytes <= WORK + more
+    with (
+        cases.store(tmp_path, backend="memory") as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), clip=clip, **found.options(store)
+        ) as trainer,
+    ):
+        for number in range(4):
+            trainer.step(cases.batch(number))
+        trainer.flush()
+        counted = trainer.statistics()
+        lives = sum(row[1] + row[2] for row in found.rows if row[0] in found.in_memory)
+        host = lives + counted["host_peak_bytes"] + counted["handed_peak_bytes"]
+    assert host <= found.chosen.host_bytes
 
 
 def test_clipping_makes_a_step_longer() -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -374,6 +376,16 @@ def test_stores_of_another_kind_are_named(tmp_path: Path) -> None:
         offload.Trainer(*given, store=store)
 
 
+def test_a_module_in_place_of_its_parameters_is_named() -> None:
+    class Module:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    given: dict[str, Any] = {**cases.params(), "block0": Module()}
+    with pytest.raises(TypeError, match=r"params: block0: .* got Module, .* nnx\.state"):
+        offload.Trainer(cases.layers(), given, cases.optimizer())
+
+
 def test_a_store_is_one_trainer_s_at_a_time(tmp_path: Path) -> None:
     """A second one would take back what the first has written."""
     given = cases.layers(), cases.params(), cases.optimizer()
@@ -439,3 +451,23 @@ def test_a_step_that_failed_before_its_updates_can_be_left_out(
     with cases.store(tmp_path / "b") as store, opened(store) as again:
         assert again.steps == 6
         assert cases.equal(again.params(), expected[1])
+
+
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("raise SystemExit(3)", 3)])
+def test_a_program_that_ends_without_closing_ends_as_it_says(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    """Not by a signal: its threads must not be in compiled code when the interpreter goes."""
+    program = (
+        "from tests import offload_cases as cases\n"
+        "from tensorjax import offload\n"
+        f"store = cases.store({str(tmp_path)!r})\n"
+        "given = cases.layers(), cases.params(), cases.optimizer()\n"
+        "trainer = offload.Trainer(*given, store=store)\n"
+        "for number in range(3):\n"
+        "    trainer.step(cases.batch(number))\n"
+        f"{end}\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr

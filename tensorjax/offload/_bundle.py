@@ -33,15 +33,20 @@ class Leaf:
 class Bundle:
     """The arrays of one pytree, and the tensors that hold them.
 
+    Arrays below 64 KiB share one tensor, ``name/packed``; others have one each, ``name/path``.
+
     Args:
       name: what names of tensors begin with.
       tree: pytree of arrays, or of anything with shape and dtype.
 
     Attributes:
       leaves: what is in it, in JAX's order.
+      small: those of them that share a tensor.
       specs: shape and dtype of every tensor, by its name.
       nbytes: of all leaves.
     """
+
+    PACKED = "packed"
 
     def __init__(self, name: str, tree: Any) -> None:
         found, self.tree = jax.tree_util.tree_flatten_with_path(tree)
@@ -57,7 +62,8 @@ class Bundle:
                 end = -(-(end + leaf.nbytes) // _ALIGNED) * _ALIGNED
             else:
                 self.specs[self._own(leaf)] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        self._packed = f"{name}/packed"
+        self.small = tuple(self.leaves[number] for number in self._offsets)
+        self._packed = f"{name}/{self.PACKED}"
         if end:
             self.specs[self._packed] = jax.ShapeDtypeStruct((end,), np.uint8)
 

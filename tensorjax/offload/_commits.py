@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload import _groups
-from tensorjax.offload._errors import StoreError
+from tensorjax.offload import _groups, _identity
+from tensorjax.offload._errors import MismatchError, StoreError
 from tensorjax.offload._group import Group
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._processes import Processes
@@ -19,7 +19,7 @@ from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Updater
 
-FORMAT = 1  # of what is kept beside the tensors
+FORMAT = 2  # of what is kept beside the tensors
 
 # Which trainer took a store last.
 _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
@@ -65,11 +65,12 @@ class Progress:
     pending: dict[str, Any] = field(default_factory=dict)
     scale: Any = None
 
-    def meta(self, key: jax.Array | None, stale: bool) -> dict[str, Any]:
-        """What a store remembers of it, as JSON."""
+    def meta(self, model: Any, key: jax.Array | None, stale: bool) -> dict[str, Any]:
+        """What a store remembers of it, and of the model, as JSON."""
         return {
             "trainer": {
                 "format": FORMAT,
+                "model": model,
                 "steps": self.steps,
                 "key": _numbers(key),
                 "data": self.data,
@@ -182,15 +183,19 @@ def resume(
       owned: copies an array to the host's own memory.
 
     Raises:
-      ValueError: the store is of another training.
+      MismatchError: the store is of another format, model or optimiser.
+      ValueError: it is of another schedule or key.
     """
     meta = store.meta["trainer"]
     if meta["format"] != FORMAT:
-        raise ValueError(f"store: expected format {FORMAT}, got {meta['format']}")
+        raise MismatchError(
+            f"store: expected a training of format {FORMAT}, got {meta['format']}, of another "
+            "version of tensorjax; go on with that one"
+        )
     if meta["stale"] != stale and meta["steps"]:
         kind = "one-step-stale" if meta["stale"] else "exact"
         raise ValueError(f"schedule: the store was trained with {kind} updates; go on with them")
-    _same_tensors(store, groups, gradients=gradients)
+    _identity.check(store, meta["model"], groups, gradients=gradients)
     if meta["key"] != _numbers(key):
         raise ValueError(
             f"key: the store was trained with key data {meta['key']}, got {_numbers(key)}; "
@@ -238,24 +243,6 @@ def same_step(processes: Processes, steps: int | None) -> None:
             f"store: expected the stores of all processes at one step, got that {numbered}; bring "
             "the files of one commit into the folder, or remove all of them and begin anew"
         )
-
-
-def _same_tensors(store: Any, groups: Mapping[str, Group], *, gradients: bool) -> None:
-    """Checks the tensors of a store, and reserves gradients that it does not have yet."""
-    wanted = _groups.specs(groups.values(), gradients=False)
-    every = _groups.specs(groups.values(), gradients=True)
-    waiting = every.keys() - wanted.keys()
-    # Names that are only reserved are of attempts that ended before their first commit.
-    held = {n: store.spec(n) for n in store.written if n not in waiting}
-    if faults := list(_groups.different(held, wanted)):
-        raise ValueError(
-            "store: expected one of this model and optimiser, but "
-            + "; ".join(faults[:5])
-            + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        )
-    missing = {n: every[n] for n in waiting - set(store.names)}
-    if gradients and missing:
-        store.reserve(missing)
 
 
 def _numbers(key: jax.Array | None) -> Any:

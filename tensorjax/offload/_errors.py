@@ -20,8 +20,8 @@ class LockedError(StoreError):
     """Another process holds the store."""
 
 
-class MismatchError(StoreError):
-    """The store on disk is of another version, model or process than the one asked for."""
+class MismatchError(StoreError, ValueError):
+    """The store is of another version, model, optimiser or process than the one asked for."""
 
 
 class StoreWarning(UserWarning):

@@ -55,8 +55,9 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
     """Writes parameters, states, number of steps and position in the data as Orbax checkpoints.
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
-    ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state". Steps and
-    position are in ``trainer.json``, which is written last.
+    ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat
+    mapping from paths, their parts joined by dots, to arrays (such as "0.mu.kernel" of Adam). Steps
+    and position are in ``trainer.json``, which is written last.
 
     Args:
       trainer: its updates are finished first.
@@ -103,7 +104,7 @@ def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = jax.tree_util.keystr(path, simple=True, separator=".")
         name = ".".join(filter(None, [prefix, where])) or "value"
-        found = _joined(found, {name: np.ascontiguousarray(leaf)})
+        found = _joined(found, {name: np.asarray(leaf, order="C")})
     return found
 
 

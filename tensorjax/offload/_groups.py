@@ -1,6 +1,7 @@
 """What a trainer keeps: the tensors of all groups, where they live, and how they begin."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +23,13 @@ def shapes(params: Params) -> dict[str, Any]:
     Raises:
       TypeError: some are not floating: they would have no gradient.
     """
+    for name, group in params.items():
+        if callable(group) and not _takes_nothing(group):
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays or a function without arguments, got "
+                f"{type(group).__name__}, which takes some; of a module of Flax, give "
+                "nnx.state(module, nnx.Param)"
+            )
     found = {
         name: jax.eval_shape(group if callable(group) else lambda g=group: g)
         for name, group in params.items()
@@ -35,6 +43,16 @@ def shapes(params: Params) -> dict[str, Any]:
                     "numbers that are not trained to the layer's function or in the batch"
                 )
     return found
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
 
 
 def make_groups(
@@ -150,23 +168,6 @@ def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
         return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
     finally:
         reading.release()
-
-
-def different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Says how the tensors of a store differ from those wanted."""
-    for name in sorted({*held, *wanted}):
-        if name not in held:
-            yield f"{name} is missing"
-        elif name not in wanted:
-            yield f"{name} is not part of this model and optimiser"
-        elif (tuple(held[name].shape), jnp.dtype(held[name].dtype)) != (
-            tuple(wanted[name].shape),
-            jnp.dtype(wanted[name].dtype),
-        ):
-            yield (
-                f"{name} is {jnp.dtype(held[name].dtype)}{tuple(held[name].shape)}, expected "
-                f"{jnp.dtype(wanted[name].dtype)}{tuple(wanted[name].shape)}"
-            )
 
 
 def _wide(x: Any) -> jax.ShapeDtypeStruct:

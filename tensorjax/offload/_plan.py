@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class Choice:
       activations: of `Engine`.
       times: of the parts of a step.
       device_bytes: what the device needs besides parameters.
-      host_bytes: what the host needs for activations.
+      host_bytes: what the host needs: activations, gradients that wait, updates under way, and
+        parameters and states that live there; not the store's staging memory.
       refusal: why it is not possible; empty if it is.
     """
 
@@ -87,7 +89,9 @@ class Plan:
         lines.append(f"device: {size(self.weights)} of parameters at a time, "
                      f"{size(self.chosen.device_bytes)} besides")  # fmt: skip
         gradients = "all" if self.gradient_bytes is None else size(self.gradient_bytes)
-        lines.append(f"gradients that wait in memory: {gradients}")
+        lines.append(
+            f"host: {size(self.chosen.host_bytes)}; gradients that wait there: {gradients}"
+        )
         for choice in self.choices:
             mark = "->" if choice is self.chosen else "  "
             why = choice.refusal or f"P* {time(choice.times.bound)}"
@@ -130,8 +134,8 @@ def plan(
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), and as many parameters as then fit. The host holds, in this
-    order: gradients that wait, then parameters and states, those of the first layers first, because
-    their update is what a step waits for. The rest is on disk.
+    order: what updates under way take, gradients that wait, then parameters and states, those of
+    the first layers first, because their update is what a step waits for. The rest is on disk.
 
     Args:
       layers: as for `Trainer`.
@@ -224,27 +228,51 @@ def _choice(
     refusal = ""
     if weights < min(needed, total):
         refusal = _needs(on_device + needed, "device")
-    largest = max(g.gradient.nbytes for g in groups.values())
-    wanted = sum(g.gradient.nbytes for g in groups.values()) if clip else 2 * largest
-    left = budgets[1] - on_host
-    if left < largest:
-        refusal = refusal or _needs(on_host + largest, "host")
-    gradients = max(0, min(left, wanted))
+    every = sum(g.gradient.nbytes for g in groups.values())
+    fixed = on_host + _work_bytes(layers, groups)
+    left = budgets[1] - fixed
+    if left < 0:
+        refusal = refusal or _needs(fixed, "host")
+    wanted = every if clip else 2 * max(g.gradient.nbytes for g in groups.values())
+    gradients: int | None = max(0, min(left, wanted))
     left -= gradients
-    memory = []
+    memory: list[str] = []
     for name in _in_order(layers):
         nbytes = groups[name].params.nbytes + groups[name].state.nbytes
         if nbytes > left:
             break
         memory.append(name)
         left -= nbytes
-    everything = len(memory) == len(groups)
-    spilled = sum(g.gradient.nbytes for g in groups.values()) - gradients if clip else 0
-    times = _times(layers, groups, machine, compute, max(weights, 0), set(memory), max(0, spilled))
-    kept = None if everything else gradients
-    choice = Choice(activations=kind, times=times, device_bytes=on_device, host_bytes=on_host,
+    spilled = max(0, every - gradients) if clip else 0
+    host = budgets[1] - left
+    free = on_host + _free_work_bytes(groups) - (fixed + gradients)
+    if len(memory) == len(groups) and free <= left:
+        gradients, host, spilled = None, host + free, 0
+    times = _times(layers, groups, machine, compute, max(weights, 0), set(memory), spilled)
+    choice = Choice(activations=kind, times=times, device_bytes=on_device, host_bytes=host,
                     refusal=refusal)  # fmt: skip
-    return choice, weights, tuple(memory), kept
+    return choice, weights, tuple(memory), gradients
+
+
+def _work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
+    """What a trainer with bounded gradients takes beside them, states and staging.
+
+    The gradient that arrives, those that other layers are to add to, the results of an update.
+    """
+    uses = Counter(g for layer in layers for g in layer.uses)
+    partial = sum(groups[g].gradient.nbytes for g, count in uses.items() if count > 1)
+    arriving = max(g.gradient.nbytes for g in groups.values())
+    return arriving + partial + max(g.results for g in groups.values())
+
+
+def _free_work_bytes(groups: dict[str, Group]) -> int:
+    """What a trainer without bounds takes: gradients, two updates, spare states, handed on."""
+    kinds = {g.kind: g.state.nbytes for g in groups.values()}
+    counts = Counter(g.kind for g in groups.values())
+    spare = sum(min(counts[kind], 2) * nbytes for kind, nbytes in kinds.items())
+    gradients = sum(g.gradient.nbytes for g in groups.values())
+    handed = 2 * max(g.device.nbytes for g in groups.values())
+    return gradients + 2 * max(g.results for g in groups.values()) + spare + handed
 
 
 def _needs(nbytes: int, where: str) -> str:

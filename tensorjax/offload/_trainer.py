@@ -1,7 +1,10 @@
 """Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
 
+import atexit
 import dataclasses
+import functools
 import numbers
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.offload import _ahead, _commits, _groups, _index
+from tensorjax.offload import _ahead, _commits, _groups, _identity, _index
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
@@ -94,8 +97,9 @@ class Trainer:
 
     Raises:
       TypeError: layers, parameters, an optimiser or a store of another kind.
-      ValueError: names that do not fit, options out of range, a store of another model, parameters
-        that are not finite.
+      ValueError: names that do not fit, options out of range, parameters that are not finite, a
+        store that was trained with another schedule or key.
+      MismatchError: a store of another model or optimiser, the difference named.
       StoreError: the store is closed, or another trainer's that is not.
       CapacityError: the store's staging memory is too small for the state of one group.
 
@@ -164,11 +168,15 @@ class Trainer:
         self._groups = _groups.make_groups(
             shapes, self._optimizer, store=self._home, in_memory=in_memory, shards=self._shards
         )
+        self._model = _identity.describe(self._groups)
         resumed = self._begin(params, spills=gradient_bytes is not None or self._order.stale)
         lookahead = 0 if schedule == "sequential" else _check.integer("lookahead", lookahead, low=1)
         self._start_threads(device_bytes, gradient_bytes, lookahead)
         self._failure: BaseException | None = None
         self._closed = False
+        # Threads that are in compiled code when the interpreter ends would abort the process.
+        self._at_exit = functools.partial(_abandon, weakref.ref(self))
+        atexit.register(self._at_exit)
         if store is not None and not resumed:
             try:
                 self.commit()
@@ -436,6 +444,7 @@ class Trainer:
                 self.flush()
         finally:
             self._closed = True
+            atexit.unregister(self._at_exit)
             if self._commits is not None:
                 self._commits.join()
             self._gradients.close()
@@ -456,7 +465,7 @@ class Trainer:
         return bool(self._commit_every and self.steps and self.steps % self._commit_every == 0)
 
     def _meta(self) -> dict[str, Any]:
-        return self._progress.meta(self._key, self._order.stale)
+        return self._progress.meta(self._model, self._key, self._order.stale)
 
     def _expect(self) -> None:
         """Tells the updater in which order the gradients of this step will come."""
@@ -484,6 +493,13 @@ class Trainer:
                 "a step failed half-way; open the store again and make a new trainer, which goes "
                 "on from what was committed"
             ) from self._failure
+
+
+def _abandon(reference: "weakref.ref[Trainer]") -> None:
+    """Ends the threads of a trainer that nobody has closed; what is committed stays."""
+    trainer = reference()
+    if trainer is not None:
+        trainer.__exit__(SystemExit, SystemExit(), None)
 
 
 def _check_clip(clip: float | None) -> float | None:

@@ -1,0 +1,108 @@
+"""What a training is, as its store remembers it: so that another one does not go on in it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.offload import _groups
+from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._errors import MismatchError
+from tensorjax.offload._group import Group
+
+
+def describe(groups: Mapping[str, Group]) -> dict[str, Any]:
+    """What tensors of the store do not say, as JSON.
+
+    Returns:
+      "packed": path, dtype and shape of the small arrays that share a tensor, by its bundle.
+      "states": kinds of the optimiser's states, by group: two may have arrays of the same names.
+    """
+    bundles = (bundle for group in groups.values() for bundle in group.bundles)
+    return {
+        "packed": {
+            bundle.name: [[leaf.path, leaf.dtype.name, [*leaf.shape]] for leaf in bundle.small]
+            for bundle in bundles
+            if bundle.small
+        },
+        "states": {name: _kinds(group.state.unflatten(group.state.leaves))
+                   for name, group in groups.items()},
+    }  # fmt: skip
+
+
+def check(
+    store: Any, held: Mapping[str, Any], groups: Mapping[str, Group], *, gradients: bool
+) -> None:
+    """Checks that a store is of this training, and reserves gradients that it does not have yet.
+
+    Args:
+      store: with a committed state.
+      held: what `describe` said of it.
+      groups: of this training.
+      gradients: whether gradients may wait in the store.
+
+    Raises:
+      MismatchError: it is of another one; arrays are named by their paths.
+    """
+    wanted = _groups.specs(groups.values(), gradients=False)
+    every = _groups.specs(groups.values(), gradients=True)
+    waiting = every.keys() - wanted.keys()
+    # Names that are only reserved are of attempts that ended before their first commit.
+    found = {n: store.spec(n) for n in store.written if n not in waiting}
+    for name, leaves in held["packed"].items():
+        found.pop(f"{name}/{Bundle.PACKED}", None)
+        found |= {f"{name}/{path}": jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+                  for path, dtype, shape in leaves}  # fmt: skip
+    faults = [*_different(found, _arrays(groups)), *_other_states(held["states"], groups)]
+    if faults:
+        raise MismatchError(
+            "store: expected one of this model and optimiser, but "
+            + "; ".join(faults[:5])
+            + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        )
+    missing = {n: every[n] for n in waiting - set(store.names)}
+    if gradients and missing:
+        store.reserve(missing)
+
+
+def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
+    return {
+        f"{bundle.name}/{leaf.path}": leaf
+        for group in groups.values()
+        for bundle in group.bundles
+        for leaf in bundle.leaves
+    }
+
+
+def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Says how the arrays of a store differ from those wanted."""
+    for name in sorted({*held, *wanted}):
+        if name not in held:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is not part of this model and optimiser"
+        else:
+            here, there = (f"{jnp.dtype(x[name].dtype)}{tuple(x[name].shape)}"
+                           for x in (held, wanted))  # fmt: skip
+            if here != there:
+                yield f"{name} is {here}, expected {there}"
+
+
+def _other_states(held: Mapping[str, Any], groups: Mapping[str, Group]) -> Iterator[str]:
+    for name, kinds in describe(groups)["states"].items():
+        if name in held and held[name] != kinds:
+            yield f"the optimiser's state of {name} is of kinds {held[name]}, expected {kinds}"
+
+
+def _kinds(state: Any) -> list[str]:
+    """Names of the classes of a state's named tuples, outer ones first."""
+    found: list[str] = []
+
+    def see(node: Any) -> bool:
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            found.append(type(node).__name__)
+        return False
+
+    jax.tree.flatten(state, is_leaf=see)
+    return found
