@@ -308,9 +308,10 @@ def test_an_index_that_cannot_be_written_leaves_the_committed_step(
         store.write("a", np.full(SIZE, 9.0))
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(OSError, match="no space"):
+            with pytest.raises(offload.CapacityError, match="what was committed stays in place"):
                 store.commit({"step": 2})
         assert store.meta == {"step": 1}
+        assert not [*folder.glob("*.new")]
         store.commit({"step": 2})  # once there is space
     with made(folder) as store:
         assert store.meta == {"step": 2}
@@ -416,12 +417,31 @@ def test_a_forbidden_io_uring_falls_back_and_says_so(
         assert holds(store, "a", 1)
 
 
+@pytest.mark.usefixtures("ring")
 def test_auto_takes_what_the_probe_allows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer, name in (("forbidden", "threads"), ("", "io_uring")):
-        if name in HERE:
-            monkeypatch.setattr(_choose._uring, "probe", lambda _, a=answer: {"io_uring": a})
-            with made(folder, "auto") as store:
-                assert store.statistics().backend == name
+    with made(folder, "auto") as store:
+        assert store.statistics().backend == "io_uring"
+    monkeypatch.setattr(_choose._uring, "probe", lambda _: {"io_uring": "forbidden"})
+    with pytest.warns(offload.StoreWarning, match=r"io_uring does not work here \(forbidden\)"):
+        store = made(folder, "auto")
+    with store:
+        assert store.statistics().backend == "threads"
+
+
+@pytest.mark.usefixtures("ring")
+def test_a_full_disk_is_no_reason_not_to_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(folder)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)  # of the probe's block
+    with pytest.warns(offload.StoreWarning, match="the disk is full"):
+        store = made(folder, "auto")
+    with store:
+        assert holds(store, "a", 0)
 
 
 @pytest.mark.usefixtures("ring")

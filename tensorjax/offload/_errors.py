@@ -1,7 +1,10 @@
 """What can go wrong with a store, one class for each thing a caller may want to catch."""
 
+import errno
 import threading
 import warnings
+
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
 
 class StoreError(RuntimeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorjax.offload._errors import CapacityError, CorruptError
+from tensorjax.offload._errors import FULL, CapacityError, CorruptError
 from tensorjax.offload._extents import ALIGN
 
 Say = Callable[[str], None]
@@ -104,7 +104,7 @@ class DiskFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._cached, before)
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             disk = os.fstatvfs(self._cached)
             raise CapacityError(

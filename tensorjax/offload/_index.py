@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax.offload._checksums import LENGTH, digest
-from tensorjax.offload._errors import CorruptError, MismatchError
+from tensorjax.offload._errors import FULL, CapacityError, CorruptError, MismatchError
 from tensorjax.offload._extents import Extent
 
 FORMAT = "tensorjax-store"
@@ -139,16 +139,31 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def prepare(path: Path, content: bytes) -> Path:
-    """Writes what is to replace a file, durably, under the name that it returns."""
+    """Writes what is to replace a file, durably, under the name that it returns.
+
+    Raises:
+        CapacityError: if the disk is full; the file is as it was, and nothing is left beside it.
+    """
     temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno not in FULL:
+            raise
+        disk = os.statvfs(path.parent)
+        raise CapacityError(
+            f"{path}: the disk is full: {len(content)} bytes are to be written beside it, "
+            f"{disk.f_bavail * disk.f_frsize} are free ({os.strerror(error.errno or 0)}); what was "
+            "committed stays in place; free some space and try again"
+        ) from error
     return temporary
 
 

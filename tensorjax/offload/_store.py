@@ -49,7 +49,9 @@ class TensorStore:
         process: Number of this process and count of processes, for sharded training: each has its
             own files in the folder, which all of them see. By default those of `jax.distributed`.
         block: Most bytes of one transfer and of one checksum, in multiples of 4096; of a new store.
-        options: For the backend, by name.
+        options: For the backend: "io_uring" has ``depth`` (transfers in flight, 32), ``sqpoll`` and
+            ``iopoll`` (off) and ``fixed`` (registered memory, on), "threads" and "buffered" have
+            ``workers``; with "auto" they are those of "threads", which it then takes.
 
     Raises:
         CorruptError: if files are missing, cut or changed; the tensors are named.
@@ -342,6 +344,7 @@ class TensorStore:
 
         Raises:
             StoreError: if a write failed; the tensor is named and the old state stays committed.
+            CapacityError: if the disk has no room for the index; the old state stays committed.
             OSError: if the disk fails while it syncs; the store has to be opened again, with the
                 old state or the new one.
         """

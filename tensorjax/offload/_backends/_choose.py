@@ -42,7 +42,7 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
     if not isinstance(backend, str):
         return backend
     if backend == "auto":
-        return _auto(folder, options)
+        return _auto(folder, say, options)
     if backend == "io_uring":
         try:
             return _with(_uring.UringBackend, backend, options)
@@ -57,11 +57,14 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
     return _with(ways[backend], backend, options)
 
 
-def _auto(folder: Path, options: dict[str, Any]) -> Backend:
+def _auto(folder: Path, say: Say, options: dict[str, Any]) -> Backend:
     """io_uring where a block can be written and read by it, else threads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if options or _uring.probe(folder)["io_uring"]:
+    if options or "io_uring" not in available():
         return _with(_threads.threads, "threads", options)
+    folder.mkdir(parents=True, exist_ok=True)
+    if why := _uring.probe(folder)["io_uring"]:
+        say(f"io_uring does not work here ({why}); going on with a pool of threads")
+        return _threads.threads()
     return _uring.UringBackend()
 
 

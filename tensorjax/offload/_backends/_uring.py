@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax import _check
+from tensorjax.offload._errors import StoreError
 from tensorjax.offload._files import DiskFile, Say
 from tensorjax.offload._queue import Queue
 from tensorjax.offload._requests import Op
@@ -231,7 +232,7 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
     path = folder / f"probe-{os.getpid()}"
     try:
         return _tried(path, options)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, StoreError) as error:  # the disk may be full
         return f"{error}"
     finally:
         path.unlink(missing_ok=True)
