@@ -16,6 +16,7 @@ TRACKS = ("compute", "wait", "place", "gradient", "read", "update", "write", "co
 _COLOURS = {"compute": "#4472c4", "wait": "#d9d9d9", "place": "#8faadc", "gradient": "#ffc000",
             "read": "#70ad47", "update": "#ed7d31", "write": "#a64d79",
             "commit": "#7f7f7f"}  # fmt: skip
+_BACKWARD = "#1f3864"
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ class Span:
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
-        "gradient" (to the host), "read", "update", "write", "commit".
+        "gradient" (to the host), "read" and "write" (from being asked for until they are done, the
+        time in the store's queue included), "update", "commit".
       name: of the layer or group, and what was done.
       start, stop: in seconds, of `time.perf_counter`.
-      step: training step that it belongs to.
+      step: training step that it belongs to, counted from 0: one less than `Step.number`.
     """
 
     track: str
@@ -123,28 +125,45 @@ class Trace:
           ValueError: there are no spans of these steps.
         """
         import matplotlib.pyplot as plt
+        from matplotlib.patches import Patch
 
         if steps is None:
             steps = sorted({s.step for s in self.spans("compute")})[-2:]
         spans = [s for s in self.spans() if s.step in set(steps)]
         if not spans:
             raise ValueError(f"steps: expected some that were traced, got {list(steps)}")
-        origin = min(s.start for s in spans)
-        figure, axes = plt.subplots(figsize=(11, 3.2))
+        start, stop = _limits(spans)
+        figure, axes = plt.subplots(figsize=(11, 3.2), layout="constrained")
         shown = [track for track in TRACKS if any(s.track == track for s in spans)]
         for row, track in enumerate(shown):
             lanes = _lanes([s for s in spans if s.track == track])
             for lane, mine in enumerate(lanes):
                 height = 0.8 / len(lanes)
-                bars = [(s.start - origin, s.seconds) for s in mine]
-                axes.broken_barh(bars, (row - 0.4 + lane * height, height),
-                                 facecolors=_COLOURS[track], edgecolors="white",
-                                 linewidth=0.3)  # fmt: skip
+                bars = [(s.start - start, s.seconds) for s in mine]
+                colours = [_BACKWARD if "backward" in s.name else _COLOURS[track] for s in mine]
+                axes.broken_barh(bars, (row - 0.4 + lane * height, height), facecolors=colours,
+                                 edgecolors="white", linewidth=0.3)  # fmt: skip
+        for step in steps:
+            if mine := [s.start for s in spans if (s.track, s.step) == ("compute", step)]:
+                axes.axvline(min(mine) - start, color="k", linewidth=0.8, linestyle=":")
+                axes.text(min(mine) - start, -0.7, f" step {step}", fontsize="small")
+        if any("backward" in s.name for s in spans):
+            handles = [Patch(color=_COLOURS["compute"], label="forward"),
+                       Patch(color=_BACKWARD, label="backward")]  # fmt: skip
+            figure.legend(handles=handles, loc="outside right upper", frameon=False)
         axes.set_yticks(range(len(shown)), shown)
-        axes.invert_yaxis()
-        axes.set_xlabel(f"seconds (steps {', '.join(map(str, steps))})")
+        axes.set_ylim(len(shown) - 0.4, -1)
+        axes.set_xlim(0, stop - start)
+        axes.set_xlabel("seconds")
         axes.spines[["top", "right"]].set_visible(False)
         return figure
+
+
+def _limits(spans: Sequence[Span]) -> tuple[float, float]:
+    """From the first to the last span that can be seen."""
+    start, stop = min(s.start for s in spans), max(s.stop for s in spans)
+    seen = [s for s in spans if s.seconds >= 1e-3 * (stop - start)] or spans
+    return min(s.start for s in seen), max(s.stop for s in seen)
 
 
 def _covered(spans: Sequence[Span]) -> float:
