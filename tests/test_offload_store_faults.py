@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -734,7 +735,9 @@ def test_a_ring_is_filled_again_before_what_has_landed_is_looked_at() -> None:
         taken = [todo.pop() for _ in range(min(most, len(todo)))]
         return taken or None
 
-    queue: Any = SimpleNamespace(take=take, done=lambda op: events.append("landed"))
+    queue: Any = SimpleNamespace(
+        take=take, done=lambda op: events.append("landed"), lock=threading.Lock(), wake=None
+    )
     file: Any = SimpleNamespace(descriptor=0)
     _uring._Driver(Disk(), queue, file, 2, {}, polls=False).run()
     batch = ["prepare", "prepare", "submit", "landed", "landed", "wait"]

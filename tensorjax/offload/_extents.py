@@ -87,10 +87,20 @@ def checked(name: str, like: Any) -> Spec:
             f"{name}: expected numbers, got dtype {dtype}; "
             "store the bits of a random key, jax.random.key_data(key)"
         )
+    if any(n < 0 for n in shape):
+        raise ValueError(f"{name}: expected sizes of at least 0, got shape {shape}")
     dtype = np.dtype(dtype)
-    if dtype.hasobject or dtype.names or not dtype.isnative or np.dtype(dtype.name) != dtype:
+    if dtype.hasobject or dtype.names or not dtype.isnative or not _has_name(dtype):
         raise TypeError(f"{name}: expected a plain dtype of this machine, got {dtype!r}")
     return Spec(shape, dtype)
+
+
+def _has_name(dtype: np.dtype) -> bool:
+    """Whether the index can tell it by its name."""
+    try:
+        return np.dtype(dtype.name) == dtype
+    except TypeError:
+        return False
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:

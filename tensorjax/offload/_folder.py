@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tensorjax.offload import _index
 from tensorjax.offload._errors import CorruptError, LockedError, MismatchError
 from tensorjax.offload._extents import listed
 
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in names of mounts
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
             "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "beegfs"}  # fmt: skip
@@ -76,16 +78,22 @@ def lock(path: Path) -> int:
     return descriptor
 
 
+def unlock(descriptor: int) -> None:
+    """Lets others have the store, forked processes that inherited the lock or not."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 def file_system(path: Path) -> str:
     """The type of the file system that holds a path; empty where that is not known."""
     try:
-        text = Path("/proc/self/mountinfo").read_text()
+        text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
         return ""
     path, best, found = path.resolve(), -1, ""
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
-        mount = left.split(" ")[4].encode().decode("unicode_escape")
+        mount = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
         if len(mount) >= best and path.is_relative_to(mount):
             best, found = len(mount), right.split(" ")[0]
     return found
@@ -154,11 +162,11 @@ def _settle(paths: Paths) -> None:
     """
     if not paths.prepared.exists():
         return
-    prepared = _index.parse(paths.prepared.read_bytes(), paths.prepared).commit
-    own = _index.parse(paths.index.read_bytes(), paths.index).commit
+    prepared = _index.parse(paths.prepared.read_bytes(), paths.prepared).joint
+    own = _index.parse(paths.index.read_bytes(), paths.index).joint
     count = paths.process[1]
     others = [Paths(paths.folder, (number, count)).index for number in range(count)]
-    reached = [_index.parse(p.read_bytes(), p).commit for p in others if p.exists()]
+    reached = [_index.parse(p.read_bytes(), p).joint for p in others if p.exists()]
     if len(reached) < count:
         raise CorruptError(
             f"{paths.prepared}: a commit of {count} processes was cut off, and the indices of "
@@ -198,6 +206,7 @@ def _lost(paths: Paths) -> str:
 def _names(paths: Paths) -> list[str]:
     """Of all tensors, as far as the list beside the index can be read."""
     try:
-        return json.loads(paths.names.read_bytes())
+        found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):
         return []
+    return [str(name) for name in found] if isinstance(found, list) else []

@@ -48,6 +48,7 @@ class Index:
         extents: Of all tensors that were reserved.
         contents: Of those that were written and committed.
         commit: How many commits there were.
+        joint: How many of them with other processes: the same number in all of these.
         meta: What the caller committed with the tensors, as JSON.
     """
 
@@ -57,6 +58,7 @@ class Index:
     extents: Mapping[str, Extent] = field(default_factory=dict)
     contents: Mapping[str, Content] = field(default_factory=dict)
     commit: int = 0
+    joint: int = 0
     meta: Any = None
 
     @property
@@ -73,6 +75,7 @@ def dump(index: Index) -> bytes:
             "model": index.model,
             "block": index.block,
             "commit": index.commit,
+            "joint": index.joint,
             "meta": index.meta,
         },
         separators=(",", ":"),
@@ -129,6 +132,7 @@ def parse(text: bytes, path: Path) -> Index:
         extents=extents,
         contents=contents,
         commit=data["commit"],
+        joint=data.get("joint", data["commit"]),  # which older ones counted together
         meta=data["meta"],
     )
 

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
@@ -15,7 +16,8 @@ from tensorjax.offload._requests import Buffer
 class Lease:
     """One tensor in staging memory.
 
-    The memory is used again after the release: copy what has to live longer. `jax.device_put` may
+    The memory is used again after the release: copy what has to live longer. Of a lease that is
+    dropped without one, it is once no array views it any more. `jax.device_put` may
     alias the array on a CPU, even with ``may_alias=False`` (seen with jax 0.10.1): copy it by
     ``jax.numpy.array(…, copy=True)``.
 
@@ -53,11 +55,14 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_array", None) is not None and self._buffer is not None:
-            # No lock here: this may run in a thread that holds it.
-            self._queue.orphans.append(self._buffer)
-            if sys.is_finalizing():  # all memory goes now, and warnings may have gone
-                return
+        array = getattr(self, "_array", None)
+        if sys.is_finalizing():  # all memory goes now, and what is called here may have gone
+            return
+        if array is not None and self._buffer is not None:
+            # No lock here: this may run in a thread that holds it. Views of the array, such as
+            # `store.read(name).result().array`, may live on: the memory waits for the last one.
+            viewed = weakref.finalize(array.base, self._queue.orphans.append, self._buffer)
+            viewed.atexit = False
             warnings.warn(
                 f"{self.name}: a lease was dropped without release()", ResourceWarning, stacklevel=2
             )
@@ -92,9 +97,9 @@ class Leases(Mapping[str, Lease]):
         self.release()
 
 
-def view(buffer: Buffer, position: int, extent: Extent) -> np.ndarray:
-    """The tensor at a position of a buffer, read-only."""
-    part = buffer.memory[position : position + extent.nbytes]
+def view(memory: np.ndarray, position: int, extent: Extent) -> np.ndarray:
+    """The tensor at a position of the memory of a run, read-only."""
+    part = memory[position : position + extent.nbytes]
     array = part.view(extent.dtype).reshape(extent.shape)
     array.flags.writeable = False
     return array

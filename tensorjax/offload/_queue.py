@@ -109,12 +109,25 @@ class Queue:
             if start is None:
                 ticket, began = object(), time.perf_counter()
                 self._tickets.append(ticket)
-                while self._tickets[0] is not ticket or (start := self.writing.take(size)) is None:
-                    self._space.wait()
-                self._tickets.popleft()
-                self._space.notify_all()
-                self.blocked += time.perf_counter() - began
+                try:
+                    while (
+                        self._tickets[0] is not ticket or (start := self.writing.take(size)) is None
+                    ):
+                        self._space.wait()
+                finally:  # also when a signal's handler raises
+                    self._tickets.remove(ticket)
+                    self._space.notify_all()
+                    self.blocked += time.perf_counter() - began
         return start, self.writing.memory[start : start + size]
+
+    def turn(self, request: Request) -> None:
+        """Waits until a write waits for nobody: only then it may take staging memory.
+
+        Else writes that wait for others could hold all of it, and these wait for them.
+        """
+        with self.lock:
+            while request.waits:
+                self._idle.wait()
 
     def unstage(self, start: int, size: int) -> None:
         """Gives back staging that no transfer was made of."""
@@ -157,6 +170,8 @@ class Queue:
         with self.lock:
             self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
             self.blocked, self.overflow = other.blocked, other.overflow
+            for pool, before in ((self.reading, other.reading), (self.writing, other.writing)):
+                pool.peak = max(pool.peak, before.peak)
 
     def close(self) -> list[Request]:
         """Lets the backend's threads go; returns the reads that never got memory."""
@@ -282,17 +297,19 @@ class Queue:
 
     def hasten(self, request: Request, deadline: float) -> None:
         """Gives a request, and those it waits for, an earlier deadline (lock held)."""
-        if request.complete or request.deadline <= deadline:
-            return
-        request.deadline = deadline
-        batch = request.batch
-        if batch is not None and not batch.admitted:
-            heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
-        for op in request.ops:
-            if op.queued and not op.started:
-                heapq.heappush(self._heap, (deadline, next(self._numbers), op))
-        for leader in request.leaders:
-            self.hasten(leader, deadline)
+        todo = [request]
+        while todo:
+            request = todo.pop()
+            if request.complete or request.deadline <= deadline:
+                continue
+            request.deadline = deadline
+            batch = request.batch
+            if batch is not None and not batch.admitted:
+                heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+            for op in request.ops:
+                if op.queued and not op.started:
+                    heapq.heappush(self._heap, (deadline, next(self._numbers), op))
+            todo += request.leaders
 
     def _admit(self) -> None:
         while self.orphans:

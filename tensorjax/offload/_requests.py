@@ -87,7 +87,7 @@ class Request:
 
     def forget(self) -> None:
         """Ends the circles of references, and arrays with them."""
-        self.ops, self.resolve, self.check = [], _nothing, _nothing
+        self.ops, self.resolve, self.check, self.batch = [], _nothing, _nothing, None
 
 
 class Buffer:

@@ -1,5 +1,6 @@
 """The tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
 
+import copy
 import math
 import os
 import threading
@@ -22,6 +23,7 @@ from tensorjax.offload._extents import Extent
 from tensorjax.offload._lease import Lease, Leases
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._queue import Queue
+from tensorjax.offload._requests import Request
 from tensorjax.offload._staging import Pool, sizes
 from tensorjax.offload._statistics import Statistics
 from tensorjax.offload._tensors import Tensor
@@ -96,6 +98,7 @@ class TensorStore:
         self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
+        self._pid = os.getpid()
         self._lock: int | None = None
         self._committing = 0.0
         try:
@@ -104,7 +107,7 @@ class TensorStore:
             if self._opened:
                 self._backend.close()
             if self._lock is not None:
-                os.close(self._lock)
+                _folder.unlock(self._lock)
             raise
 
     def _begin(self, model: Any, block: int | None) -> None:
@@ -139,12 +142,11 @@ class TensorStore:
         }
         layouts = _extents.Layouts(self._index.block)
         self._writer, self._reader = Writer(self._index.block, layouts), Reader(layouts)
-        self._start()
+        self._start(*_pools(*self._pools(self._tensors)))
         self._open = True
 
-    def _start(self) -> None:
-        reading, writing = self._pools(self._tensors)
-        self._queue = Queue(Pool(reading), Pool(writing))
+    def _start(self, reading: Pool, writing: Pool) -> None:
+        self._queue = Queue(reading, writing)
         self._backend.start(self._queue)
         self._writer.queue = self._reader.queue = self._queue
         self._finalizer = weakref.finalize(self, _abandon, self._queue, self._backend, self._lock)
@@ -158,8 +160,8 @@ class TensorStore:
 
     @property
     def meta(self) -> Any:
-        """What was given to the last commit; None before the first."""
-        return self._index.meta
+        """What was given to the last commit, a copy; None before the first."""
+        return copy.deepcopy(self._index.meta)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,23 +231,26 @@ class TensorStore:
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **{e.name: Tensor(e) for e in extents}}
-        reading, _ = self._pools(tensors)
+        reading, writing = self._pools(tensors)
+        pools = None
+        if reading > self._queue.reading.size:
+            pools = _pools(reading, writing)
         self._backend.allocate(index.end)
         self._save(index)
         # Only now can they be used: after a failure, others may get their place.
         self._tensors, self._index = tensors, index
-        if reading > self._queue.reading.size:
-            self._restart()
+        if pools is not None:
+            self._restart(*pools)
 
-    def _restart(self) -> None:
-        """Goes on with a larger pool; leases of the old one stay valid."""
-        with self._writer.paused():
+    def _restart(self, reading: Pool, writing: Pool) -> None:
+        """Goes on with larger pools; leases of the old ones stay valid."""
+        with self._writer.paused(), self._reader.paused():
             before = self._queue
             before.drain(everything=True)
             before.close()
             self._backend.stop()
             self._finalizer.detach()
-            self._start()
+            self._start(reading, writing)
             self._queue.inherit(before)
 
     # Moving tensors.
@@ -261,7 +266,8 @@ class TensorStore:
             deadline: When it is needed, in any unit; the earliest goes first.
 
         Returns:
-            A future that is done when the tensor is in the file (durable after `commit`).
+            A future that is done when the tensor is in the file (durable after `commit`). Callbacks
+            of futures run in the store's own threads: they must not wait for the store.
         """
         return self.write_many({name: array}, deadline=deadline)
 
@@ -273,7 +279,7 @@ class TensorStore:
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.extent, array))
                 for name, array in arrays.items()]  # fmt: skip
-        return self._writer.write(todo, float(deadline))
+        return self._writer.write(todo, _when(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Reads what was written last, committed or not.
@@ -311,7 +317,7 @@ class TensorStore:
             StoreError: if one was never written.
         """
         self._check_open()
-        return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], float(deadline))
+        return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], _when(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Brings reads of tensors that are under way forward, where their deadline is later."""
@@ -355,6 +361,7 @@ class TensorStore:
                 self._index,
                 contents={n: t.newest for n, t in self._tensors.items() if t.newest is not None},
                 commit=self._index.commit + 1,
+                joint=self._index.joint + (barrier is not None),
                 meta=meta,
             )
             # The index is written while the last transfers end: all checksums are known.
@@ -441,14 +448,13 @@ class TensorStore:
             self._open = False
             with self._writer.paused():
                 self._queue.drain()
-            for request in self._queue.close():
-                request.error = StoreError(f"{self._paths.folder}: the store was closed")
-                request.resolve(request)
+                left = self._queue.close()
+            _refuse(left)
             self._backend.stop()
             self._finalizer.detach()
             self._backend.close()
             if self._lock is not None:
-                os.close(self._lock)
+                _folder.unlock(self._lock)
 
     def __enter__(self) -> "TensorStore":
         return self
@@ -470,6 +476,11 @@ class TensorStore:
     def _check_open(self) -> None:
         if not self._open:
             raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"{self._paths.folder}: the store was opened by process {self._pid}, of which this "
+                "one is a fork: its threads are not here; use the store there"
+            )
         if self._undecided:
             raise StoreError(
                 f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
@@ -477,15 +488,38 @@ class TensorStore:
             )
 
 
+def _when(deadline: float) -> float:
+    if (found := float(deadline)) != found:
+        raise ValueError("deadline: expected a number, got NaN")
+    return found
+
+
+def _pools(reading: int, writing: int) -> tuple[Pool, Pool]:
+    try:
+        return Pool(reading), Pool(writing)
+    except (OSError, MemoryError) as error:
+        raise CapacityError(
+            f"staging: {reading + writing} bytes of memory are not to be had ({error}); give a "
+            "smaller one, staging=, of at least the largest tensor and a third of it"
+        ) from error
+
+
+def _refuse(requests: Iterable[Request]) -> None:
+    """Ends the reads that a store leaves behind."""
+    for request in requests:
+        request.error = StoreError("the store was closed")
+        request.resolve(request)
+
+
 def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
     """What is left to do for a store that was dropped or is open when the interpreter ends."""
 
     def end() -> None:
-        queue.close()
+        _refuse(queue.close())
         backend.stop()
         backend.close()
         if lock is not None:
-            os.close(lock)
+            _folder.unlock(lock)
 
     try:  # not here: the collector may have come from a thread that holds the queue's lock
         threading.Thread(target=end, name="tensorjax-store-end").start()

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 
 from tensorjax.offload import _extents
@@ -46,6 +47,8 @@ class _Countdown:
 
 def flat(extent: Extent, array: Any) -> np.ndarray:
     """The bytes of an array of the reserved shape and dtype."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        raise TypeError(f"{extent.name}: expected an array, got only its shape and dtype")
     if getattr(array, "shape", None) != extent.shape or array.dtype != extent.dtype:
         got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
         raise ValueError(
@@ -123,20 +126,23 @@ class Writer:
             members = [sources[extent.name] for extent in run.members]
             slots = [tensor.slots[content.slot] for tensor, _, content in members]
             requests.append(Request(run, slots, write=True, deadline=deadline, resolve=resolve))
-        with queue.lock:
-            queue.enter(requests)
-            queue.writes.tensors += len(sources)
-            for tensor, _, content in sources.values():
-                tensor.newest = content
-        for i, request in enumerate(requests):
-            try:
+        sealed = 0
+        try:
+            with queue.lock:
+                queue.enter(requests)
+                queue.writes.tensors += len(sources)
+                for tensor, _, content in sources.values():
+                    tensor.newest = content
+            for request in requests:
+                queue.turn(request)
                 self._fill(request, sources)
-            except BaseException as error:
-                for rest in requests[i:]:
-                    rest.error = rest.error or error
-                    self._seal(rest)
-                raise
-            self._seal(request)
+                self._seal(request)
+                sealed += 1
+        except BaseException as error:
+            for rest in requests[sealed:]:
+                rest.error = rest.error or error
+                self._seal(rest)
+            raise
         return countdown.future
 
     def _seal(self, request: Request) -> None:
@@ -188,9 +194,18 @@ class Reader:
 
     def __init__(self, layouts: Layouts):
         self._layouts = layouts
+        self._gate = threading.Lock()
+
+    def paused(self) -> threading.Lock:
+        """Lets no read begin: a context."""
+        return self._gate
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         """Reads what was written last."""
+        with self._gate:
+            return self._read(tensors, deadline)
+
+    def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         queue = self.queue
         with queue.lock:
             contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
@@ -234,8 +249,10 @@ class Reader:
         def result() -> Leases:
             leases = {t.extent.name: _empty(t.extent, queue) for t in tensors if not t.extent.size}
             for run, buffer in zip(found, batch.buffers, strict=True):
+                # An array of its own: leases that are dropped can tell whether it is still viewed.
+                memory = np.frombuffer(buffer.memory.data, np.uint8)
                 for extent in run.members:
-                    array = view(buffer, extent.offsets[contents[extent.name].slot] - run.offset,
+                    array = view(memory, extent.offsets[contents[extent.name].slot] - run.offset,
                                  extent)  # fmt: skip
                     leases[extent.name] = Lease(extent, array, buffer, queue)
             return Leases(leases)

@@ -167,7 +167,9 @@ class _Driver:
                 self._queue.done(op, error)
             self._refuse(error)
         finally:
-            self._ring.close()  # a wake after that does nothing
+            with self._queue.lock:
+                self._queue.wake = None  # it holds this, and this the queue and its pools
+            self._ring.close()
 
     def _take(self, flying: int, *, wait: bool) -> list[Op] | None:
         room = self._depth - flying

@@ -1,0 +1,265 @@
+"""What callers do to a store: signals, forks, threads, views that outlive their lease."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+from tensorjax.offload import TensorStore, _store
+
+MIB, PAGE = 1 << 20, 4096
+BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: Any) -> str:
+    return request.param
+
+
+def made(path: Path, backend: str = "threads", **options: Any) -> TensorStore:
+    options = {"staging": 4 * MIB, "block": MIB // 4, **options}
+    return TensorStore(path, 256 * MIB, backend=backend, **options)
+
+
+def filled(path: Path, backend: str = "threads", **options: Any) -> TensorStore:
+    """A store of which "x" is ones and "y" is twos, committed as step 1."""
+    store = made(path, backend, **options)
+    store.reserve({"x": np.zeros(8), "y": np.zeros(8)})
+    store.write_many({"x": np.ones(8), "y": np.full(8, 2.0)})
+    store.commit({"step": 1})
+    return store
+
+
+def test_a_view_outlives_its_lease(tmp_path: Path, backend: str) -> None:
+    with filled(tmp_path, backend) as store:
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            x, y = store.read("x").result().array[2:], store.read("y").result().array
+        np.testing.assert_array_equal(x, np.ones(6))
+        np.testing.assert_array_equal(y, np.full(8, 2.0))
+        del x, y
+        store.read("x").result().release()  # which takes up what was dropped
+        assert not store._queue.reading.used
+
+
+def test_what_a_caller_does_to_meta_is_his(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.meta["step"] += 1
+        store.reserve({"z": np.zeros(8)})
+    with made(tmp_path) as store:
+        assert store.meta == {"step": 1}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_commits_of_one_process_do_not_decide_for_all(tmp_path: Path, ended: bool) -> None:
+    """Where one has more commits than the other: all go back, or all go forward."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed() -> None:
+        raise Killed
+
+    def opened() -> list[TensorStore]:
+        return [made(tmp_path, process=(number, 2)) for number in range(2)]
+
+    stores = opened()
+    for store in stores:
+        store.reserve({"x": np.zeros(8)})
+        store.write("x", np.ones(8))
+    stores[0].commit("by itself")
+    stores[0].commit("and again")
+    for store in stores:
+        store.commit({"step": 1}, barrier=lambda: None)
+        store.write("x", np.full(8, 2.0))
+    with pytest.raises(Killed):
+        stores[0].commit({"step": 2}, barrier=killed)
+    if ended:  # the other one had passed the barrier
+        stores[1].commit({"step": 2}, barrier=lambda: None)
+    else:
+        with pytest.raises(Killed):
+            stores[1].commit({"step": 2}, barrier=killed)
+    for store in stores:
+        store.close()
+    for store in opened():
+        with store, store.read("x").result() as lease:
+            assert store.meta == {"step": 2 if ended else 1}
+            assert lease.array[0] == (2.0 if ended else 1.0)
+
+
+def test_thousands_of_writes_of_one_tensor_can_be_hastened(tmp_path: Path) -> None:
+    """A read that is urgent, behind a chain of reads and writes that are not."""
+    with filled(tmp_path) as store:
+        request: Any = None
+        queue = store._queue
+        chain = []
+        for _ in range(5000):
+            leaders = [request] if request else []
+            request = SimpleNamespace(
+                complete=False, deadline=9.0, batch=None, ops=(), leaders=leaders
+            )
+            chain.append(request)
+        with queue.lock:
+            queue.hasten(request, 1.0)
+        assert {link.deadline for link in chain} == {1.0}
+
+
+def write_for_ever(store: TensorStore, name: str, x: np.ndarray) -> None:
+    while True:
+        store.write(name, x)
+
+
+def test_an_interrupt_while_staging_is_full_leaves_the_store_usable(
+    tmp_path: Path, backend: str
+) -> None:
+    x = np.zeros(16 * MIB, np.uint8)
+    with filled(tmp_path, backend, staging=24 * MIB) as store:
+        store.reserve({"large": x})
+        main = threading.get_ident()
+        timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            write_for_ever(store, "large", x)
+        assert not store._queue._tickets
+        store.revert()
+        store.write("x", np.full(8, 3.0)).result(30)
+        store.commit({"step": 2})
+
+
+def test_writes_that_wait_for_reads_leave_staging_to_others(tmp_path: Path, backend: str) -> None:
+    """A write that waits for a read, which waits for a write that needs staging."""
+    large, small = np.zeros(8 * PAGE, np.uint8), np.ones(PAGE, np.uint8)
+    names = [f"{kind}{i}" for i in range(4) for kind in "ab"]
+    tensors = {**{f"x{i}": large for i in range(40)}, **dict.fromkeys(names, small)}
+    with made(tmp_path, backend, block=2 * PAGE, staging=16 * PAGE) as store:
+        store.reserve(tensors)
+        store.write_many(tensors).result(30)
+        first = {n: x for n, x in tensors.items() if n[0] in "xa"}
+        second = {n: x for n, x in tensors.items() if n[0] == "b"}
+        for _ in range(5):
+            done: list[int] = []
+
+            def write(some: Any, done: list[int] = done) -> None:
+                store.write_many(some).result(30)
+                done.append(1)
+
+            threads = [threading.Thread(target=write, args=(some,)) for some in (first, second)]
+            threads[0].start()
+            reads = [store.read_many([f"a{i}", f"b{i}"]) for i in range(4)]
+            threads[1].start()
+            for read in reads:
+                read.result(30).release()
+            for thread in threads:
+                thread.join(30)
+            assert done == [1, 1]
+
+
+def test_reads_go_on_while_the_store_is_enlarged(tmp_path: Path, backend: str) -> None:
+    with filled(tmp_path, backend, staging=None) as store:
+        stop, faults, count = threading.Event(), [], [0]
+
+        def read() -> None:
+            while not stop.is_set():
+                try:
+                    with store.read("x").result(30):
+                        count[0] += 1
+                except Exception as error:
+                    faults.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        for i in range(2):
+            spec = jax.ShapeDtypeStruct(((56 + 4 * i) * MIB,), np.uint8)
+            store.reserve({f"large{i}": spec})
+        before = store.statistics().staging_peak
+        stop.set()
+        thread.join(60)
+        assert not faults
+        assert count[0]
+        assert before  # of the pools before counts too
+
+
+def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    with filled(tmp_path, staging=None) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(_store, "Pool", refuse)
+            with pytest.raises(
+                offload.CapacityError, match=r"staging: \d+ bytes of memory are not"
+            ):
+                store.reserve({"large": jax.ShapeDtypeStruct((60 * MIB,), np.uint8)})
+        assert "large" not in store.names
+        store.write("x", np.full(8, 3.0)).result(30)
+        store.commit({"step": 2})
+
+
+def test_pools_go_with_the_store(tmp_path: Path, backend: str) -> None:
+    """At once, not when the collector of cycles comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        store = filled(tmp_path, backend)
+        store.read("x").result().release()
+        pools = [weakref.ref(store._queue.reading), weakref.ref(store._queue.writing)]
+        store.close()
+        del store
+        assert [pool() for pool in pools] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_fork_neither_keeps_the_lock_nor_hangs(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    seen, there = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            store.read("x")
+        except offload.StoreError as error:
+            os.write(there, str(error).encode())
+        finally:
+            signal.pause()  # as a worker that lives on
+    try:
+        assert b"of which this one is a fork" in os.read(seen, 1000)
+        store.close()
+        made(tmp_path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        (jax.ShapeDtypeStruct((-4,), jnp.float32), ValueError, "a: expected sizes of at least 0"),
+        (np.zeros(3, "S5"), TypeError, "a: expected a plain dtype"),
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(
+    tmp_path: Path, spec: Any, error: type[Exception], message: str
+) -> None:
+    with made(tmp_path) as store, pytest.raises(error, match=message):
+        store.reserve({"a": spec})
+
+
+def test_writes_and_reads_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        with pytest.raises(TypeError, match="x: expected an array"):
+            store.write("x", store.spec("x"))
+        with pytest.raises(ValueError, match="deadline: expected a number, got NaN"):
+            store.read("x", deadline=float("nan"))
