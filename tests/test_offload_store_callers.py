@@ -2,8 +2,10 @@
 
 import gc
 import os
+import select
 import signal
 import threading
+import warnings
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,7 +228,9 @@ def test_pools_go_with_the_store(tmp_path: Path, backend: str) -> None:
 def test_a_fork_neither_keeps_the_lock_nor_hangs(tmp_path: Path) -> None:
     store = filled(tmp_path)
     seen, there = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX and Python warn of forks
+        child = os.fork()
     if not child:
         try:
             store.read("x")
@@ -235,6 +239,7 @@ def test_a_fork_neither_keeps_the_lock_nor_hangs(tmp_path: Path) -> None:
         finally:
             signal.pause()  # as a worker that lives on
     try:
+        assert select.select([seen], [], [], 60)[0]
         assert b"of which this one is a fork" in os.read(seen, 1000)
         store.close()
         made(tmp_path).close()
@@ -255,6 +260,13 @@ def test_tensors_that_cannot_be_are_refused(
 ) -> None:
     with made(tmp_path) as store, pytest.raises(error, match=message):
         store.reserve({"a": spec})
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for backend in ("auto", "threads"):
+        with pytest.raises(NotADirectoryError, match="path: expected a folder, got the file"):
+            made(tmp_path / "file", backend)
 
 
 def test_writes_and_reads_that_cannot_be_are_refused(tmp_path: Path) -> None:

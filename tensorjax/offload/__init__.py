@@ -4,6 +4,35 @@ Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated fil
 asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
 layer (`Layer`), with parameters and optimiser states in the store or in host memory; several
 processes train one model together, each with its part in a store of its own.
+
+Example: three steps, two of them committed; what comes after goes on from there.
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> import optax
+    >>> from tensorjax import offload
+    >>> def linear(params, x, batch, key):
+    ...     return (batch["x"] if x is None else x) @ params[0]
+    >>> def loss(params, x, batch, key):
+    ...     return jnp.mean((x @ params[0] - batch["y"]) ** 2)
+    >>> layers = [offload.Layer(name="a", apply=linear), offload.Layer(name="b", apply=loss)]
+    >>> params, optimizer = {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}, optax.adam(0.1)
+    >>> batch = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 1))}
+    >>> folder = tempfile.mkdtemp()
+    >>> capacity = offload.capacity(offload.tensors(params, optimizer))
+    >>> def training(steps):
+    ...     with (
+    ...         offload.TensorStore(folder, capacity, backend="threads", staging=1 << 22) as store,
+    ...         offload.Trainer(layers, params, optimizer, store=store, commit_every=2) as trainer,
+    ...     ):
+    ...         first = trainer.steps
+    ...         for number in range(first, steps):
+    ...             trainer.step(batch, data=number)
+    ...         return first
+    >>> training(3), training(5)
+    (0, 2)
+
+`measure` and `plan` say what should live where, ``Plan.options`` hands that to a trainer.
+`to_safetensors` and `to_orbax` export; `Trainer.trace` shows what happened when.
 """
 
 from tensorjax.offload._backends import Backend

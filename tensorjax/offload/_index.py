@@ -208,7 +208,8 @@ def plain(name: str, value: Any) -> Any:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name}: expected what JSON can hold (numbers, strings, lists, dicts), got "
-            f"{value!r}: {error}; convert arrays with .tolist() or store them as tensors"
+            f"{type(value).__name__}: {error}; convert arrays with .tolist() or store them as "
+            "tensors, dataclasses with dataclasses.asdict"
         ) from None
 
 

@@ -51,8 +51,10 @@ class Plan:
       gradient_bytes: bytes of the host for gradients that wait; None for all.
       chosen: how activations are treated, with the times of a step.
       choices: all that were considered.
-      seconds: predicted time of a step: the bound where updates overlap; with clipping, updates
-        wait for the end of the backward pass, and overlap with the next forward pass only.
+      seconds: predicted time of a step, if nothing is lost: the bound where updates overlap; with
+        clipping, updates wait for the end of the backward pass, and overlap with the next forward
+        pass only. Where the layers are computed by the host's own cores it takes longer, for they
+        share these with the optimiser and the copies.
       rows: one for each group: name, bytes of parameters, of states, where each is.
     """
 

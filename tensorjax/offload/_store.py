@@ -95,6 +95,8 @@ class TensorStore:
             raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
         self._say = Notices()
         self._paths = _folder.Paths(Path(path), numbered(process))
+        if self._paths.folder.is_file():
+            raise NotADirectoryError(f"path: expected a folder, got the file {self._paths.folder}")
         self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
