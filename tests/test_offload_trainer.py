@@ -471,3 +471,47 @@ def test_a_program_that_ends_without_closing_ends_as_it_says(
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
+
+
+def test_layers_of_many_functions_are_compiled_once() -> None:
+    """More of them than programs are remembered for other trainers."""
+    traced: list[int] = []
+
+    def layer(number: int) -> offload.Layer:
+        def apply(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+            traced.append(number)
+            x = batch["x"] if x is None else x
+            y = x + params[0]["b"][None]
+            return jnp.mean(y**2) if number == 79 else y
+
+        return offload.Layer(name=f"l{number}", apply=apply)
+
+    layers = [layer(number) for number in range(80)]
+    params = {one.name: {"b": np.zeros(3, np.float32)} for one in layers}
+    batch = {"x": np.ones((2, 3), np.float32)}
+    with offload.Trainer(
+        layers, params, cases.optimizer(), engine=offload.Engine(activations="keep")
+    ) as trainer:
+        trainer.step(batch)
+        first = len(traced)
+        trainer.step(batch)
+    assert len(traced) == first
+
+
+def test_another_trainer_of_the_same_layers_compiles_nothing() -> None:
+    traced: list[int] = []
+
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        traced.append(1)
+        return jnp.mean((batch["x"] @ params[0]["w"]) ** 2)
+
+    layers, params = (
+        [offload.Layer(name="a", apply=apply)],
+        {"a": {"w": np.ones((24, 2), np.float32)}},
+    )
+    counts = []
+    for _ in range(2):
+        with offload.Trainer(layers, params, cases.optimizer()) as trainer:
+            trainer.step({"x": cases.batch(0)["x"]})
+        counts.append(len(traced))
+    assert counts[0] == counts[1] > 0

@@ -123,6 +123,7 @@ class Engine:
             )
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
+        self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: Any) -> Any:
         """A microbatch on the device."""
@@ -180,7 +181,10 @@ class Engine:
 
     def _of(self, layer: Layer) -> "_Programs":
         leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
-        return _programs(layer.apply, tree, tuple(leaves))
+        kind = (layer.apply, tree, tuple(leaves))
+        if kind not in self._held:
+            self._held[kind] = _programs(*kind)
+        return self._held[kind]
 
 
 @functools.lru_cache(maxsize=64)
