@@ -125,9 +125,10 @@ class Queue:
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
-        with self.lock:
-            while request.waits:
-                self._idle.wait()
+        if request.waits:  # it never waits for others again
+            with self.lock:
+                while request.waits:
+                    self._idle.wait()
 
     def unstage(self, start: int, size: int) -> None:
         """Gives back staging that no transfer was made of."""
