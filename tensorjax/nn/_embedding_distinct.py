@@ -13,10 +13,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.shard_alike import shard_alike
 
 from tensorjax import linalg
 from tensorjax.nn._embedding_rows import Request, make_rows, marked_rows, tables_of
+
+try:
+    from jax.experimental.shard_alike import shard_alike
+except ImportError:  # JAX 0.11.2 has no such hint any more: the same numbers, on every device
+
+    def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
+        """Both as they are."""
+        return x, y
+
 
 _Tables = Sequence[jax.Array]
 

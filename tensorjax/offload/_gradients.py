@@ -110,7 +110,7 @@ class Gradients:
 
     def _add(self, group: str, gradient: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
-        held = jax.block_until_ready(self._shards.take(group, gradient, self._optimizer.device))
+        held = self._shards.take(group, gradient)
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held)
         self._left[group] -= 1

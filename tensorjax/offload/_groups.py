@@ -11,6 +11,7 @@ from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group
 from tensorjax.offload._homes import Home, HostHome
+from tensorjax.offload._host import owned
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
 
@@ -141,18 +142,13 @@ def _begin(group: Group, given: Any, optimizer: HostOptimizer, shards: Shards) -
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
-    held = optimizer.host(group.params.unflatten([_owned(leaves) for _ in range(len(leaves))]))
+    held = group.params.unflatten([owned(leaves.pop(0)) for _ in range(len(leaves))])
     if not optimizer.finite(held):
         raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
     if group.weights is not None:
         put(group, group.weights, optimizer.cast(held))
     put(group, group.params, held)
     put(group, group.state, optimizer.init(held))
-
-
-def _owned(leaves: list[Any]) -> Any:
-    """A copy of the first leaf, which is let go."""
-    return jax.block_until_ready(jnp.array(leaves.pop(0), copy=True))
 
 
 def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from tensorjax.offload._bundle import Bundle
+from tensorjax.offload._host import cpu
 from tensorjax.offload._trace import Trace
 
 # A commit and a spill may ask for one array at a time; JAX fills a cache of it when it is asked.
@@ -313,7 +314,7 @@ def _view(x: Any) -> np.ndarray:
     NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
     XLA then copies where it could write in place.
     """
-    if not isinstance(x, jax.Array) or not x.nbytes:
+    if not isinstance(x, jax.Array) or not x.nbytes or x.devices() != {cpu()}:
         return np.asarray(x)
     jax.block_until_ready(x)
     with _POINTERS:

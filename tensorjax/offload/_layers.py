@@ -102,8 +102,8 @@ class Engine:
       activations: "recompute", "keep" or "offload".
       shardings: of the parameters of each group, a mapping from its name to a pytree of
         `jax.sharding.Sharding` like them, which their gradients get too; groups without lie on the
-        first device. In one of several processes (`jax.distributed`) every group has to have some,
-        over the devices of all processes.
+        device that JAX uses if none is named. In one of several processes (`jax.distributed`) every
+        group has to have some, over the devices of all processes.
       data: sharding of every array of a microbatch, or None. Each of several processes gives whole
         batches, the same ones, and places what its devices need of them.
 
@@ -136,12 +136,18 @@ class Engine:
             lambda x: jax.make_array_from_callback(x.shape, where, x.__getitem__), batch
         )
 
+    @functools.cached_property
+    def device(self) -> Any:
+        """Where groups without shardings lie: the device that JAX uses if none is named."""
+        return next(iter(jnp.empty(()).devices()))
+
     def place(self, group: str, params: Any) -> Any:
         """Parameters on the device: copies, never views of the host's memory."""
-        # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
-        copied = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-        sharding = self.shardings.get(group)
-        return copied if sharding is None else jax.device_put(copied, sharding)
+        where = self.shardings.get(group, self.device)
+        if self.device.platform == "cpu":
+            # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
+            params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        return jax.device_put(params, where)
 
     def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """A layer's result, and what its backward pass needs besides the input."""

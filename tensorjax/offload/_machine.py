@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._store import TensorStore
@@ -184,7 +185,7 @@ def _place(size: int) -> float:
 def _update(optimizer: Any) -> float:
     host = HostOptimizer(optimizer)
     numbers = 1 << 21
-    params, gradient = (host.host(jnp.ones((numbers,), jnp.float32)) for _ in range(2))
+    params, gradient = (owned(np.ones(numbers, np.float32)) for _ in range(2))
     state, spare = host.init(params), None
 
     def work() -> None:

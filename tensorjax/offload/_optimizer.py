@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.offload._host import cpu, to_host
+
 _ROW = 512  # numbers that are added up in their own precision; their sums are in double
 
 
@@ -37,7 +39,7 @@ class HostOptimizer:
             raise TypeError(f"compute_dtype: expected a floating dtype, got {compute_dtype!r}")
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
-        self.device = _cpu()
+        self.device = cpu()
         self._init, self._update, self._update_beside, self._cast = _programs(
             transformation, self._dtype
         )
@@ -51,7 +53,7 @@ class HostOptimizer:
 
     def init(self, params: Any) -> Any:
         """State of the transformation for the parameters of a group."""
-        return self._init(self.host(params))
+        return self._init(to_host(params))
 
     def cast(self, params: Any) -> Any:
         """Parameters as the device computes with them."""
@@ -82,12 +84,7 @@ class HostOptimizer:
         return jax.block_until_ready(found)
 
     def _empty(self, like: Any) -> Any:
-        empty = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), like)
-        return jax.device_put(empty, self.device)
-
-    def host(self, tree: Any) -> Any:
-        """Arrays of the device, or of NumPy, on the CPU that the optimiser computes on."""
-        return jax.device_put(tree, self.device)
+        return jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), like)
 
     def add(self, sums: Any, gradient: Any) -> Any:
         """Sum of two gradients, in the place of the first."""
@@ -133,7 +130,8 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
         return x.astype(dtype) if wanted else x
 
     return (
-        jax.jit(init),
+        # What does not depend on the parameters' numbers would else be made on an accelerator.
+        jax.jit(init, out_shardings=jax.sharding.SingleDeviceSharding(cpu())),
         jax.jit(update, donate_argnums=(2, 4), keep_unused=True),
         jax.jit(update, donate_argnums=(4,), keep_unused=True),
         # By itself: a cast in the program of the update would more than halve its speed.
@@ -153,13 +151,3 @@ def _squares(x: Any) -> float:
 
 def _finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
-
-
-def _cpu() -> Any:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        raise RuntimeError(
-            "the optimiser runs on the host, and JAX has no CPU backend here; add it: "
-            "JAX_PLATFORMS=cuda,cpu"
-        ) from error

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tensorjax.offload._host import to_host
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -83,15 +85,15 @@ class Part:
         found = [np.asarray(array[place]) for place in places]
         return np.concatenate(found) if len(found) > 1 else found[0]
 
-    def take(self, array: jax.Array, device: Any) -> jax.Array:
-        """The part of an array that lies on the devices of all processes, on one of this one's.
+    def take(self, array: jax.Array) -> jax.Array:
+        """The part of an array that lies on the devices of all processes, on this one's host.
 
         No other process takes part in that.
         """
         if not array.sharding.is_equivalent_to(self._sharding, array.ndim):
             raise ValueError(f"expected an array on {self._sharding}, got one on {array.sharding}")
         blocks = {shard.device: shard.data for shard in array.addressable_shards}
-        found = [jax.device_put(blocks[piece.devices[0]], device) for piece in self.pieces]
+        found = to_host([blocks[piece.devices[0]] for piece in self.pieces])
         return jnp.concatenate(found) if len(found) > 1 else found[0]
 
     def place(self, part: Any) -> jax.Array:
@@ -151,11 +153,11 @@ class Shards:
         """Parts, from whole arrays of the host."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
-    def take(self, name: str, tree: Any, device: Any) -> Any:
-        """Parts on a device of this process, from arrays on the devices of all processes."""
+    def take(self, name: str, tree: Any) -> Any:
+        """Parts on the host of this process, from arrays on the devices of all; once there."""
         if not self._parts:
-            return jax.device_put(tree, device)
-        return self._map(name, lambda part, x: part.take(x, device), tree)
+            return to_host(tree)
+        return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
 
     def place(self, name: str, tree: Any) -> Any:
         """Arrays on the devices of all processes, from parts; None in a single process."""

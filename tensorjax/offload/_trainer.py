@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -17,6 +16,7 @@ from tensorjax.offload import _ahead, _commits, _groups, _identity, _index
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
+from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._order import Order
@@ -159,6 +159,7 @@ class Trainer:
         self._key = key
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
         self._engine = Engine() if engine is None else engine
+        _ = self._engine.device  # as it is here: threads may have another default
         self._order = Order(self._layers, self._schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
@@ -195,7 +196,7 @@ class Trainer:
             if resumed:
                 self._progress = _commits.resume(
                     self._store, self._home, self._groups, key=self._key, stale=self._order.stale,
-                    gradients=spills, owned=self._owned,
+                    gradients=spills, owned=owned,
                 )  # fmt: skip
             else:
                 self._store.reserve(_groups.specs(self._groups.values(), gradients=spills))
@@ -481,9 +482,6 @@ class Trainer:
         held = self._groups[name].device.unflatten(arrays)
         placed = self._shards.place(name, held)
         return self._engine.wait(self._engine.place(name, held) if placed is None else placed)
-
-    def _owned(self, x: Any) -> jax.Array:
-        return jax.block_until_ready(jnp.array(x, copy=True, device=self._optimizer.device))
 
     def _check_open(self) -> None:
         if self._closed:

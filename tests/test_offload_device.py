@@ -1,0 +1,139 @@
+"""A device that is not the host: here another one of the CPU, as an accelerator would be."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+from tensorjax.offload import _host
+from tests import offload_cases as cases
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    """What JAX computes on if no device is named, in all threads."""
+    found = jax.devices()[-1]
+    jax.config.update("jax_default_device", found)
+    yield found
+    jax.config.update("jax_default_device", None)
+
+
+class Watched(offload.Engine):
+    """Notes on which devices parameters, inputs, cotangents and gradients lie."""
+
+    seen: set[Any]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seen = set()
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._noted(super().forward(*arguments), arguments[1:3])
+
+    def backward(self, *arguments: Any) -> Any:
+        return self._noted(super().backward(*arguments), arguments[1:3])
+
+    def last(self, *arguments: Any) -> Any:
+        return self._noted(super().last(*arguments), arguments[1:3])
+
+    def _noted(self, result: Any, arguments: Any) -> Any:
+        leaves = jax.tree.leaves((result, arguments))
+        self.seen |= {d for x in leaves if isinstance(x, jax.Array) for d in x.devices()}
+        return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip": 0.5, "microbatches": 2},
+        {"compute_dtype": "bfloat16"},
+        {"activations": "keep"},
+        {"activations": "offload", "schedule": "one_step_stale"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "store"])
+def test_layers_compute_on_the_device_and_the_optimizer_on_the_host(
+    tmp_path: Path, device: Any, stored: bool, options: dict[str, Any]
+) -> None:
+    options = dict(options)
+    engine = Watched(activations=options.pop("activations", "recompute"))
+    store = cases.store(tmp_path) if stored else None
+    with offload.Trainer(
+        cases.layers(), cases.params(), cases.optimizer(), store=store, engine=engine, **options
+    ) as trainer:
+        losses = [trainer.step(cases.batch(n)).loss for n in range(3)]
+        found = trainer.params()
+        held = [state for _, _, state in trainer.groups()]
+        homes = [getattr(group.home, "held", {}) for group in trainer._groups.values()]
+    if store is not None:
+        store.close()
+    assert engine.seen == {device}
+    kept = [x for x in jax.tree.leaves((held, homes)) if isinstance(x, jax.Array)]
+    assert {d for x in kept for d in x.devices()} <= {_host.cpu()}
+    jax.config.update("jax_default_device", None)  # the fixture does it again
+    activations = engine.activations
+    expected = cases.train(3, engine=offload.Engine(activations=activations), **options)
+    assert losses == expected[0]
+    assert cases.equal(found, expected[1])
+
+
+def test_a_training_on_the_device_goes_on_from_its_store(tmp_path: Path, device: Any) -> None:
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(cases.layers(), cases.params(), optax.adam(1e-3), store=store) as trainer,
+    ):
+        losses = [trainer.step(cases.batch(n)).loss for n in range(2)]
+        trainer.commit()
+        losses.append(trainer.step(cases.batch(2)).loss)
+    engine = Watched()
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), optax.adam(1e-3), store=store, engine=engine
+        ) as trainer,
+    ):
+        assert trainer.step(cases.batch(2)).loss == losses[2]
+    assert engine.seen == {device}
+
+
+def test_first_states_are_made_on_the_host(device: Any) -> None:
+    """Those of Adam depend on no number of the parameters: JAX would take any device for them."""
+    optimizer = offload._optimizer.HostOptimizer(optax.adam(1e-3))
+    params = {"w": np.ones((3, 4), np.float32)}
+    state = optimizer.init(params)
+    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {_host.cpu()}
+    on_device = jax.tree.map(jnp.asarray, params)
+    assert jax.tree.leaves(on_device)[0].devices() == {device}
+    state = optimizer.init(on_device)
+    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {_host.cpu()}
+
+
+def test_what_comes_from_the_device_may_be_overwritten(device: Any) -> None:
+    """Updates write to a gradient's memory; XLA does not where that is somebody else's."""
+    x = jnp.arange(1 << 16, dtype=jnp.float32)
+    (found,) = _host.to_host([x])
+    assert found.devices() == {_host.cpu()}
+    pointer = found.unsafe_buffer_pointer()
+    doubled = jax.jit(lambda a: 2 * a, donate_argnums=0)(found)
+    assert doubled.unsafe_buffer_pointer() == pointer
+    assert np.array_equal(np.asarray(x), np.arange(1 << 16))
+
+
+def test_an_owned_array_shares_no_memory(device: Any) -> None:
+    for make in (np.array, jnp.array):
+        given = make(np.arange(64.0, dtype=np.float32))
+        found = _host.owned(given)
+        assert found.devices() == {_host.cpu()}
+        if isinstance(given, np.ndarray):
+            given[:] = -1
+        assert np.array_equal(np.asarray(found), np.arange(64.0))
