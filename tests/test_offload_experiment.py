@@ -15,6 +15,7 @@ pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from experiments.__main__ import main
+from experiments.offload import budgets
 from experiments.offload import main as offloading
 from experiments.offload.main import Config, fitting, setting
 from experiments.offload.memory import peak
@@ -120,3 +121,29 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads((folder / done["run"] / "trace-tiny-real-overlap-cores.json").read_text())
     assert (folder / done["run"] / "trace-tiny-emulated-overlap-1.png").exists()
     assert not list(tmp_path.glob("offload-*"))  # stores are removed
+
+
+def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the model on disk, gradients of two layers in memory: all ways train alike."""
+    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})
+    options = ["--size", "tiny", "--host", "0.012", "--device", "0.02", "--staging", "8",
+               "--microbatches", "2", "--steps", "1", "--results", str(tmp_path)]  # fmt: skip
+    assert main(["run", "offload/budgets", "--quick", *options]) == 0
+    folder = tmp_path / "offload" / "budgets"
+    rows = {row["way"]: row for row in csv.DictReader((folder / "budgets.csv").open())}
+    assert [*rows] == ["overlap", "after backward", "in memory"]
+    assert float(rows["overlap"]["read"]) > 0
+    assert float(rows["in memory"]["read"]) == 0
+    losses = {row["way"]: row for row in csv.DictReader((folder / "losses.csv").open())}
+    assert losses["overlap"]["last loss"] == losses["after backward"]["last loss"]
+    ends = [float(row["last loss"]) for row in losses.values()]
+    assert ends[2] == pytest.approx(ends[0], rel=1e-5)
+    assert (folder / "trace-tiny-overlap.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": "huge"}, {"host": 0.0}, {"steps": 0}, {"ways": ("naive",)}]
+)
+def test_bad_budgets_are_refused(change: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        budgets.Config(**change)

@@ -99,6 +99,16 @@ FULL = {"clip": 0.5, "microbatches": 2}
         ("no clipping, after the backward pass", {}, {"schedule": "after_backward"}),
         ("half precision", {"compute_dtype": jnp.bfloat16}, {"commit_every": 2}),
         ("random layers", {"key": jax.random.key(5)}, {"commit_every": 2}),
+        (
+            "room for one gradient",
+            {"microbatches": 2},
+            {"gradient_bytes": 0, "gradient_overflow": "wait", "lookahead": 1, "commit_every": 2},
+        ),
+        (
+            "room for two",
+            {},
+            {"gradient_bytes": 8 * (cases.WIDTH**2 + cases.WIDTH), "gradient_overflow": "wait"},
+        ),
         ("stale", {"schedule": "one_step_stale", "clip": 0.5}, {"commit_every": 2}),
     ],
 )
@@ -515,3 +525,39 @@ def test_another_trainer_of_the_same_layers_compiles_nothing() -> None:
             trainer.step({"x": cases.batch(0)["x"]})
         counts.append(len(traced))
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gradient_overflow": "drop"}, "expected one of"),
+        ({"gradient_overflow": "wait"}, "expected gradient_bytes"),
+        ({"gradient_overflow": "wait", "gradient_bytes": 0, "clip": 1.0}, "clip"),
+        ({"gradient_overflow": "wait", "gradient_bytes": 0, "schedule": "after_backward"}, "sched"),
+    ],
+)
+def test_gradients_cannot_wait_for_updates_that_wait_for_them(options: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=rf"gradient_overflow: .*{match}"):
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), **options)
+
+
+def test_gradients_that_wait_for_room_take_no_more(tmp_path: Path) -> None:
+    """Neither of memory nor of the store, which has no place for them."""
+    block = 4 * (cases.WIDTH**2 + cases.WIDTH)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), store=store,
+            gradient_bytes=block, gradient_overflow="wait",
+        ) as trainer,
+    ):  # fmt: skip
+        for number in range(4):
+            trainer.step(cases.batch(number))
+        assert trainer.statistics()["gradient_peak_bytes"] <= block
+        assert not [name for name in store.names if "/gradient/" in name]
+    with offload.Trainer(
+        cases.layers(), cases.params(), cases.optimizer(), gradient_bytes=0,
+        gradient_overflow="wait",
+    ) as trainer:  # fmt: skip
+        losses = [trainer.step(cases.batch(number)).loss for number in range(4)]
+    assert losses == cases.train(4)[0]

@@ -12,4 +12,13 @@ EXPERIMENTS = (
         extra="nn",
         packages=("flax", "optax", "xxhash"),
     ),
+    Experiment(
+        name="offload/budgets",
+        module="experiments.offload.budgets",
+        paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
+        summary="GPT-2 under budgets of device and host, as the plan says; for a GPU",
+        quick="30 s",
+        extra="nn",
+        packages=("flax", "optax", "xxhash"),
+    ),
 )

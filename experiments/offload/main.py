@@ -48,6 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "medium": {"layers": 24, "heads": 16, "features": 1024},
     "large": {"layers": 36, "heads": 20, "features": 1280},
     "xl": {"layers": 48, "heads": 25, "features": 1600},
+    "7b": {"layers": 34, "heads": 32, "features": 4096},
 }
 
 
@@ -56,7 +57,8 @@ class Config:
     """Options; the defaults take some ten minutes on two CPU cores and 6 GiB of disk."""
 
     sizes: tuple[str, ...] = ("mini", "small")
-    """Models: "tiny", "mini" and "deep" (mini with three times the blocks) are not published."""
+    """Models: "tiny", "mini" and "deep" (mini with three times the blocks) are not published,
+    and neither is "7b"."""
     batch: int = 1
     """Sequences in a batch."""
     length: int = 64

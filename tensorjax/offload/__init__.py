@@ -57,7 +57,7 @@ from tensorjax.offload._statistics import Statistics, Traffic
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Span, Trace
 from tensorjax.offload._trainer import Step, Trainer
-from tensorjax.offload._updates import Schedule
+from tensorjax.offload._updates import Overflow, Schedule
 
 __all__ = [
     "Activations",
@@ -72,6 +72,7 @@ __all__ = [
     "LockedError",
     "Machine",
     "MismatchError",
+    "Overflow",
     "Plan",
     "Schedule",
     "Span",

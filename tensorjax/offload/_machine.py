@@ -184,7 +184,7 @@ def _place(size: int) -> float:
 
 def _update(optimizer: Any) -> float:
     host = HostOptimizer(optimizer)
-    numbers = 1 << 21
+    numbers = 1 << 23
     params, gradient = (owned(np.ones(numbers, np.float32)) for _ in range(2))
     state, spare = host.init(params), None
 

@@ -24,7 +24,13 @@ from tensorjax.offload._passes import Passes
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
-from tensorjax.offload._updates import Schedule, Updater, check_schedule
+from tensorjax.offload._updates import (
+    Overflow,
+    Schedule,
+    Updater,
+    check_overflow,
+    check_schedule,
+)
 from tensorjax.offload._weights import WeightStream, room
 
 
@@ -74,6 +80,9 @@ class Trainer:
         and results on their way home, with spare memory, take no more than the largest group's.
         None keeps all in memory, results of twice that size, as many updated parameters for the
         device, and spare states: of groups of one shape two, of any other one.
+      gradient_overflow: "store", or "wait": instead of being written and read again, the next
+        gradient waits until an update has made room, and the backward pass with it. It saves a disk
+        that is the slowest part, and the room of two gradients there; not with clipping.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
@@ -134,6 +143,7 @@ class Trainer:
         in_memory: Collection[str] = (),
         device_bytes: int | None = None,
         gradient_bytes: int | None = None,
+        gradient_overflow: Overflow = "store",
         microbatches: int = 1,
         clip: float | None = None,
         compute_dtype: Any = None,
@@ -150,7 +160,9 @@ class Trainer:
         self._clip = _check_clip(clip)
         if commit_every is not None:
             _check.integer("commit_every", commit_every, low=1)
-        if store is None and (commit_every is not None or gradient_bytes is not None):
+        check_overflow(gradient_overflow, gradient_bytes, self._schedule, self._clip)
+        self._spills = gradient_bytes is not None and gradient_overflow == "store"
+        if store is None and (commit_every is not None or self._spills):
             raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
         self._closed = True  # until it is whole
         _commits.take(store, self)
@@ -170,7 +182,7 @@ class Trainer:
             shapes, self._optimizer, store=self._home, in_memory=in_memory, shards=self._shards
         )
         self._model = _identity.describe(self._groups)
-        resumed = self._begin(params, spills=gradient_bytes is not None or self._order.stale)
+        resumed = self._begin(params, spills=self._spills or self._order.stale)
         lookahead = 0 if schedule == "sequential" else _check.integer("lookahead", lookahead, low=1)
         self._start_threads(device_bytes, gradient_bytes, lookahead)
         self._failure: BaseException | None = None
@@ -210,7 +222,7 @@ class Trainer:
         shares = None
         if self._home is not None:
             shares = _ahead.shared(
-                self._store, self._home, self._groups.values(), spills=gradient_bytes is not None
+                self._store, self._home, self._groups.values(), spills=self._spills
             )
             self._home.together = shares.tight
         self._stream = WeightStream(
@@ -231,7 +243,7 @@ class Trainer:
         self._updater = Updater(
             self._groups,
             self._optimizer,
-            spill=self._home,
+            spill=self._home if self._spills else None,
             gradient_bytes=gradient_bytes,
             lookahead=lookahead,
             staging=shares.staging if shares else None,

@@ -37,6 +37,7 @@ class Turns:
       unwritten: how many updates have begun and are not written.
       results_bytes: of these.
       open, gated: whether updates may begin; whether those to come wait for that.
+      blocked: whether a gradient waits for room, so that none that is expected can come.
       newest: the last version that updates may make: homes that have it are being committed.
     """
 
@@ -59,7 +60,7 @@ class Turns:
         self.updating: list[str] = []
         self.version = dict.fromkeys(groups, start)
         self.unwritten = self.results_bytes = 0
-        self.open, self.gated = True, False
+        self.open, self.gated, self.blocked = True, False, False
         self.newest = math.inf
 
     # What the threads ask.
@@ -119,6 +120,15 @@ class Turns:
         """Whether a home lacks a version of a group."""
         return any(held < version for held in self.version.values())
 
+    def idle(self) -> str | None:
+        """A group whose state is held for a gradient that cannot come, as another waits for room.
+
+        None where an update can be made.
+        """
+        if not self.blocked or self.able()[0] is not None:
+            return None
+        return next((name for name in self.fetched if name not in self.ready), None)
+
     def latest(self) -> str | None:
         """Of the groups whose states have memory, that one whose turn is last."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
@@ -161,8 +171,8 @@ class Turns:
 
     def _coming(self) -> dict[str, tuple[int, float]]:
         """Groups without a gradient yet, in its order, as far as their states can be read."""
-        found = {}
-        for name, (version, deadline) in self.expected.items():
+        found: dict[str, tuple[int, float]] = {}
+        for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:
                 break  # what comes later would take the room that this one needs first
             found[name] = version, deadline
@@ -170,6 +180,8 @@ class Turns:
 
     def _to_come(self, deadline: float) -> list[str]:
         """Groups without a gradient yet that are more urgent."""
+        if self.blocked:
+            return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:

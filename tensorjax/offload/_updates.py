@@ -20,6 +20,26 @@ _TICK = 0.5  # seconds without anything new
 
 Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
 
+Overflow = Literal["store", "wait"]
+
+
+def check_overflow(
+    overflow: Any, gradient_bytes: Any, schedule: Schedule, clip: float | None
+) -> Overflow:
+    """Returns what becomes of gradients beyond their memory, or says what does not fit."""
+    if overflow not in get_args(Overflow):
+        raise ValueError(
+            f"gradient_overflow: expected one of {get_args(Overflow)}, got {overflow!r}"
+        )
+    if overflow == "wait" and gradient_bytes is None:
+        raise ValueError("gradient_overflow: expected gradient_bytes with 'wait', got none")
+    if overflow == "wait" and (schedule != "overlap" or clip is not None):
+        raise ValueError(
+            "gradient_overflow: 'wait' needs updates during the backward pass, but with schedule "
+            f"{schedule!r} and clip {clip!r} they wait for its end; expected 'store'"
+        )
+    return overflow
+
 
 def check_schedule(schedule: Any) -> Schedule:
     """Returns a schedule, or says which there are."""
@@ -37,7 +57,7 @@ class Updater:
     Args:
       groups: by name.
       optimizer: what updates.
-      spill: home of gradients beyond ``gradient_bytes``, or None if there is none.
+      spill: home of gradients beyond ``gradient_bytes``; None if these wait for room instead.
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
         the one before has been written.
@@ -78,13 +98,14 @@ class Updater:
         self._groups, self._optimizer, self._trace = groups, optimizer, trace
         self._homes = {id(g.home): g.home for g in groups.values()}.values()
         self._spill, self._gradient_bytes = spill, gradient_bytes
+        spills = spill is not None and gradient_bytes is not None
         self._lookahead, self._together = lookahead, together
         # Results of two updates of the largest size may be under way; where memory is bounded, one.
         at_once = 2 if gradient_bytes is None else 1
         self._results_most = at_once * max(g.results for g in groups.values())
         self._turns = Turns(
             groups,
-            Ahead(groups, lookahead=lookahead, staging=staging, spills=gradient_bytes is not None),
+            Ahead(groups, lookahead=lookahead, staging=staging, spills=spills),
             lookahead=lookahead,
             together=together,
             results_most=self._results_most,
@@ -149,10 +170,16 @@ class Updater:
     ) -> None:
         """Takes the gradient of a group, which makes its parameters those of ``version``.
 
-        Its memory is used up. Where it does not fit, this or another one is written to the store.
+        Its memory is used up. Where it does not fit, this or another one is written to the store,
+        or, without one for them, this one waits here until there is room.
         ``partial`` are bytes of gradients that are not whole yet: they are only counted.
         """
         with self._cond:
+            while not self._closed and self._error is None and self._full(name):
+                self._turns.blocked = True
+                self._cond.notify_all()
+                self._cond.wait()
+            self._turns.blocked = False
             self._raise()
             self._turns.expected.pop(name, None)
             open_ = self._turns.open
@@ -173,6 +200,12 @@ class Updater:
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
+
+    def _full(self, name: str) -> bool:
+        """Whether a gradient has to wait for others to be used up; the lock is held."""
+        if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
+            return False
+        return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
         """The gradient that should wait in the store, if one should; the lock is held."""
@@ -289,7 +322,7 @@ class Updater:
         return None
 
     def _give_way(self) -> None:
-        """Gives a state back that is wanted later, where all wait for memory that all hold.
+        """Gives a state back that is wanted later, where all wait for memory that others hold.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -299,9 +332,10 @@ class Updater:
         # What a commit holds back waits for no memory.
         if busy or not self._turns.behind(self._turns.newest):
             return
-        if not any(home.starved() for home in self._homes):
-            return
-        if (name := self._turns.latest()) is not None:
+        if (name := self._turns.idle()) is None:
+            starved = any(home.starved() for home in self._homes)
+            name = self._turns.latest() if starved else None
+        if name is not None:
             self._turns.fetched.pop(name).release()
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
@@ -385,6 +419,7 @@ class Updater:
         ready.spare = self._spare.take(group)
         self._bound_spare()
         self._count()
+        self._cond.notify_all()  # a gradient may wait for this one's room
         return ready
 
     def _bound_spare(self) -> None:

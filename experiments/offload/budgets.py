@@ -1,0 +1,313 @@
+"""GPT-2 trained under budgets of device and host, where the plan puts everything.
+
+``python -m experiments run offload/budgets`` measures the machine and the layers, lets
+`offload.plan` decide what lives on the device, in the memory of the host and on disk, and trains by
+that plan, its updates overlapping; with updates after the backward pass; and with everything on the
+device, where that fits. Predictions stand beside what was measured. README.md in this folder says
+what came out.
+
+Source: HiTrain, Journal of Computer Research and Development, DOI 10.7544/issn1000-1239.202550478,
+of which only the abstract was at hand. Ours: the budgets, and these ways.
+"""
+
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import Run
+from experiments._malloc import return_memory
+from experiments.offload.main import SIZES
+from experiments.offload.memory import peak, resident
+from experiments.offload.resident import Resident
+from tensorjax import offload
+from tensorjax.models import gpt2
+
+GB, MIB = 10**9, 2**20
+WARM = 3  # steps that compile and fill the pipeline, before those that are timed
+LOSSES = ("first step", "first loss", "last loss")
+Way = Literal["overlap", "after backward", "in memory"]
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "adamw": lambda: optax.adamw(1e-4),
+    "lion": lambda: optax.lion(1e-5),
+    "sgd": lambda: optax.sgd(1e-2),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options; the defaults are for a GPU."""
+
+    size: str = "xl"
+    """Model, of those of the experiment "offload"."""
+    device: float = 24.0
+    """GB that the device may hold, for everything."""
+    host: float = 32.0
+    """GB that the process may have on the host, for everything."""
+    process: bool = True
+    """Whether what the process has before it trains counts as the host's."""
+    batch: int = 8
+    """Sequences in a microbatch."""
+    microbatches: int = 3
+    """Microbatches in a step."""
+    length: int = 1024
+    """Tokens in a sequence."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of parameters, and so of states; gradients are float32."""
+    optimizer: Literal["adamw", "lion", "sgd"] = "adamw"
+    """What updates; with "lion" a number has one state, with "sgd" none."""
+    steps: int = 3
+    """Steps that are timed."""
+    ways: tuple[Way, ...] = get_args(Way)
+    """What is compared, in this order."""
+    staging: int = 0
+    """MiB of staging memory, if there is a store; 0 takes 8 times the largest group, and 64."""
+    folder: str = ""
+    """Where the store is made: a disk, not memory; the system's folder for such if empty."""
+
+    def __post_init__(self) -> None:
+        """Checks what would fail late."""
+        if self.size not in SIZES:
+            raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {self.size!r}")
+        for name in ("device", "host", "batch", "microbatches", "length", "steps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        if not self.ways or not set(self.ways) <= set(get_args(Way)):
+            raise ValueError(f"ways: expected some of {get_args(Way)}, got {self.ways}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        """A model of 11 million numbers, most of it on disk."""
+        return cls(
+            size="tiny", device=0.1, host=0.1, process=False, batch=1, length=32, steps=2,
+            staging=40,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained."""
+
+    name: str
+    layers: list[offload.Layer]
+    params: dict[str, Any]
+    optimizer: Any
+    batches: list[Any]
+    microbatches: int
+
+    @property
+    def tokens(self) -> int:
+        """In a step."""
+        return self.batches[0]["tokens"].size
+
+    def micro(self) -> Any:
+        """A microbatch."""
+        return jax.tree.map(lambda x: x[: len(x) // self.microbatches], self.batches[0])
+
+    def largest(self) -> int:
+        """Bytes of the largest group's parameters."""
+        shapes = [jax.tree.leaves(jax.eval_shape(draw)) for draw in self.params.values()]
+        return max(sum(x.size * x.dtype.itemsize for x in leaves) for leaves in shapes)
+
+
+def run(config: Config, run: Run) -> None:
+    """Measures, plans, and trains in every way."""
+    return_memory()
+    if config.folder:
+        Path(config.folder).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
+    try:
+        made = work(config)
+        machine = offload.measure(folder, made.optimizer)
+        run.console.print(str(machine))
+        plan, staging = planned(made, machine, config)
+        run.console.print(f"staging memory {staging / GB:.2f} GB")
+        run.console.print(str(plan))
+        rows = []
+        with stored(made, folder, staging) as store:
+            for way in run.progress(config.ways, made.name):
+                if (row := tried(made, way, plan, store, config.steps, run)) is not None:
+                    rows.append(row)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for key, value in (("machine", str(machine)), ("plan", str(plan))):
+        run.metric(key, value)
+    baseline = next((r["s"] for r in rows if r["way"] == "after backward"), None)
+    losses = [
+        {"size": r["size"], "way": r["way"], **{name: r.pop(name) for name in LOSSES}} for r in rows
+    ]
+    for row in rows:
+        row["speed"] = baseline / row["s"] if baseline else None
+    device = jax.devices()[0].device_kind
+    run.table(
+        "budgets",
+        rows,
+        key=["size", "way"],
+        caption=f"{device}, {config.device:g} GB of it and {config.host:g} GB of the host: seconds "
+        "per step beside the prediction, share of the bound P*, speed over updating after the "
+        "backward pass, GB",
+    )
+    run.table("losses", losses, key=["size", "way"], caption="What the first step took, compiling, "
+              "and losses of the first and the last step")  # fmt: skip
+
+
+def work(config: Config) -> Work:
+    """Layers, parameters and batches: the sources of Python's library, a byte a token."""
+    model = gpt2.GPT2Config(**{**SIZES[config.size], "dropout": 0.0})
+    length, dtype = min(config.length, model.length), jnp.dtype(config.dtype)
+    params = {
+        name: lambda draw=draw: jax.tree.map(lambda x: x.astype(dtype), draw())
+        for name, draw in gpt2.initial(model, jax.random.key(0)).items()
+    }
+    rows, count = config.batch * config.microbatches, config.steps + WARM
+    text = text_bytes(rows * count * (length + 1)).reshape(count, rows, length + 1)
+    return Work(
+        name=config.size,
+        layers=gpt2.layers(model),
+        params=params,
+        optimizer=OPTIMIZERS[config.optimizer](),
+        batches=[gpt2.batch(x[:, :-1], x[:, 1:]) for x in text.astype(np.int32)],
+        microbatches=config.microbatches,
+    )
+
+
+def text_bytes(count: int) -> np.ndarray:
+    """As many bytes of the sources of Python's library, again and again if they end."""
+    folder = Path(os.__file__).parent
+    found = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return np.resize(np.frombuffer(found, np.uint8), count)
+
+
+def planned(made: Work, machine: offload.Machine, config: Config) -> tuple[offload.Plan, int]:
+    """A plan, and bytes of staging memory: none where nothing has to be on disk.
+
+    What the programs of the layers take on the device is found by running them, and what the
+    process has already counts as the host's.
+    """
+    engine = offload.Engine()
+    seconds = offload.layer_seconds(made.layers, made.params, made.micro(), engine, repeats=3)
+    scratch, before = on_device(), resident() if config.process else 0
+
+    def at(host: int) -> offload.Plan:
+        return offload.plan(
+            made.layers, made.params, made.optimizer, made.micro(), machine=machine,
+            device_bytes=int(config.device * GB) - scratch, host_bytes=host,
+            microbatches=made.microbatches, seconds=seconds,
+        )  # fmt: skip
+
+    staging = config.staging * MIB or 8 * made.largest() + 64 * MIB
+    host = int(config.host * GB) - before
+    with contextlib.suppress(ValueError):
+        found = at(host)
+        if len(found.in_memory) == len(made.params):
+            return found, 0
+    return at(max(0, host - staging)), staging
+
+
+def on_device() -> int:
+    """The most bytes that the device had; 0 where JAX does not know."""
+    found = jax.devices()[0].memory_stats()
+    return 0 if found is None else int(found["peak_bytes_in_use"])
+
+
+@contextlib.contextmanager
+def stored(made: Work, folder: Path, staging: int) -> Iterator[offload.TensorStore | None]:
+    """A store for what does not fit the memory of the host, or None."""
+    if not staging:
+        yield None
+        return
+    needed = offload.capacity(offload.tensors(made.params, made.optimizer))
+    with offload.TensorStore(folder / "store", needed, staging=staging) as store:
+        yield store
+
+
+def tried(
+    made: Work, way: Way, plan: offload.Plan, store: Any, steps: int, run: Run
+) -> dict[str, Any] | None:
+    """A row of the table; None where the device has no memory for that."""
+    try:
+        with peak() as memory:
+            row = measured(made, way, plan, store, steps, run)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        run.console.print(f"{made.name}: left out: {way} does not fit the device")
+        run.metric(f"left out: {made.name}, {way}", str(error).splitlines()[0])
+        return None
+    return {**row, "host": (memory.start + memory.grown) / GB, "device": on_device() / GB}
+
+
+def measured(
+    made: Work, way: Way, plan: offload.Plan, store: Any, steps: int, run: Run
+) -> dict[str, Any]:
+    """Seconds and losses of the steps of a way; a store is as it was before."""
+    predicted = {"overlap": plan.seconds, "after backward": plan.chosen.times.after_backward,
+                 "in memory": plan.chosen.times.compute}[way]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        if way == "in memory":
+            step = Resident(made.layers, made.params, made.optimizer, made.microbatches).step
+        else:
+            options = plan.options(store)
+            if way == "after backward":  # its updates begin once all gradients are there
+                options.update(schedule="after_backward", gradient_bytes=None)
+            elif options["gradient_bytes"] is not None:
+                options["gradient_overflow"] = "wait"
+            trainer = stack.enter_context(
+                offload.Trainer(
+                    made.layers, made.params, made.optimizer, microbatches=made.microbatches,
+                    **options,
+                )
+            )  # fmt: skip
+
+            def step(batch: Any) -> float:
+                return trainer.step(batch).loss
+
+        took, losses = [], []
+        moved = [traffic(store)]
+        for batch in made.batches[: steps + WARM]:
+            start = time.perf_counter()
+            losses.append(step(batch))
+            took.append(time.perf_counter() - start)
+            moved.append(traffic(store))
+        if way != "in memory":
+            trace = trainer.trace
+            name = f"trace-{made.name}-{way.replace(' ', '-')}"
+            trace.save(run.folder / f"{name}.json")
+            run.figure(name, trace.picture(), caption=f"{made.name}, {way}: the last two steps")
+    seconds = statistics.median(took[WARM:])
+    read, written = (
+        (after - before) / steps / GB for before, after in zip(moved[WARM], moved[-1], strict=True)
+    )
+    return {
+        "size": made.name,
+        "way": way,
+        "tokens/s": made.tokens / seconds,
+        "s": seconds,
+        "predicted": predicted,
+        "of P*": plan.bound / seconds,
+        "speed": None,
+        "first step": took[0],
+        "read": read,
+        "written": written,
+        "first loss": losses[0],
+        "last loss": losses[-1],
+    }
+
+
+def traffic(store: Any) -> tuple[int, int]:
+    """Bytes that a store has read and written."""
+    if store is None:
+        return 0, 0
+    found = store.statistics()
+    return found.reads.bytes, found.writes.bytes
