@@ -1,7 +1,13 @@
-"""A training that the tests kill: it goes on from its store, and says what each step found."""
+"""Trainings that the tests kill: they go on from their store, and say what each step found.
+
+Each line of the input, such as ``/tmp/store 18 overlap block1``, is one of them, in a process of
+its own. They are forked, before JAX has begun to work: most of their time would go into imports.
+"""
 
 import os
 import sys
+import traceback
+import warnings
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -37,5 +43,22 @@ def main(folder: str, steps: int, schedule: str, in_memory: str) -> None:
         print("end", flush=True)
 
 
+def forked(folder: str, steps: str, schedule: str, in_memory: str) -> int:
+    """How a training ended, in a process of its own whose number is said first."""
+    if (number := os.fork()) == 0:
+        try:
+            print("process", os.getpid(), flush=True)
+            main(folder, int(steps), schedule, in_memory)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    warnings.filterwarnings("ignore", message="os.fork")
+    for line in sys.stdin:
+        print("gone", forked(*line.split()), flush=True)

@@ -25,6 +25,7 @@ from experiments.gpt2.processes import Processes, _number
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_AFTER = 10
+ENVIRONMENT: dict[str, str] = {}  # of processes that are started
 
 
 @pytest.fixture
@@ -41,9 +42,24 @@ def command(tmp_path):
             "--sample-tokens", "4", "--results", str(tmp_path / "results")]  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs(tmp_path_factory):
+    """Compiled once for all processes of this file: most of their time would go there."""
+    folder = tmp_path_factory.mktemp("programs")
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    ENVIRONMENT.update(variables)
+    yield
+    ENVIRONMENT.clear()
+
+
 def start(command, options, output, **variables):
     """A process with two simulated devices at most, and what it says in a file."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
+                   **ENVIRONMENT}  # fmt: skip
     with output.open("w") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "experiments", *command, "--lost-after", str(LOST_AFTER),

@@ -137,3 +137,32 @@ def test_an_owned_array_shares_no_memory(device: Any) -> None:
         if isinstance(given, np.ndarray):
             given[:] = -1
         assert np.array_equal(np.asarray(found), np.arange(64.0))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_gradient_that_is_not_finite_is_found_on_the_device(device: Any, clip: Any) -> None:
+    """The loss is finite, the gradient of a root at zero is not."""
+
+    def first(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return batch["x"] * params[0]
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return jnp.sum(jnp.sqrt(x) * params[0])
+
+    layers = [offload.Layer(name="a", apply=first), offload.Layer(name="b", apply=last)]
+    params = {"a": np.ones((1, 3), np.float32), "b": np.ones((1, 3), np.float32)}
+    with (
+        pytest.raises(FloatingPointError, match="a: expected a finite gradient"),
+        offload.Trainer(layers, params, optax.sgd(0.1), clip=clip) as trainer,
+    ):
+        trainer.step({"x": np.zeros((1, 3), np.float32)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool", "float64"])
+def test_no_bit_changes_on_the_way_to_the_host(device: Any, dtype: str) -> None:
+    """Subnormal numbers and NaN included."""
+    bits = np.random.default_rng(0).integers(0, 256, 1 << 12, np.uint8)
+    bits[:64] = np.arange(64) % 2  # tiny numbers
+    given = bits.view(jnp.dtype(dtype)) if dtype != "bool" else bits > 99
+    (found,) = _host.to_host([jax.device_put(given, device)])
+    assert np.asarray(found).tobytes() == given.tobytes()

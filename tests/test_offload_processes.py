@@ -20,6 +20,12 @@ from tests import offload_shards_process as program
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where programs are kept: compiled once for all processes."""
+    return tmp_path_factory.mktemp("programs")
+
+
 def start(
     programs: Path, runs: list[str], *, model: str, rows: int, columns: int, each: int, **more: Any
 ) -> list[subprocess.Popen[str]]:
@@ -34,7 +40,7 @@ def start(
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",  # as here: keys draw other numbers without
         "PYTHONPATH": str(ROOT),
-        # Compiled once for all processes of a test: most of their time would go there.
+        # Most of their time would go there.
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -42,7 +48,6 @@ def start(
     count = rows * columns // each
     given = {"model": model, "rows": rows, "columns": columns, "port": port, "processes": count}
     words = [word for name, x in {**given, **more}.items() for word in (f"--{name}", str(x))]
-    programs.mkdir(exist_ok=True)
     started = []
     for index in range(count):
         command = [sys.executable, "-m", "tests.offload_shards_process", *words,
@@ -102,12 +107,12 @@ def check_files(folder: Path, name: str, count: int) -> None:
     assert max(sizes) <= program.room(model) / count + 4 * 4096 * tensors
 
 
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_as_one_does(tmp_path: Path, programs: Path) -> None:
     """Each has a row of a mesh of 2 × 2: matrices in one piece, vectors in two that lie apart."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = {"model": "layers", "rows": 2, "columns": 2, "each": 2}
     runs = [f"{whole}:5", f"{parts}:2:elsewhere", f"{parts}:5:elsewhere"]
-    said = run(tmp_path / "programs", runs, **options, **{"commit-every": 2})
+    said = run(programs, runs, **options, **{"commit-every": 2})
     assert [line[:2] for line in said if line[0] == "begin"] == [["begin", n] for n in "002"]
     wanted, again = said[1:7], said[12:]
     check_equal("layers", wanted[:-1])
@@ -117,10 +122,10 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [2, 1])
-def test_gpt2_on_a_mesh_of_processes(tmp_path: Path, each: int) -> None:
+def test_gpt2_on_a_mesh_of_processes(tmp_path: Path, programs: Path, each: int) -> None:
     """Two and four of them; begun again as new processes, they go on bit for bit."""
     pytest.importorskip("flax", reason="the models have an extra of their own")
-    programs, whole, parts = (tmp_path / name for name in ("programs", "whole", "parts"))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = {"model": "gpt2", "rows": 2, "columns": 2, "each": each}
     wanted = run(programs, [f"{whole}:4"], **options)
     check_equal("gpt2", wanted[1:-1])
@@ -131,9 +136,9 @@ def test_gpt2_on_a_mesh_of_processes(tmp_path: Path, each: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_all_stores_on_one_step(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_all_stores_on_one_step(tmp_path: Path, programs: Path) -> None:
     """Killed at several moments, near the commits that every step makes."""
-    programs, folder = tmp_path / "programs", tmp_path / "killed"
+    folder = tmp_path / "killed"
     options = {"model": "layers", "rows": 2, "columns": 2, "each": 2, "commit-every": 1,
                "lost-after": 20}  # fmt: skip
     wanted = run(programs, [f"{tmp_path / 'whole'}:12"], **options)

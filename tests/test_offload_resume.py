@@ -1,5 +1,6 @@
 """The committed state is the checkpoint: what goes on from it, and what others can read of it."""
 
+import contextlib
 import json
 import os
 import random
@@ -107,46 +108,67 @@ def test_a_store_of_another_training_is_refused(tmp_path: Path) -> None:
                 trainer(store, **change)
 
 
-def run(folder: Path, schedule: str, in_memory: str = "block1") -> subprocess.Popen[str]:
-    path = Path(__file__).with_name("offload_process.py")
-    command = [sys.executable, str(path), str(folder), "18", schedule, in_memory]
-    # Compiled once for all processes of a test: most of their time went there.
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **cache})
+class Trainings:
+    """Processes that train one after the other, and may be killed."""
 
+    def __init__(self, programs: Path) -> None:
+        # Compiled once for all processes of a test.
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(programs),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        self._server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("offload_process.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **cache},
+        )  # fmt: skip
 
-def follow(process: subprocess.Popen[str], stop: tuple[int, float] | None) -> dict[int, str]:
-    """Losses by step; killed so many steps and then so many seconds after it began."""
-    found: dict[int, str] = {}
-    with process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    def follow(
+        self, folder: Path, schedule: str, stop: tuple[int, float] | None = None
+    ) -> tuple[dict[int, str], int]:
+        """Losses by step, and how it ended; killed so many steps and seconds after it began."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{folder} 18 {schedule} block1\n")
+        self._server.stdin.flush()
+        found: dict[int, str] = {}
+        number = 0
+        for line in self._server.stdout:
             kind, *words = line.split()
+            if kind == "gone":
+                return found, int(words[0])
+            if kind == "process":
+                number = int(words[0])
             if kind == "step":
                 found[int(words[0])] = words[1]
             if stop is not None and kind in ("begin", "step") and len(found) == stop[0]:
                 time.sleep(stop[1])
-                process.kill()  # what it has printed by then is still read
-    return found
+                os.kill(number, signal.SIGKILL)  # what it has said by then is still read
+                stop = None
+        raise AssertionError("the process that starts all others has ended")
+
+    def close(self) -> None:
+        """Ends them."""
+        with self._server:
+            self._server.kill()
 
 
 def kill_and_go_on(tmp_path: Path, kills: int, schedule: str) -> None:
-    wanted = follow(run(tmp_path / "whole", schedule), None)
-    assert sorted(wanted) == list(range(1, 19))
     rng, killed, folder = random.Random(4), 0, tmp_path
-    for number in range(kills):
-        if number % 4 == 0:
-            folder = tmp_path / f"killed{number}"
-        process = run(folder, schedule)
-        seen = follow(process, (rng.randrange(6), rng.uniform(0.0, 0.05)))
-        assert all(wanted[step] == loss for step, loss in seen.items())
-        killed += process.returncode == -signal.SIGKILL
-    assert killed > kills // 2  # some may have been done before
-    seen = follow(run(folder, schedule), None)
+    with contextlib.closing(Trainings(tmp_path / "programs")) as trainings:
+        wanted, _ = trainings.follow(tmp_path / "whole", schedule)
+        assert sorted(wanted) == list(range(1, 19))
+        for number in range(kills):
+            if number % 4 == 0:
+                folder = tmp_path / f"killed{number}"
+            stop = (rng.randrange(6), rng.uniform(0.0, 0.05))
+            seen, status = trainings.follow(folder, schedule, stop)
+            assert all(wanted[step] == loss for step, loss in seen.items())
+            assert status in (0, -signal.SIGKILL)
+            killed += status != 0
+        assert killed > kills // 2  # some may have been done before
+        seen, status = trainings.follow(folder, schedule)
+    assert status == 0
     assert all(wanted[step] == loss for step, loss in seen.items())
     with cases.store(folder) as a, cases.store(tmp_path / "whole") as b:
         assert a.meta == b.meta

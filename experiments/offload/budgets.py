@@ -134,6 +134,7 @@ def run(config: Config, run: Run) -> None:
         plan, staging = planned(made, machine, config)
         run.console.print(f"staging memory {staging / GB:.2f} GB")
         run.console.print(str(plan))
+        (run.folder / "plan.txt").write_text(f"{machine}\n{plan}\n")
         rows = []
         with stored(made, folder, staging) as store:
             for way in run.progress(config.ways, made.name):
@@ -141,8 +142,6 @@ def run(config: Config, run: Run) -> None:
                     rows.append(row)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    for key, value in (("machine", str(machine)), ("plan", str(plan))):
-        run.metric(key, value)
     baseline = next((r["s"] for r in rows if r["way"] == "after backward"), None)
     losses = [
         {"size": r["size"], "way": r["way"], **{name: r.pop(name) for name in LOSSES}} for r in rows
@@ -280,6 +279,7 @@ def measured(
             losses.append(step(batch))
             took.append(time.perf_counter() - start)
             moved.append(traffic(store))
+            run.console.print(f"{way}, step {len(took)}: {took[-1]:.3g} s, loss {losses[-1]:.4g}")
         if way != "in memory":
             trace = trainer.trace
             name = f"trace-{made.name}-{way.replace(' ', '-')}"

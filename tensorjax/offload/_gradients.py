@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tensorjax.offload._host import elsewhere
 from tensorjax.offload._layers import Layer
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
@@ -110,6 +111,7 @@ class Gradients:
 
     def _add(self, group: str, gradient: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
+        finite = self._checked_there(group, gradient)
         held = self._shards.take(group, gradient)
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held)
@@ -117,8 +119,8 @@ class Gradients:
         if self._left[group]:
             self._partial[group] = held
             return None
-        squares = self._optimizer.squares(held)
-        if not np.isfinite(squares) and not self._optimizer.finite(held):
+        squares = 0.0 if finite else self._optimizer.squares(held)
+        if finite is False or not (np.isfinite(squares) or self._optimizer.finite(held)):
             raise FloatingPointError(
                 f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
                 f"{self._step + 1}, whose loss is finite; this group was not updated by it, and "
@@ -128,3 +130,15 @@ class Gradients:
             counted = self._shards.counted(group, held)
             self.squares += squares if counted is held else self._optimizer.squares(counted)
         return held
+
+    def _checked_there(self, group: str, gradient: Any) -> bool | None:
+        """Whether a whole gradient is finite, as an accelerator finds it; None where that is left.
+
+        The host is left to find it with the norm, and where it adds up what several layers gave.
+        """
+        if self._measured or self._uses[group] > 1:
+            return None
+        leaves = jax.tree.leaves(gradient)
+        if not all(elsewhere(x) and x.is_fully_addressable for x in leaves):
+            return None  # of several processes, none may wait for another here
+        return self._optimizer.finite(gradient)
