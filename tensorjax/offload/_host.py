@@ -45,8 +45,11 @@ def elsewhere(x: Any) -> bool:
 
 
 def _begin(x: Any) -> Any:
-    """An array on its way through pinned memory, if it has to go there."""
+    """An array on its way through pinned memory, if it has to go there and its devices have some."""
     if not elsewhere(x):
+        return x
+    kinds = {memory.kind for d in x.sharding.device_set for memory in d.addressable_memories()}
+    if "pinned_host" not in kinds:
         return x
     return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
 
