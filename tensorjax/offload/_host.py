@@ -45,7 +45,7 @@ def elsewhere(x: Any) -> bool:
 
 
 def _begin(x: Any) -> Any:
-    """An array on its way through pinned memory, if it has to go there and its devices have some."""
+    """An array on its way through pinned memory, if it has to go there, and there is some."""
     if not elsewhere(x):
         return x
     kinds = {memory.kind for d in x.sharding.device_set for memory in d.addressable_memories()}
