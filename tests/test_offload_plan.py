@@ -70,10 +70,17 @@ def test_a_small_device_recomputes_and_streams() -> None:
     assert "keep: needs" in shown
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    ("clip", "options"),
+    [(None, {}), (0.5, {}), (None, {"compute_dtype": "bfloat16", "microbatches": 2})],
+    ids=str,
+)
 @pytest.mark.parametrize("more", [0, BLOCK, 4 * BLOCK, 12 * BLOCK, 40 * BLOCK])
-def test_a_trainer_keeps_what_the_plan_says(tmp_path: Path, clip: float | None, more: int) -> None:
-    found = planned(host_bytes=WORK + more, clip=clip is not None)
+def test_a_trainer_keeps_what_the_plan_says(
+    tmp_path: Path, clip: float | None, options: Any, more: int
+) -> None:
+    more += BLOCK if options else 0  # results for the device
+    found = planned(host_bytes=WORK + more, clip=clip is not None, **options)
     assert found.chosen.host_bytes <= WORK + more
     with (
         cases.store(tmp_path, backend="memory") as store,
@@ -85,9 +92,26 @@ def test_a_trainer_keeps_what_the_plan_says(tmp_path: Path, clip: float | None, 
             trainer.step(cases.batch(number))
         trainer.flush()
         counted = trainer.statistics()
-        lives = sum(row[1] + row[2] for row in found.rows if row[0] in found.in_memory)
+        halves = 1.5 if options else 1.0  # parameters for the device beside those of the host
+        lives = sum(halves * r[1] + r[2] for r in found.rows if r[0] in found.in_memory)
         host = lives + counted["host_peak_bytes"] + counted["handed_peak_bytes"]
     assert host <= found.chosen.host_bytes
+
+
+def test_what_the_backward_pass_reads_the_update_need_not() -> None:
+    """Of two layers on the device all is read for the forward pass, and with states once more."""
+    inputs = (cases.DEPTH + 1) * 8 * cases.WIDTH * 4
+    few = {"device_bytes": 4 * BLOCK + inputs, "host_bytes": WORK + 2 * BLOCK}
+    whole = cases.DEPTH * BLOCK + TABLE
+    away = whole - 2 * BLOCK  # what the device has no room for
+    counts = 4 * len(cases.NAMES)
+    read = planned(**few).chosen.times.read * MACHINE.read
+    assert read == pytest.approx(3 * whole + counts + away)
+    few = {"device_bytes": 3 * BLOCK + inputs // 2, "host_bytes": WORK + 3 * BLOCK}
+    times = planned(compute_dtype="bfloat16", **few).chosen.times
+    assert times.write * MACHINE.write == pytest.approx(3.5 * whole + counts)
+    # Those of half precision are others: read for both passes.
+    assert times.read * MACHINE.read == pytest.approx(3 * whole + counts + whole - 2 * BLOCK)
 
 
 def test_clipping_makes_a_step_longer() -> None:

@@ -561,3 +561,11 @@ def test_gradients_that_wait_for_room_take_no_more(tmp_path: Path) -> None:
     ) as trainer:  # fmt: skip
         losses = [trainer.step(cases.batch(number)).loss for number in range(4)]
     assert losses == cases.train(4)[0]
+
+
+def test_a_batch_of_lists_is_named() -> None:
+    with (
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as trainer,
+        pytest.raises(TypeError, match="batch: expected arrays, got float; turn lists"),
+    ):
+        trainer.step({name: x.tolist() for name, x in cases.batch(0).items()})

@@ -264,8 +264,7 @@ def measured(
                 options["gradient_overflow"] = "wait"
             trainer = stack.enter_context(
                 offload.Trainer(
-                    made.layers, made.params, made.optimizer, microbatches=made.microbatches,
-                    **options,
+                    made.layers, made.params, made.optimizer, **options
                 )
             )  # fmt: skip
 

@@ -74,6 +74,12 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
 def cut(batch: Any, parts: int) -> list[Any]:
     """Microbatches: equal parts of the first axis of every array."""
     leaves = jax.tree.leaves(batch)
+    wrong = [x for x in leaves if not hasattr(x, "shape")]
+    if wrong:
+        raise TypeError(
+            f"batch: expected arrays, got {type(wrong[0]).__name__}; turn lists into arrays with "
+            "np.asarray"
+        )
     sizes = {np.shape(x)[:1] for x in leaves}
     if len(sizes) != 1 or sizes == {()} or next(iter(sizes))[0] % parts:
         raise ValueError(

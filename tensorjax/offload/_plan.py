@@ -1,6 +1,7 @@
 """What should live where, and how long a step will then take."""
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,8 @@ class Plan:
         pass only. Where the layers are computed by the host's own cores it takes longer, for they
         share these with the optimiser and the copies.
       rows: one for each group: name, bytes of parameters, of states, where each is.
+      microbatches: in a step.
+      compute_dtype: of the parameters on the device; None for their own.
     """
 
     weights: int
@@ -65,6 +68,8 @@ class Plan:
     choices: tuple[Choice, ...]
     seconds: float
     rows: tuple[Row, ...]
+    microbatches: int = 1
+    compute_dtype: Any = None
 
     @property
     def bound(self) -> float:
@@ -79,6 +84,8 @@ class Plan:
             "gradient_bytes": None if store is None else self.gradient_bytes,
             "engine": Engine(activations=self.chosen.activations),
             "store": store,
+            "microbatches": self.microbatches,
+            "compute_dtype": self.compute_dtype,
         }
 
     def __str__(self) -> str:
@@ -130,6 +137,7 @@ def plan(
     host_bytes: int,
     microbatches: int = 1,
     clip: bool = False,
+    compute_dtype: Any = None,
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
     """Decides what lives where, from sizes, measured speeds and measured layers.
@@ -149,6 +157,7 @@ def plan(
       host_bytes: memory of the host, without staging and what programs take.
       microbatches: in a step.
       clip: whether gradients are clipped by their norm.
+      compute_dtype: as for `Trainer`.
       seconds: of the forward and the backward pass of each layer with recomputation, for one
         microbatch; measured here if None.
 
@@ -158,11 +167,12 @@ def plan(
     layers = check_layers(layers, params)
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
-    groups = _groups.make_groups(
-        _groups.shapes(params), HostOptimizer(optimizer), store=None, in_memory=()
-    )
+    _check.integer("microbatches", microbatches, low=1)
+    host = HostOptimizer(optimizer, compute_dtype)
+    groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
     if seconds is None:
-        seconds = layer_seconds(layers, params, batch, Engine(), repeats=3)
+        cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
+        seconds = layer_seconds(layers, cast, batch, Engine(), repeats=3)
     if missing := [layer.name for layer in layers if layer.name not in seconds]:
         raise ValueError(f"seconds: expected those of every layer, got none of {listed(missing)}")
     passes = (sum(f for f, _ in seconds.values()), sum(b for _, b in seconds.values()))
@@ -208,7 +218,19 @@ def plan(
         choices=tuple(f[0] for f in found),
         seconds=_predicted(chosen.times, passes, microbatches, clip=clip),
         rows=rows,
+        microbatches=microbatches,
+        compute_dtype=compute_dtype,
     )
+
+
+def _cast(host: HostOptimizer, given: Any) -> Any:
+    """Parameters as the device computes with them."""
+    return host.cast(given() if callable(given) else given)
+
+
+def _lives(group: Group) -> int:
+    """Bytes of a group where it lives: parameters, state, and parameters for the device."""
+    return sum(bundle.nbytes for bundle in group.bundles)
 
 
 def _choice(
@@ -240,7 +262,7 @@ def _choice(
     left -= gradients
     memory: list[str] = []
     for name in _in_order(layers):
-        nbytes = groups[name].params.nbytes + groups[name].state.nbytes
+        nbytes = _lives(groups[name])
         if nbytes > left:
             break
         memory.append(name)
@@ -292,8 +314,10 @@ def _times(
 ) -> Times:
     """Seconds of the parts of a step: bytes by speeds."""
     disk = [g for name, g in groups.items() if name not in memory]
+    lives = sum(map(_lives, disk))
     state = sum(g.params.nbytes + g.state.nbytes for g in disk)
-    uses = sum(g.device.nbytes for g in disk)
+    # The backward pass shares what it reads with the update, unless that has another dtype.
+    uses = sum(g.device.nbytes * (1 if g.weights is None else 2) for g in disk)
     total = sum(g.device.nbytes for g in groups.values())
     # What stays on the device is not read; the rest is, in both passes.
     streamed = 0.0 if not total else uses * max(0, total - weights) / total
@@ -302,8 +326,8 @@ def _times(
     numbers = sum(_numbers(g) for g in first)
     return Times(
         compute=compute,
-        read=(2 * streamed + state + spilled) / machine.read,
-        write=(state + spilled) / machine.write,
+        read=(streamed + state + spilled) / machine.read,
+        write=(lives + spilled) / machine.write,
         update=sum(_numbers(g) for g in groups.values()) / machine.update,
         first=moved / machine.read + numbers / machine.update,
         layer=compute / len(layers),

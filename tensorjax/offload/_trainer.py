@@ -300,7 +300,7 @@ class Trainer:
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
-          TypeError: ``data`` that JSON cannot hold.
+          TypeError: a batch of something else than arrays; ``data`` that JSON cannot hold.
           Exception: of a layer, with a note which one.
 
           After an error of the forward pass, or of the loss, the trainer is as it was before the
