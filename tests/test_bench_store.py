@@ -47,16 +47,22 @@ def test_verdicts_take_the_best_of_each() -> None:
         row("tensorjax", "slow", 100, 10),
         row("tensorjax", "fast", 200, 90),
         row("O_DIRECT", "one at a time", 100, 100),
+        row("O_DIRECT", "pool of 8 threads", 400, 400),
+        row("numpy", "save, a file each", 50, 60),
+        row("orbax", "", 20, 70),
         row("fio", "libaio, depth 8", 150, None),
         row("fio", "io_uring, depth 32", 250, 80),
     ]
     found = {(v["what"], v["beside"]): v for v in bench.verdicts(4096, rows)}
     write = found["write", "fio's best"]
     assert (write["ratio"], write["reached"]) == (0.8, "no")
-    assert (write["ours"], write["its"]) == ("fast", "io_uring, depth 32")
+    assert (write["ours"], write["its"]) == ("fast", "fio, io_uring, depth 32")
     assert found["read", "fio's best"]["reached"] == "yes"
     assert found["write", "O_DIRECT, one at a time"]["reached"] == "yes"
     assert found["read", "O_DIRECT, one at a time"]["reached"] == "no"
+    assert found["write", "O_DIRECT, pool of 8 threads"]["reached"] == ""  # what is there at most
+    assert found["write", "files and libraries"]["ratio"] == 4.0
+    assert found["read", "files and libraries"]["its"] == "orbax"
     large = {(v["what"], v["beside"]): v for v in bench.verdicts(16 << 20, rows)}
     assert large["read", "O_DIRECT, one at a time"]["reached"] == ""  # no goal above 1 MiB
 
