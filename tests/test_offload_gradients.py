@@ -94,9 +94,9 @@ def test_a_trainer_computes_while_gradients_are_taken(monkeypatch: pytest.Monkey
     """The first gradients arrive only once the layer before has begun its backward pass."""
     began, add = threading.Event(), Gradients._add
 
-    def late(self: Gradients, group: str, gradient: Any) -> Any:
+    def late(self: Gradients, group: str, *more: Any) -> Any:
         assert group != "b" or began.wait(30)
-        return add(self, group, gradient)
+        return add(self, group, *more)
 
     class Engine(offload.Engine):
         def backward(self, layer: offload.Layer, *arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._host import elsewhere
+from tensorjax.offload import _host
 from tensorjax.offload._layers import Layer
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
@@ -52,7 +52,9 @@ class Gradients:
         self._optimizer, self._shards, self._measured = optimizer, shards, measured
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
-        self._given: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        # Gradients of groups, and whether those are finite that are looked at on the device.
+        self._given: queue.SimpleQueue[tuple[dict[str, Any], dict[str, Any]] | None]
+        self._given = queue.SimpleQueue()
         self._there = threading.Event()
         self._error: BaseException | None = None
         self._there.set()
@@ -73,7 +75,10 @@ class Gradients:
         """
         self.wait()
         self._there.clear()
-        self._given.put(dict(zip(layer.uses, gradients, strict=True)))
+        given = dict(zip(layer.uses, gradients, strict=True))
+        # Here, for what the device is given next would come first.
+        checks = {group: self._check(group, gradient) for group, gradient in given.items()}
+        self._given.put(({group: _host.begin(x) for group, x in given.items()}, checks))
 
     def wait(self) -> None:
         """Until all that was taken has been offered; raises what went wrong."""
@@ -93,25 +98,24 @@ class Gradients:
         """Thread: one layer after the other."""
         while (given := self._given.get()) is not None:
             try:
-                self._take(given)
+                self._take(*given)
             except BaseException as error:
                 self._error = error
             finally:
                 del given
                 self._there.set()
 
-    def _take(self, gradients: dict[str, Any]) -> None:
+    def _take(self, gradients: dict[str, Any], checks: dict[str, Any]) -> None:
         for group in [*gradients]:
             with self._trace.span("gradient", group, self._step):
-                whole = self._add(group, gradients.pop(group))
+                whole = self._add(group, gradients.pop(group), checks[group])
             if whole is not None:
                 held = sum(x.nbytes for x in jax.tree.leaves(self._partial))
                 self._offer(group, whole, held)
             del whole
 
-    def _add(self, group: str, gradient: Any) -> Any:
+    def _add(self, group: str, gradient: Any, check: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
-        finite = self._checked_there(group, gradient)
         held = self._shards.take(group, gradient)
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held)
@@ -119,8 +123,11 @@ class Gradients:
         if self._left[group]:
             self._partial[group] = held
             return None
-        squares = 0.0 if finite else self._optimizer.squares(held)
-        if finite is False or not (np.isfinite(squares) or self._optimizer.finite(held)):
+        squares = 0.0
+        if check is None:
+            squares = self._optimizer.squares(held)
+            check = np.isfinite(squares) or self._optimizer.finite(held)
+        if not check:
             raise FloatingPointError(
                 f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
                 f"{self._step + 1}, whose loss is finite; this group was not updated by it, and "
@@ -131,14 +138,14 @@ class Gradients:
             self.squares += squares if counted is held else self._optimizer.squares(counted)
         return held
 
-    def _checked_there(self, group: str, gradient: Any) -> bool | None:
-        """Whether a whole gradient is finite, as an accelerator finds it; None where that is left.
+    def _check(self, group: str, gradient: Any) -> Any:
+        """Whether a whole gradient is finite, as an accelerator will find; None where that is left.
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
         if self._measured or self._uses[group] > 1:
             return None
         leaves = jax.tree.leaves(gradient)
-        if not all(elsewhere(x) and x.is_fully_addressable for x in leaves):
+        if not all(_host.elsewhere(x) and x.is_fully_addressable for x in leaves):
             return None  # of several processes, none may wait for another here
         return self._optimizer.finite(gradient)

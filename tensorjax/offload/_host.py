@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PINNED = "pinned_host"  # kind of memory
+
 
 def cpu() -> Any:
     """The device of JAX that is the host, or RuntimeError."""
@@ -16,6 +18,11 @@ def cpu() -> Any:
             "the optimiser runs on the host, and JAX has no CPU backend here; add it: "
             "JAX_PLATFORMS=cuda,cpu"
         ) from error
+
+
+def begin(tree: Any) -> Any:
+    """Arrays on their way to the host, for `to_host`: before anything else the device is given."""
+    return jax.tree.map(_begin, tree)
 
 
 def to_host(tree: Any) -> Any:
@@ -46,12 +53,10 @@ def elsewhere(x: Any) -> bool:
 
 def _begin(x: Any) -> Any:
     """An array on its way through pinned memory, if it has to go there, and there is some."""
-    if not elsewhere(x):
+    if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return x
     kinds = {memory.kind for d in x.sharding.device_set for memory in d.addressable_memories()}
-    if "pinned_host" not in kinds:
-        return x
-    return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+    return jax.device_put(x, x.sharding.with_memory_kind(PINNED)) if PINNED in kinds else x
 
 
 def _end(x: Any, host: Any) -> Any:

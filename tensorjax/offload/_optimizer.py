@@ -97,9 +97,9 @@ class HostOptimizer:
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
-    def finite(self, tree: Any) -> bool:
-        """Whether no number is NaN or infinite."""
-        return bool(self._finite(tree))
+    def finite(self, tree: Any) -> jax.Array:
+        """Whether no number is NaN or infinite; found where the arrays are."""
+        return self._finite(tree)
 
 
 @functools.lru_cache(maxsize=16)
