@@ -35,7 +35,6 @@ from tensorjax import offload
 from tensorjax.models import gpt2
 
 GB, MIB = 10**9, 2**20
-WARM = 3  # steps that compile and fill the pipeline, before those that are timed
 LOSSES = ("first step", "first loss", "last loss")
 Way = Literal["overlap", "after backward", "in memory"]
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -69,6 +68,8 @@ class Config:
     """What updates; with "lion" a number has one state, with "sgd" none."""
     steps: int = 3
     """Steps that are timed."""
+    warm: int = 3
+    """Steps before them, which compile and fill the pipeline."""
     ways: tuple[Way, ...] = get_args(Way)
     """What is compared, in this order."""
     staging: int = 0
@@ -80,7 +81,7 @@ class Config:
         """Checks what would fail late."""
         if self.size not in SIZES:
             raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {self.size!r}")
-        for name in ("device", "host", "batch", "microbatches", "length", "steps"):
+        for name in ("device", "host", "batch", "microbatches", "length", "steps", "warm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
         if not self.ways or not set(self.ways) <= set(get_args(Way)):
@@ -138,7 +139,7 @@ def run(config: Config, run: Run) -> None:
         rows = []
         with stored(made, folder, staging) as store:
             for way in run.progress(config.ways, made.name):
-                if (row := tried(made, way, plan, store, config.steps, run)) is not None:
+                if (row := tried(made, way, plan, store, config, run)) is not None:
                     rows.append(row)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +170,7 @@ def work(config: Config) -> Work:
         name: lambda draw=draw: jax.tree.map(lambda x: x.astype(dtype), draw())
         for name, draw in gpt2.initial(model, jax.random.key(0)).items()
     }
-    rows, count = config.batch * config.microbatches, config.steps + WARM
+    rows, count = config.batch * config.microbatches, config.steps + config.warm
     text = text_bytes(rows * count * (length + 1)).reshape(count, rows, length + 1)
     return Work(
         name=config.size,
@@ -232,12 +233,12 @@ def stored(made: Work, folder: Path, staging: int) -> Iterator[offload.TensorSto
 
 
 def tried(
-    made: Work, way: Way, plan: offload.Plan, store: Any, steps: int, run: Run
+    made: Work, way: Way, plan: offload.Plan, store: Any, config: Config, run: Run
 ) -> dict[str, Any] | None:
     """A row of the table; None where the device has no memory for that."""
     try:
         with peak() as memory:
-            row = measured(made, way, plan, store, steps, run)
+            row = measured(made, way, plan, store, config, run)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -248,7 +249,7 @@ def tried(
 
 
 def measured(
-    made: Work, way: Way, plan: offload.Plan, store: Any, steps: int, run: Run
+    made: Work, way: Way, plan: offload.Plan, store: Any, config: Config, run: Run
 ) -> dict[str, Any]:
     """Seconds and losses of the steps of a way; a store is as it was before."""
     predicted = {"overlap": plan.seconds, "after backward": plan.chosen.times.after_backward,
@@ -273,7 +274,7 @@ def measured(
 
         took, losses = [], []
         moved = [traffic(store)]
-        for batch in made.batches[: steps + WARM]:
+        for batch in made.batches:
             start = time.perf_counter()
             losses.append(step(batch))
             took.append(time.perf_counter() - start)
@@ -284,9 +285,10 @@ def measured(
             name = f"trace-{made.name}-{way.replace(' ', '-')}"
             trace.save(run.folder / f"{name}.json")
             run.figure(name, trace.picture(), caption=f"{made.name}, {way}: the last two steps")
-    seconds = statistics.median(took[WARM:])
+    seconds = statistics.median(took[config.warm :])
     read, written = (
-        (after - before) / steps / GB for before, after in zip(moved[WARM], moved[-1], strict=True)
+        (after - before) / config.steps / GB
+        for before, after in zip(moved[config.warm], moved[-1], strict=True)
     )
     return {
         "size": made.name,
