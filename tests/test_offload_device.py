@@ -166,3 +166,9 @@ def test_no_bit_changes_on_the_way_to_the_host(device: Any, dtype: str) -> None:
     given = bits.view(jnp.dtype(dtype)) if dtype != "bool" else bits > 99
     (found,) = _host.to_host([jax.device_put(given, device)])
     assert np.asarray(found).tobytes() == given.tobytes()
+
+
+def test_a_batch_may_lie_on_the_host(device: Any) -> None:
+    given = jax.device_put(cases.batch(0), _host.cpu())
+    with offload.Trainer(cases.layers(), cases.params(), optax.sgd(0.1)) as trainer:
+        assert trainer.step(given).loss > 0

@@ -134,7 +134,7 @@ class Engine:
     def batch(self, batch: Any) -> Any:
         """A microbatch on the device."""
         if self._data is None:
-            return batch
+            return batch if self.shardings else jax.device_put(batch, self.device)
         if self._data.is_fully_addressable:
             return jax.device_put(batch, self._data)
         batch, where = jax.tree.map(np.asarray, batch), self._data
