@@ -569,3 +569,126 @@ def test_a_batch_of_lists_is_named() -> None:
         pytest.raises(TypeError, match="batch: expected arrays, got float; turn lists"),
     ):
         trainer.step({name: x.tolist() for name, x in cases.batch(0).items()})
+
+
+def test_paths_that_become_one_are_refused(tmp_path: Path) -> None:
+    """Of the store's tensors one would be lost, and two leaves be read as one."""
+    large = np.ones((160, 160), np.float32)
+
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean(batch @ jax.tree.leaves(params)[0])
+
+    layers = [offload.Layer(name="a", apply=apply)]
+    for params in ({"w": [large], "w.0": 2 * large}, {"packed": large, "b": np.ones(3, "f")}):
+        with pytest.raises(ValueError, match=r"a/params: expected paths .*: rename it"):
+            offload.Trainer(layers, {"a": params}, optax.sgd(0.1), store=cases.store(tmp_path))
+
+
+@pytest.mark.parametrize("nothing", [{}, {"e": np.zeros((0, 3), np.float32)}], ids=str)
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "store"])
+def test_a_layer_without_numbers(tmp_path: Path, stored: bool, nothing: Any) -> None:
+    def first(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return batch["x"]
+
+    def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+        return jnp.mean((x @ params[0]) ** 2)
+
+    layers = [offload.Layer(name="a", apply=first), offload.Layer(name="b", apply=last)]
+    params = {"a": nothing, "b": np.ones((3, 4), np.float32)}
+    store = cases.store(tmp_path) if stored else None
+    with offload.Trainer(layers, params, optax.adam(0.1), store=store) as trainer:
+        losses = [trainer.step({"x": np.ones((2, 3), np.float32)}).loss for _ in range(3)]
+    if store is not None:
+        store.close()
+    assert losses[0] > losses[2]
+
+
+def test_groups_are_of_one_step() -> None:
+    with offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as trainer:
+        groups = trainer.groups()
+        next(groups)
+        trainer.step(cases.batch(0))
+        with pytest.raises(RuntimeError, match="groups: expected no step meanwhile, got one"):
+            next(groups)
+        groups = trainer.groups()
+        next(groups)
+    with pytest.raises(RuntimeError, match="closed"):
+        next(groups)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "match"),
+    [
+        (lambda x: jnp.sum(x).astype("int32"), TypeError, "floating number, got int32"),
+        (lambda x: (jnp.sum(x), jnp.sum(x)), ValueError, "a scalar, got tuple"),
+        (lambda x: x, ValueError, r"a scalar, got shape \(2, 4\)"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss: Any, error: Any, match: str) -> None:
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return loss(batch["x"] @ params[0])
+
+    layers = [offload.Layer(name="a", apply=apply)]
+    params = {"a": np.ones((3, 4), np.float32)}
+    with (
+        offload.Trainer(layers, params, optax.sgd(0.1)) as trainer,
+        pytest.raises(error, match=f"layers: expected the last one to return.* {match}"),
+    ):
+        trainer.step({"x": np.ones((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gradient_bytes": "64"}, "gradient_bytes"),
+        ({"gradient_bytes": -1}, "gradient_bytes"),
+        ({"in_memory": "table"}, "in_memory: expected names"),
+        ({"engine": "keep"}, "engine: expected Engine"),
+        ({"trace": 1}, "trace: expected Trace"),
+        ({"key": 0}, "key: expected one key"),
+        ({"key": jax.random.split(jax.random.key(0))}, "key: expected one key"),
+        ({"clip": True}, "clip"),
+        ({"params": [np.ones(3)]}, "params: expected a mapping"),
+        ({"params": {"table": None}}, "params: table: expected a pytree of arrays, got None"),
+        ({"params": {"table": lambda: None}}, "params: table: expected a pytree"),
+        ({"params": {"table": 1.0}}, "params: table: expected an array, got float"),
+        ({"params": {"table": np.ones(3, "complex64")}}, "params: table: expected a floating"),
+    ],
+    ids=str,
+)
+def test_options_of_another_kind_are_named(options: dict[str, Any], match: str) -> None:
+    options = dict(options)
+    layers, params = cases.layers(), options.pop("params", None)
+    if params is None:
+        params = cases.params()
+    elif isinstance(params, dict):
+        layers = [offload.Layer(name="table", apply=cases.last)]
+    with pytest.raises((TypeError, ValueError), match=match):
+        offload.Trainer(layers, params, cases.optimizer(), **options)
+
+
+def test_names_of_groups_in_one_word_are_refused() -> None:
+    with pytest.raises(TypeError, match="uses: expected a tuple of names, got 'wte'"):
+        offload.Layer(name="a", apply=cases.last, uses="wte")  # type: ignore[arg-type]
+
+
+def test_a_generator_says_what_is_in_memory(tmp_path: Path) -> None:
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), store=store,
+            in_memory=(name for name in cases.NAMES),  # type: ignore[arg-type]
+        ) as trainer,
+    ):  # fmt: skip
+        before = store.statistics().reads.bytes
+        trainer.step(cases.batch(0))
+        trainer.flush()
+        assert store.statistics().reads.bytes == before
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with (
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as trainer,
+        pytest.raises(ValueError, match=r"batch: expected .* not empty, got shapes"),
+    ):
+        trainer.step(cases.batch(0, rows=0))

@@ -55,17 +55,22 @@ class Bundle:
         self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
         self.specs: dict[str, jax.ShapeDtypeStruct] = {}
         self._offsets: dict[int, int] = {}
+        self._packed = f"{name}/{self.PACKED}"
         end = 0
         for number, leaf in enumerate(self.leaves):
             if leaf.nbytes < SMALL:
                 self._offsets[number] = end
                 end = -(-(end + leaf.nbytes) // _ALIGNED) * _ALIGNED
             else:
+                if self._own(leaf) in {*self.specs, self._packed}:
+                    raise ValueError(
+                        f"{name}: expected paths that stay different where their parts are joined "
+                        f"by dots, none of them {self.PACKED!r}; got {leaf.path!r}: rename it"
+                    )
                 self.specs[self._own(leaf)] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self.small = tuple(self.leaves[number] for number in self._offsets)
-        self._packed = f"{name}/{self.PACKED}"
-        if end:
-            self.specs[self._packed] = jax.ShapeDtypeStruct((end,), np.uint8)
+        if self._offsets:  # all of them may be empty
+            self.specs[self._packed] = jax.ShapeDtypeStruct((max(end, 1),), np.uint8)
 
     @property
     def staged(self) -> int:

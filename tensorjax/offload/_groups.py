@@ -31,13 +31,24 @@ def shapes(params: Params) -> dict[str, Any]:
                 f"{type(group).__name__}, which takes some; of a module of Flax, give "
                 "nnx.state(module, nnx.Param)"
             )
+        for path, leaf in () if callable(group) else jax.tree_util.tree_leaves_with_path(group):
+            if not hasattr(leaf, "dtype"):
+                raise TypeError(
+                    f"params: {name}{jax.tree_util.keystr(path)}: expected an array, got "
+                    f"{type(leaf).__name__}"
+                )
     found = {
         name: jax.eval_shape(group if callable(group) else lambda g=group: g)
         for name, group in params.items()
     }
     for name, group in found.items():
+        if group is None:
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays, got None; give an empty dictionary "
+                "to a layer without parameters"
+            )
         for path, leaf in jax.tree_util.tree_leaves_with_path(group):
-            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
                 raise TypeError(
                     f"params: {name}{where}: expected a floating dtype, got {leaf.dtype}; give "

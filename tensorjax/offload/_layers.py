@@ -42,6 +42,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         """Fills in the group of the same name."""
+        if isinstance(self.uses, str):
+            raise TypeError(f"uses: expected a tuple of names, got {self.uses!r}; give it in one")
         object.__setattr__(self, "uses", tuple(self.uses) or (self.name,))
         if len(set(self.uses)) < len(self.uses):
             raise ValueError(f"uses: expected each group once, got {self.uses}")
@@ -49,6 +51,11 @@ class Layer:
 
 def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
     """Returns the layers, or says which name does not fit."""
+    if not isinstance(groups, Mapping):
+        raise TypeError(
+            "params: expected a mapping from names of groups to pytrees, got "
+            f"{type(groups).__name__}"
+        )
     layers = tuple(layers)
     if not layers:
         raise ValueError("layers: expected at least one, whose result is the loss; got none")
@@ -81,10 +88,10 @@ def cut(batch: Any, parts: int) -> list[Any]:
             "np.asarray"
         )
     sizes = {np.shape(x)[:1] for x in leaves}
-    if len(sizes) != 1 or sizes == {()} or next(iter(sizes))[0] % parts:
+    if len(sizes) != 1 or sizes & {(), (0,)} or next(iter(sizes))[0] % parts:
         raise ValueError(
             f"batch: expected arrays whose first axes agree and divide by {parts} microbatches, "
-            f"got shapes {[np.shape(x) for x in leaves]}"
+            f"not empty, got shapes {[np.shape(x) for x in leaves]}"
         )
     size = next(iter(sizes))[0] // parts
     return [jax.tree.map(lambda x, m=m: x[m * size : (m + 1) * size], batch) for m in range(parts)]
@@ -225,9 +232,12 @@ class _Programs:
 
     def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
         loss, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
-        if jnp.shape(loss) != ():
-            raise ValueError(
-                f"layers: expected the last one to return a scalar, got shape {jnp.shape(loss)}"
+        if not isinstance(loss, jax.Array) or jnp.shape(loss) != ():
+            got = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
+            raise ValueError(f"layers: expected the last one to return a scalar, got {got}")
+        if not jnp.issubdtype(loss.dtype, jnp.floating):
+            raise TypeError(
+                f"layers: expected the last one to return a floating number, got {loss.dtype}"
             )
         share = jnp.asarray(share, loss.dtype)
         gradient, dx = pull(share)

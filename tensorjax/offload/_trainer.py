@@ -158,8 +158,17 @@ class Trainer:
         self._schedule = check_schedule(schedule)
         self._microbatches = _check.integer("microbatches", microbatches, low=1)
         self._clip = _check_clip(clip)
-        if commit_every is not None:
-            _check.integer("commit_every", commit_every, low=1)
+        for option, value, low in (
+            ("commit_every", commit_every, 1), ("gradient_bytes", gradient_bytes, 0)
+        ):  # fmt: skip
+            if value is not None:
+                _check.integer(option, value, low=low)
+        if isinstance(in_memory, str):
+            raise TypeError(f"in_memory: expected names of groups, got {in_memory!r}; in a tuple")
+        for option, value, kind in (("engine", engine, Engine), ("trace", trace, Trace)):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{option}: expected {kind.__name__} or None, got {value!r}")
+        _check_key(key)
         check_overflow(gradient_overflow, gradient_bytes, self._schedule, self._clip)
         self._spills = gradient_bytes is not None and gradient_overflow == "store"
         if store is None and (commit_every is not None or self._spills):
@@ -171,7 +180,9 @@ class Trainer:
         self._key = key
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
         self._engine = Engine() if engine is None else engine
-        _ = self._engine.device  # as it is here: threads may have another default
+        where = self._engine.device  # as it is here: threads may have another default
+        if key is not None and not self._engine.shardings:
+            self._key = jax.device_put(key, where)
         self._order = Order(self._layers, self._schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
@@ -179,7 +190,11 @@ class Trainer:
         shapes = _groups.shapes(params)
         self._shards = Shards(shapes, self._engine.shardings)
         self._groups = _groups.make_groups(
-            shapes, self._optimizer, store=self._home, in_memory=in_memory, shards=self._shards
+            shapes,
+            self._optimizer,
+            store=self._home,
+            in_memory=frozenset(in_memory),
+            shards=self._shards,
         )
         self._model = _identity.describe(self._groups)
         resumed = self._begin(params, spills=self._spills or self._order.stale)
@@ -239,6 +254,7 @@ class Trainer:
             ),
             place=self._place,
             trace=self.trace,
+            failed=self._stop_updates,
         )
         self._updater = Updater(
             self._groups,
@@ -357,6 +373,11 @@ class Trainer:
             version = self._order.version(self.steps)
             self._commits.begin(self._meta(), self._progress.pending, version)
 
+    def _stop_updates(self, error: BaseException) -> None:
+        """Called where parameters cannot come any more: nobody shall wait for updates."""
+        if (updater := getattr(self, "_updater", None)) is not None:
+            updater.fail(error)
+
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
         """Hands a gradient to the updater, or with "one_step_stale" the one before."""
         version = self._order.version(self.steps) + 1
@@ -410,9 +431,19 @@ class Trainer:
         """Name, parameters and optimiser state of each group by turns: copies, as NumPy arrays.
 
         Of several processes, each gets its own part.
+
+        Raises:
+          RuntimeError: a step was made meanwhile, or the trainer closed.
         """
         self.flush()
+        steps = self.steps
         for name, group in self._groups.items():
+            self._check_open()
+            if self.steps != steps:
+                raise RuntimeError(
+                    f"groups: expected no step meanwhile, got one after step {steps}: groups would "
+                    "be of different steps; take all of them first, or begin again"
+                )
             yield (
                 name,
                 _groups.get(group.params, group.home, _copy),
@@ -513,9 +544,19 @@ def _abandon(reference: "weakref.ref[Trainer]") -> None:
 
 
 def _check_clip(clip: float | None) -> float | None:
-    if clip is not None and not (isinstance(clip, numbers.Real) and 0 < clip < float("inf")):
+    real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+    if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")
     return clip
+
+
+def _check_key(key: Any) -> None:
+    if key is None:
+        return
+    try:
+        jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"key: expected one key of jax.random, or None, got {key!r}") from error
 
 
 def _copy(x: Any) -> np.ndarray:

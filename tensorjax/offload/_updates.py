@@ -332,10 +332,9 @@ class Updater:
         # What a commit holds back waits for no memory.
         if busy or not self._turns.behind(self._turns.newest):
             return
-        if (name := self._turns.idle()) is None:
-            starved = any(home.starved() for home in self._homes)
-            name = self._turns.latest() if starved else None
-        if name is not None:
+        if not any(home.starved() for home in self._homes):
+            return
+        if (name := self._turns.idle() or self._turns.latest()) is not None:
             self._turns.fetched.pop(name).release()
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 

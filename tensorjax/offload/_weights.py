@@ -11,13 +11,15 @@ from tensorjax import _check
 from tensorjax.offload._homes import Held, Reading
 from tensorjax.offload._trace import Trace
 
+_AWAY = object()  # in the place of parameters that are not there yet
+
 
 @dataclass
 class _Entry:
     """What lies, or will lie, on the device for a group."""
 
     version: int
-    params: Any = None
+    params: Any = _AWAY
     pins: set[int] = field(default_factory=set)
 
 
@@ -45,6 +47,7 @@ class WeightStream:
       place: makes parameters on the device of what was read; arrays it returns share no memory
         with it.
       trace: gains spans.
+      failed: called with what ended a thread.
 
     Attributes:
       peak: the most bytes that the device had.
@@ -68,7 +71,9 @@ class WeightStream:
         read: Callable[[str, float, int], Reading],
         place: Callable[[str, list[Any]], Any],
         trace: Trace,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
+        self._failed = failed
         self._uses, self._sizes, self._capacity = list(uses), sizes, capacity
         self._ahead, self._version = ahead, version
         self._read, self._place, self._trace = read, place, trace
@@ -186,7 +191,7 @@ class WeightStream:
 
     def _present(self, position: int, version: int) -> bool:
         found = (self._cache.get(g) for g in self._uses[position])
-        return all(e is not None and e.version == version and e.params is not None for e in found)
+        return all(e is not None and e.version == version and e.params is not _AWAY for e in found)
 
     def _wait(self) -> None:
         if self._error is not None:
@@ -259,6 +264,7 @@ class WeightStream:
         except BaseException as error:
             if not self._closed:
                 self.fail(error)
+                self._failed(error)
 
     def _fetch(self) -> None:
         """Thread, without the lock: asks for what is needed next."""
