@@ -580,8 +580,11 @@ def test_paths_that_become_one_are_refused(tmp_path: Path) -> None:
 
     layers = [offload.Layer(name="a", apply=apply)]
     for params in ({"w": [large], "w.0": 2 * large}, {"packed": large, "b": np.ones(3, "f")}):
-        with pytest.raises(ValueError, match=r"a/params: expected paths .*: rename it"):
-            offload.Trainer(layers, {"a": params}, optax.sgd(0.1), store=cases.store(tmp_path))
+        with (
+            cases.store(tmp_path) as store,
+            pytest.raises(ValueError, match=r"a/params: expected paths .*: rename it"),
+        ):
+            offload.Trainer(layers, {"a": params}, optax.sgd(0.1), store=store)
 
 
 @pytest.mark.parametrize("nothing", [{}, {"e": np.zeros((0, 3), np.float32)}], ids=len)
