@@ -145,8 +145,25 @@ def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (folder / "trace-tiny-overlap.json").exists()
 
 
+def test_an_emulated_device_waits_under_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it was told, in steps that are no shorter; nothing is computed again by it."""
+    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})
+    options = ["--size", "tiny", "--host", "0.012", "--device", "0.02", "--staging", "8",
+               "--dtype", "bfloat16", "--optimizer", "lion", "--emulated", "0.3", "--steps", "1",
+               "--microbatches", "2", "--results", str(tmp_path)]  # fmt: skip
+    assert main(["run", "offload/budgets", "--quick", *options]) == 0
+    (folder,) = (p for p in (tmp_path / "offload/budgets").iterdir() if p.is_dir())
+    rows = {row["way"]: row for row in table(folder / "budgets.csv")}
+    assert [*rows] == ["overlap", "after backward"]
+    assert all(float(row["s"]) > 0.3 for row in rows.values())
+    assert "compute 300 ms" in (folder / "plan.txt").read_text()
+
+
 @pytest.mark.parametrize(
-    "change", [{"size": "huge"}, {"host": 0.0}, {"steps": 0}, {"ways": ("naive",)}]
+    "change",
+    [{"size": "huge"}, {"host": 0.0}, {"steps": 0}, {"ways": ("naive",)}, {"emulated": -1.0}],
 )
 def test_bad_budgets_are_refused(change: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):

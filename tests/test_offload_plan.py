@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import optax
 import pytest
 
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
@@ -130,6 +132,30 @@ def test_budgets_that_are_too_small_say_what_is_needed() -> None:
 def test_times_of_some_layers_only_are_refused() -> None:
     with pytest.raises(ValueError, match="seconds: expected those of every layer, got none of 'fi"):
         planned(seconds={"block0": (1.0, 1.0)})
+
+
+def test_ways_of_treating_activations_can_be_named() -> None:
+    kinds = ("offload", "recompute")
+    found = planned(activations=kinds)
+    assert tuple(choice.activations for choice in found.choices) == kinds
+    assert planned().chosen.activations not in kinds
+    for wrong in ("keep", (), ("keep", "drop")):
+        with pytest.raises(ValueError, match="activations: expected some of"):
+            planned(activations=wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_updates_are_measured_with_the_dtype_they_have(tmp_path: Path, dtype: str) -> None:
+    seen = []
+
+    def update(gradient: Any, state: Any, params: Any) -> Any:
+        seen.append((gradient.dtype, params.dtype))
+        return gradient, state
+
+    transformation = optax.GradientTransformation(lambda params: (), update)
+    machine = offload.measure(tmp_path, transformation, dtype=dtype, size=16 << 20)
+    assert machine.update > 0
+    assert {*seen} == {(jnp.dtype(dtype),) * 2}
 
 
 def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,6 +28,7 @@ import optax
 
 from experiments import Run
 from experiments._malloc import return_memory
+from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.main import SIZES
 from experiments.offload.memory import peak, resident
 from experiments.offload.resident import Resident
@@ -39,7 +40,7 @@ LOSSES = ("first step", "first loss", "last loss")
 Way = Literal["overlap", "after backward", "in memory"]
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: optax.adamw(1e-4),
-    "lion": lambda: optax.lion(1e-5),
+    "lion": lambda: optax.lion(1e-6),
     "sgd": lambda: optax.sgd(1e-2),
 }
 
@@ -70,8 +71,10 @@ class Config:
     """Steps that are timed."""
     warm: int = 3
     """Steps before them, which compile and fill the pipeline."""
+    emulated: float = 0.0
+    """Seconds a step of a device that waits in the place of computing; with 0 it computes."""
     ways: tuple[Way, ...] = get_args(Way)
-    """What is compared, in this order."""
+    """What is compared, in this order; an emulated device has nothing in memory."""
     staging: int = 0
     """MiB of staging memory, if there is a store; 0 takes 8 times the largest group, and 64."""
     folder: str = ""
@@ -84,6 +87,8 @@ class Config:
         for name in ("device", "host", "batch", "microbatches", "length", "steps", "warm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        if self.emulated < 0:
+            raise ValueError(f"emulated: expected at least 0, got {self.emulated}")
         if not self.ways or not set(self.ways) <= set(get_args(Way)):
             raise ValueError(f"ways: expected some of {get_args(Way)}, got {self.ways}")
 
@@ -106,6 +111,7 @@ class Work:
     optimizer: Any
     batches: list[Any]
     microbatches: int
+    emulated: Emulated | None = None
 
     @property
     def tokens(self) -> int:
@@ -115,6 +121,13 @@ class Work:
     def micro(self) -> Any:
         """A microbatch."""
         return jax.tree.map(lambda x: x[: len(x) // self.microbatches], self.batches[0])
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """Of the passes of each layer, for a microbatch."""
+        if self.emulated is not None:
+            return self.emulated.seconds
+        engine = offload.Engine()
+        return offload.layer_seconds(self.layers, self.params, self.micro(), engine, repeats=3)
 
     def largest(self) -> int:
         """Bytes of the largest group's parameters."""
@@ -130,7 +143,7 @@ def run(config: Config, run: Run) -> None:
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
     try:
         made = work(config)
-        machine = offload.measure(folder, made.optimizer)
+        machine = offload.measure(folder, made.optimizer, dtype=config.dtype)
         run.console.print(str(machine))
         plan, staging = planned(made, machine, config)
         run.console.print(f"staging memory {staging / GB:.2f} GB")
@@ -139,6 +152,8 @@ def run(config: Config, run: Run) -> None:
         rows = []
         with stored(made, folder, staging) as store:
             for way in run.progress(config.ways, made.name):
+                if made.emulated is not None and way == "in memory":
+                    continue
                 if (row := tried(made, way, plan, store, config, run)) is not None:
                     rows.append(row)
     finally:
@@ -149,7 +164,7 @@ def run(config: Config, run: Run) -> None:
     ]
     for row in rows:
         row["speed"] = baseline / row["s"] if baseline else None
-    device = jax.devices()[0].device_kind
+    device = "emulated" if config.emulated else jax.devices()[0].device_kind
     run.table(
         "budgets",
         rows,
@@ -172,13 +187,17 @@ def work(config: Config) -> Work:
     }
     rows, count = config.batch * config.microbatches, config.steps + config.warm
     text = text_bytes(rows * count * (length + 1)).reshape(count, rows, length + 1)
+    layers, device = gpt2.layers(model), None
+    if config.emulated:
+        device = emulated(layers, params, config.emulated / config.microbatches)
     return Work(
         name=config.size,
-        layers=gpt2.layers(model),
+        layers=layers,
         params=params,
         optimizer=OPTIMIZERS[config.optimizer](),
         batches=[gpt2.batch(x[:, :-1], x[:, 1:]) for x in text.astype(np.int32)],
         microbatches=config.microbatches,
+        emulated=device,
     )
 
 
@@ -195,15 +214,15 @@ def planned(made: Work, machine: offload.Machine, config: Config) -> tuple[offlo
     What the programs of the layers take on the device is found by running them, and what the
     process has already counts as the host's.
     """
-    engine = offload.Engine()
-    seconds = offload.layer_seconds(made.layers, made.params, made.micro(), engine, repeats=3)
+    seconds = made.seconds()
+    kinds = get_args(offload.Activations) if made.emulated is None else ("recompute",)
     scratch, before = on_device(), resident() if config.process else 0
 
     def at(host: int) -> offload.Plan:
         return offload.plan(
             made.layers, made.params, made.optimizer, made.micro(), machine=machine,
             device_bytes=int(config.device * GB) - scratch, host_bytes=host,
-            microbatches=made.microbatches, seconds=seconds,
+            microbatches=made.microbatches, activations=kinds, seconds=seconds,
         )  # fmt: skip
 
     staging = config.staging * MIB or 8 * made.largest() + 64 * MIB
@@ -259,6 +278,8 @@ def measured(
             step = Resident(made.layers, made.params, made.optimizer, made.microbatches).step
         else:
             options = plan.options(store)
+            if made.emulated is not None:
+                options["engine"] = made.emulated
             if way == "after backward":  # its updates begin once all gradients are there
                 options.update(schedule="after_backward", gradient_bytes=None)
             elif options["gradient_bytes"] is not None:

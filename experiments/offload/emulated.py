@@ -1,8 +1,10 @@
 """A device that is none: it waits as long as one would compute, and leaves the cores alone."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tensorjax import offload
@@ -15,15 +17,17 @@ class Emulated(offload.Engine):
 
     Args:
         gradients: Of each group: a pytree of NumPy arrays.
-        forward: Seconds of the forward pass of each layer, by its name.
-        backward: Seconds of its backward pass.
+        seconds: Of the forward and of the backward pass of each layer, by its name.
+
+    Attributes:
+        seconds: As given.
     """
 
     def __init__(
-        self, gradients: dict[str, Any], forward: dict[str, float], backward: dict[str, float]
+        self, gradients: Mapping[str, Any], seconds: Mapping[str, tuple[float, float]]
     ) -> None:
         super().__init__()
-        self._gradients, self._forward, self._backward = gradients, forward, backward
+        self._gradients, self.seconds = gradients, seconds
 
     def place(self, group: str, params: Any) -> Any:
         """A device would copy by itself, without the cores."""
@@ -33,7 +37,7 @@ class Emulated(offload.Engine):
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any
     ) -> tuple[Any, Any]:
         """Waits, and returns next to nothing."""
-        time.sleep(self._forward[layer.name])
+        time.sleep(self.seconds[layer.name][0])
         return np.zeros(1, np.float32), None
 
     def backward(
@@ -48,7 +52,7 @@ class Emulated(offload.Engine):
         sums: Any,
     ) -> tuple[Any, Any]:
         """Waits, and returns gradients."""
-        time.sleep(self._backward[layer.name])
+        time.sleep(self.seconds[layer.name][1])
         return dy, tuple(self._gradients[group] for group in layer.uses)
 
     def last(
@@ -56,10 +60,28 @@ class Emulated(offload.Engine):
         sums: Any
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """Waits for both passes."""
-        time.sleep(self._forward[layer.name])
+        time.sleep(self.seconds[layer.name][0])
         dx, sums = self.backward(layer, params, x, batch, key, None, x, sums)
         return np.float32(0), dx, sums
 
     def wait(self, value: Any) -> Any:
         """There is nothing to wait for."""
         return value
+
+
+def emulated(
+    layers: Sequence[offload.Layer], params: Mapping[str, Any], compute: float
+) -> Emulated:
+    """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
+    shapes = {name: jax.eval_shape(draw) for name, draw in params.items()}
+    # Views of one array, off by one number: so they are copied, as a device's would be.
+    most = max(x.size for x in jax.tree.leaves(shapes))
+    numbers = np.full(most + 17, 1e-3, np.float32)
+    start = (1 - numbers.ctypes.data // 4) % 16
+    gradients = jax.tree.map(lambda x: numbers[start : start + x.size].reshape(x.shape), shapes)
+    work = {layer.name: 1.0 for layer in layers}
+    work["embedding"] = 0.05  # a look-up
+    unit = compute / sum(work.values())
+    return Emulated(
+        gradients, {name: (unit * share / 3, unit * share * 2 / 3) for name, share in work.items()}
+    )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.offload.emulated import Emulated
+from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.memory import peak
 from tensorjax import offload
 from tensorjax.models import gpt2
@@ -153,21 +153,8 @@ class Setting:
         return offload.tensors(self.params(), self.optimizer(), gradients=True)
 
     def emulated(self, compute: float) -> Emulated:
-        """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
-        shapes = {name: jax.eval_shape(draw) for name, draw in self.params().items()}
-        # Views of one array, off by one number: so they are copied, as a device's would be.
-        most = max(x.size for x in jax.tree.leaves(shapes))
-        numbers = np.full(most + 17, 1e-3, np.float32)
-        start = (1 - numbers.ctypes.data // 4) % 16
-        gradients = jax.tree.map(lambda x: numbers[start : start + x.size].reshape(x.shape), shapes)
-        work = {layer.name: 1.0 for layer in self.layers()}
-        work["embedding"] = 0.05  # a look-up
-        unit = compute / sum(work.values())
-        return Emulated(
-            gradients,
-            {name: unit * share / 3 for name, share in work.items()},
-            {name: unit * share * 2 / 3 for name, share in work.items()},
-        )
+        """A device that takes ``compute`` seconds a step."""
+        return emulated(self.layers(), self.params(), compute)
 
     @contextlib.contextmanager
     def store(self, backend: str) -> Iterator[offload.TensorStore]:

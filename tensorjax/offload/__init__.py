@@ -52,12 +52,12 @@ from tensorjax.offload._groups import tensors
 from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
 from tensorjax.offload._machine import Machine, layer_seconds, measure
+from tensorjax.offload._options import Overflow, Schedule
 from tensorjax.offload._plan import Choice, Plan, plan
 from tensorjax.offload._statistics import Statistics, Traffic
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Span, Trace
 from tensorjax.offload._trainer import Step, Trainer
-from tensorjax.offload._updates import Overflow, Schedule
 
 __all__ = [
     "Activations",

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._optimizer import HostOptimizer
@@ -47,7 +48,12 @@ class Machine:
 
 
 def measure(
-    path: str | Path, optimizer: Any, *, size: int = 128 * MIB, backend: Any = "auto"
+    path: str | Path,
+    optimizer: Any,
+    *,
+    dtype: Any = jnp.float32,
+    size: int = 128 * MIB,
+    backend: Any = "auto",
 ) -> Machine:
     """Measures the disk that a folder is on, the optimiser, and the way to the device.
 
@@ -56,6 +62,7 @@ def measure(
     Args:
       path: folder on the disk to measure; made if absent.
       optimizer: as for `Trainer`.
+      dtype: of the parameters that it updates.
       size: bytes that are moved each way.
       backend: of the `TensorStore`.
     """
@@ -65,7 +72,8 @@ def measure(
         read, write = _disk(folder, size, backend)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Machine(read=read, write=write, place=_place(size // 4), update=_update(optimizer))
+    update = _update(optimizer, jnp.dtype(dtype))
+    return Machine(read=read, write=write, place=_place(size // 4), update=update)
 
 
 def layer_seconds(
@@ -182,14 +190,17 @@ def _place(size: int) -> float:
     return 4 * data.size / _median(lambda: engine.wait(engine.place("", data)), 3)
 
 
-def _update(optimizer: Any) -> float:
+def _update(optimizer: Any, dtype: Any) -> float:
     host = HostOptimizer(optimizer)
     numbers = 1 << 23
-    params, gradient = (owned(np.ones(numbers, np.float32)) for _ in range(2))
+    params = owned(np.ones(numbers, dtype))
+    gradient = owned(np.ones(numbers, linalg.factor_dtype(dtype)))
     state, spare = host.init(params), None
+    taken = gradient.dtype == params.dtype  # its memory, by the results
 
     def work() -> None:
-        nonlocal gradient, spare  # whose memory the results take
-        gradient, spare = host.update(params, state, gradient, None, spare)
+        nonlocal gradient, spare
+        found, spare = host.update(params, state, gradient, None, spare)
+        gradient = found if taken else gradient
 
     return numbers / _median(work, 5)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tensorjax.offload._layers import Layer
-from tensorjax.offload._updates import Schedule
+from tensorjax.offload._options import Schedule
 
 
 class Order:

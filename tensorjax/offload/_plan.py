@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, get_args
 
 import jax
 
@@ -138,6 +138,7 @@ def plan(
     microbatches: int = 1,
     clip: bool = False,
     compute_dtype: Any = None,
+    activations: Collection[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
     """Decides what lives where, from sizes, measured speeds and measured layers.
@@ -158,6 +159,7 @@ def plan(
       microbatches: in a step.
       clip: whether gradients are clipped by their norm.
       compute_dtype: as for `Trainer`.
+      activations: ways of treating them that may be chosen.
       seconds: of the forward and the backward pass of each layer with recomputation, for one
         microbatch; measured here if None.
 
@@ -168,6 +170,9 @@ def plan(
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)
+    known = get_args(Activations)
+    if isinstance(activations, str) or not activations or not set(activations) <= set(known):
+        raise ValueError(f"activations: expected some of {known}, got {activations!r}")
     host = HostOptimizer(optimizer, compute_dtype)
     groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
     if seconds is None:
@@ -179,8 +184,7 @@ def plan(
     inputs, kept = _activation_bytes(layers, groups, batch)
     inputs, kept = inputs * microbatches, kept * microbatches
     found = []
-    kinds: tuple[Activations, ...] = ("recompute", "keep", "offload")
-    for kind in kinds:
+    for kind in activations:
         moved = 2 * kept / machine.place if kind == "offload" else 0.0
         # A backward pass with recomputation has a forward pass in it.
         backward = passes[1] if kind == "recompute" else max(passes[1] - passes[0], passes[0])

@@ -3,7 +3,6 @@
 import atexit
 import dataclasses
 import functools
-import numbers
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
@@ -11,26 +10,20 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from tensorjax import _check
-from tensorjax.offload import _ahead, _commits, _groups, _identity, _index
+from tensorjax.offload import _ahead, _commits, _groups, _identity, _index, _options
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._options import Overflow, Schedule
 from tensorjax.offload._order import Order
 from tensorjax.offload._passes import Passes
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
-from tensorjax.offload._updates import (
-    Overflow,
-    Schedule,
-    Updater,
-    check_overflow,
-    check_schedule,
-)
+from tensorjax.offload._updates import Updater
 from tensorjax.offload._weights import WeightStream, room
 
 
@@ -155,27 +148,14 @@ class Trainer:
         trace: Trace | None = None,
     ) -> None:
         self._layers = check_layers(layers, params)
-        self._schedule = check_schedule(schedule)
-        self._microbatches = _check.integer("microbatches", microbatches, low=1)
-        self._clip = _check_clip(clip)
-        for option, value, low in (
-            ("commit_every", commit_every, 1), ("gradient_bytes", gradient_bytes, 0)
-        ):  # fmt: skip
-            if value is not None:
-                _check.integer(option, value, low=low)
-        if isinstance(in_memory, str):
-            raise TypeError(f"in_memory: expected names of groups, got {in_memory!r}; in a tuple")
-        for option, value, kind in (("engine", engine, Engine), ("trace", trace, Trace)):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{option}: expected {kind.__name__} or None, got {value!r}")
-        _check_key(key)
-        check_overflow(gradient_overflow, gradient_bytes, self._schedule, self._clip)
-        self._spills = gradient_bytes is not None and gradient_overflow == "store"
-        if store is None and (commit_every is not None or self._spills):
-            raise ValueError("commit_every, gradient_bytes: expected a store with them, got none")
+        self._options = _options.checked(
+            store=store, in_memory=in_memory, gradient_bytes=gradient_bytes,
+            gradient_overflow=gradient_overflow, microbatches=microbatches, clip=clip,
+            schedule=schedule, commit_every=commit_every, lookahead=lookahead, key=key,
+            engine=engine, trace=trace,
+        )  # fmt: skip
         self._closed = True  # until it is whole
         _commits.take(store, self)
-        self._commit_every = commit_every
         self._store: Any = store
         self._key = key
         self._optimizer = HostOptimizer(optimizer, compute_dtype)
@@ -183,7 +163,7 @@ class Trainer:
         where = self._engine.device  # as it is here: threads may have another default
         if key is not None and not self._engine.shardings:
             self._key = jax.device_put(key, where)
-        self._order = Order(self._layers, self._schedule, clip=clip is not None)
+        self._order = Order(self._layers, schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._home = None if store is None else StoreHome(store, self.trace)
@@ -193,13 +173,12 @@ class Trainer:
             shapes,
             self._optimizer,
             store=self._home,
-            in_memory=frozenset(in_memory),
+            in_memory=self._options.in_memory,
             shards=self._shards,
         )
         self._model = _identity.describe(self._groups)
-        resumed = self._begin(params, spills=self._spills or self._order.stale)
-        lookahead = 0 if schedule == "sequential" else _check.integer("lookahead", lookahead, low=1)
-        self._start_threads(device_bytes, gradient_bytes, lookahead)
+        resumed = self._begin(params, spills=self._options.spills or self._order.stale)
+        self._start_threads(device_bytes)
         self._failure: BaseException | None = None
         self._closed = False
         # Threads that are in compiled code when the interpreter ends would abort the process.
@@ -232,12 +211,14 @@ class Trainer:
             _groups.begin(self._groups, params, self._optimizer, self._shards)
         return resumed
 
-    def _start_threads(self, device_bytes: Any, gradient_bytes: Any, lookahead: int) -> None:
-        order, sizes = self._order, {name: g.device.nbytes for name, g in self._groups.items()}
+    def _start_threads(self, device_bytes: Any) -> None:
+        options, order = self._options, self._order
+        unbounded = options.gradient_bytes is None
+        sizes = {name: g.device.nbytes for name, g in self._groups.items()}
         shares = None
         if self._home is not None:
             shares = _ahead.shared(
-                self._store, self._home, self._groups.values(), spills=self._spills
+                self._store, self._home, self._groups.values(), spills=options.spills
             )
             self._home.together = shares.tight
         self._stream = WeightStream(
@@ -246,7 +227,7 @@ class Trainer:
             capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
             ahead=4,
             early=shares.early if shares else 0,
-            handed=0 if shares is None or gradient_bytes is not None else 2 * max(sizes.values()),
+            handed=2 * max(sizes.values()) if shares is not None and unbounded else 0,
             start=order.start(self.steps),
             version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
@@ -259,9 +240,9 @@ class Trainer:
         self._updater = Updater(
             self._groups,
             self._optimizer,
-            spill=self._home if self._spills else None,
-            gradient_bytes=gradient_bytes,
-            lookahead=lookahead,
+            spill=self._home if options.spills else None,
+            gradient_bytes=options.gradient_bytes,
+            lookahead=options.lookahead,
             staging=shares.staging if shares else None,
             together=shares is not None and shares.tight,
             start=order.version(self.steps),
@@ -272,7 +253,7 @@ class Trainer:
             trace=self.trace,
         )
         self._gradients = Gradients(
-            self._layers, self._optimizer, self._shards, measured=self._clip is not None,
+            self._layers, self._optimizer, self._shards, measured=options.clip is not None,
             offer=self._offer, trace=self.trace,
         )  # fmt: skip
         self._passes = Passes(
@@ -324,7 +305,7 @@ class Trainer:
           a new trainer on the store, opened again, goes on from what was committed.
         """
         self._check_open()
-        batches = [self._engine.batch(b) for b in cut(batch, self._microbatches)]
+        batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
         data = _index.plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
@@ -352,7 +333,7 @@ class Trainer:
             self._updater.release(self._progress.scale)
         loss = self._passes.backward(self.steps, base, batches, inputs, checked=self._begin_updates)
         norm = None
-        if self._clip is not None:
+        if self._options.clip is not None:
             norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
             if not np.isfinite(norm):
                 raise FloatingPointError(
@@ -393,15 +374,15 @@ class Trainer:
         self._updater.offer(group, gradient, version, deadline, partial)
 
     def _finish(self, norm: float | None) -> None:
-        scale = None
-        if self._clip is not None and norm is not None:
-            scale = np.float32(1.0 if norm <= self._clip else self._clip / norm)
+        clip, scale = self._options.clip, None
+        if clip is not None and norm is not None:
+            scale = np.float32(1.0 if norm <= clip else clip / norm)
         if self._order.stale:
             self._progress.scale = scale
             return
         if self._order.gated:
             self._updater.release(scale)
-        if self._schedule in ("after_backward", "sequential"):
+        if self._options.waits:
             with self.trace.span("wait", "updates", self.steps):
                 self._updater.settle()
 
@@ -506,7 +487,8 @@ class Trainer:
     # Small things.
 
     def _commit_due(self) -> bool:
-        return bool(self._commit_every and self.steps and self.steps % self._commit_every == 0)
+        every = self._options.commit_every
+        return bool(every and self.steps and self.steps % every == 0)
 
     def _meta(self) -> dict[str, Any]:
         return self._progress.meta(self._model, self._key, self._order.stale)
@@ -541,22 +523,6 @@ def _abandon(reference: "weakref.ref[Trainer]") -> None:
     trainer = reference()
     if trainer is not None:
         trainer.__exit__(SystemExit, SystemExit(), None)
-
-
-def _check_clip(clip: float | None) -> float | None:
-    real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-    if clip is not None and not (real and 0 < clip < float("inf")):
-        raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")
-    return clip
-
-
-def _check_key(key: Any) -> None:
-    if key is None:
-        return
-    try:
-        jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"key: expected one key of jax.random, or None, got {key!r}") from error
 
 
 def _copy(x: Any) -> np.ndarray:

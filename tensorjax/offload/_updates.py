@@ -5,7 +5,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 from tensorjax.offload._ahead import Ahead
 from tensorjax.offload._group import Group, Spare
@@ -17,35 +17,6 @@ from tensorjax.offload._turns import Turns
 
 _LOG = logging.getLogger("tensorjax.offload")
 _TICK = 0.5  # seconds without anything new
-
-Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
-
-Overflow = Literal["store", "wait"]
-
-
-def check_overflow(
-    overflow: Any, gradient_bytes: Any, schedule: Schedule, clip: float | None
-) -> Overflow:
-    """Returns what becomes of gradients beyond their memory, or says what does not fit."""
-    if overflow not in get_args(Overflow):
-        raise ValueError(
-            f"gradient_overflow: expected one of {get_args(Overflow)}, got {overflow!r}"
-        )
-    if overflow == "wait" and gradient_bytes is None:
-        raise ValueError("gradient_overflow: expected gradient_bytes with 'wait', got none")
-    if overflow == "wait" and (schedule != "overlap" or clip is not None):
-        raise ValueError(
-            "gradient_overflow: 'wait' needs updates during the backward pass, but with schedule "
-            f"{schedule!r} and clip {clip!r} they wait for its end; expected 'store'"
-        )
-    return overflow
-
-
-def check_schedule(schedule: Any) -> Schedule:
-    """Returns a schedule, or says which there are."""
-    if schedule not in get_args(Schedule):
-        raise ValueError(f"schedule: expected one of {get_args(Schedule)}, got {schedule!r}")
-    return schedule
 
 
 class Updater:
