@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from tensorjax import offload
+from tensorjax.offload import _updates
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group
 from tensorjax.offload._groups import begin, make_groups, specs
@@ -68,6 +69,7 @@ def make(
     done: dict[str, threading.Event],
     order: list[str],
     names: Sequence[str] = ("urgent", "later"),
+    gradient_bytes: int | None = None,
 ) -> Updater:
     """Updates of a few groups of one shape."""
     optimizer = HostOptimizer(optax.sgd(0.1))
@@ -89,7 +91,7 @@ def make(
         done[name].set()
 
     return Updater(
-        groups, optimizer, spill=None, gradient_bytes=None, lookahead=2, staging=None,
+        groups, optimizer, spill=None, gradient_bytes=gradient_bytes, lookahead=2, staging=None,
         together=False, start=0, due=lambda name, version: float(version), updated=updated,
         written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
@@ -244,13 +246,14 @@ class FullHome(SlowHome):
 
     def __init__(self) -> None:
         super().__init__("urgent/params")
-        self.read_again = 0
+        self.read_again, self.early = 0, threading.Event()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
         found = super().read(*bundles, deadline=deadline, step=step)
         if bundles[0].name == self.slow:
             return found
         self.read_again += 1
+        self.early.set()
         return Held(found, self.arrived)
 
     def starved(self) -> bool:
@@ -281,6 +284,37 @@ def test_a_state_that_takes_the_memory_of_a_more_urgent_one_is_given_back() -> N
         updater.close()
     assert order == ["urgent", "later"]
     assert home.read_again == 2
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_only_for_want_of_memory_is_a_state_read_again(
+    monkeypatch: pytest.MonkeyPatch, *, full: bool
+) -> None:
+    """The gradient of "later" waits for the room that "urgent" has, whose state is read late."""
+    monkeypatch.setattr(_updates, "_TICK", 0.01)
+    home, order = FullHome(), []
+    if not full:
+        monkeypatch.setattr(home, "starved", lambda: False)
+    done: dict[str, threading.Event] = {}
+    updater = make(home, done, order, gradient_bytes=1)
+    try:
+        updater.expect({"urgent": (1, 0.0), "later": (1, 1.0)}, gated=False)
+        assert home.early.wait(30)  # the state of "later" is there, its gradient is not
+        updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
+        blocked = threading.Thread(
+            target=updater.offer, args=("later", {"w": jnp.ones(3)}, 1, 1.0), daemon=True
+        )
+        blocked.start()
+        assert home.arrived.wait(30 if full else 0.3) == full
+        home.arrived.set()
+        assert done["urgent"].wait(30)
+        blocked.join(30)
+        updater.settle()
+    finally:
+        home.arrived.set()
+        updater.close()
+    assert order == ["urgent", "later"]
+    assert home.read_again == 1 + full
 
 
 def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
