@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -122,6 +123,42 @@ def test_clipping_makes_a_step_longer() -> None:
     assert planned(clip=True, **few).seconds > planned(**few).seconds
 
 
+def test_gradients_wait_where_the_disk_has_time_in_the_forward_pass() -> None:
+    """Then they are worth more than groups in memory; not where nothing waits for the disk."""
+    width, depth = 64, 20
+    params = {f"layer{n}": jax.ShapeDtypeStruct((width, width), jnp.float32) for n in range(depth)}
+    unit = 4 * width**2
+
+    def linear(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return (batch if x is None else x) @ params[0]
+
+    def loss(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean(x @ params[0])
+
+    layers = [offload.Layer(name=name, apply=linear) for name in params]
+    layers[-1] = offload.Layer(name=layers[-1].name, apply=loss)
+    disk = offload.Machine(read=2e8, write=1e8, place=1e10, update=1e9)
+    written = 3 * depth * unit / 1e8
+
+    def at(host_bytes: int, compute: float) -> offload.Plan:
+        of_each = compute / depth
+        return offload.plan(
+            layers, params, optax.adam(0.1), jax.ShapeDtypeStruct((1, width), jnp.float32),
+            machine=disk, device_bytes=8 * unit, host_bytes=host_bytes,
+            activations=("recompute",), seconds=dict.fromkeys(params, (of_each / 3, of_each / 1.5)),
+        )  # fmt: skip
+
+    busy, least = at(18 * unit, written), at(6 * unit + 64, written)
+    assert least.gradient_bytes == 2 * unit + 60
+    assert least.seconds > least.bound  # what the backward pass cannot write makes it wait
+    assert 4 * unit < (busy.gradient_bytes or 0) < 10 * unit
+    assert busy.bound <= busy.seconds < least.seconds
+    calm = at(18 * unit, 10 * written)
+    assert calm.gradient_bytes == 2 * unit
+    assert calm.seconds == calm.bound
+    assert len(calm.in_memory) > len(busy.in_memory)
+
+
 def test_budgets_that_are_too_small_say_what_is_needed() -> None:
     with pytest.raises(ValueError, match=r"needs \d+ bytes of the device"):
         planned(device_bytes=BLOCK)
@@ -148,9 +185,9 @@ def test_ways_of_treating_activations_can_be_named() -> None:
 def test_updates_are_measured_with_the_dtype_they_have(tmp_path: Path, dtype: str) -> None:
     seen = []
 
-    def update(gradient: Any, state: Any, params: Any) -> Any:
-        seen.append((gradient.dtype, params.dtype))
-        return gradient, state
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        seen.append((updates.dtype, params.dtype))
+        return updates, state
 
     transformation = optax.GradientTransformation(lambda params: (), update)
     machine = offload.measure(tmp_path, transformation, dtype=dtype, size=16 << 20)

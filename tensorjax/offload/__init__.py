@@ -53,7 +53,8 @@ from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._lease import Lease, Leases
 from tensorjax.offload._machine import Machine, layer_seconds, measure
 from tensorjax.offload._options import Overflow, Schedule
-from tensorjax.offload._plan import Choice, Plan, plan
+from tensorjax.offload._placement import Choice
+from tensorjax.offload._plan import Plan, plan
 from tensorjax.offload._statistics import Statistics, Traffic
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Span, Trace

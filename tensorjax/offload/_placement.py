@@ -1,0 +1,241 @@
+"""What of a training lives on the device and in the memory of the host, and how long a step is."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tensorjax.offload._bound import Times
+from tensorjax.offload._group import Group
+from tensorjax.offload._layers import Activations, Engine, Layer
+from tensorjax.offload._machine import Machine
+from tensorjax.offload._units import size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way of treating activations, and what then lives where.
+
+    Attributes:
+      activations: of `Engine`.
+      times: of the parts of a step.
+      seconds: predicted time of a step.
+      weights: bytes of the device for parameters.
+      device_bytes: what the device needs besides.
+      in_memory: groups whose parameters and states live in host memory.
+      gradient_bytes: of the host for gradients that wait; None for all.
+      host_bytes: what the host needs: activations, gradients that wait, updates under way, and
+        parameters and states that live there; not the store's staging memory.
+      refusal: why it is not possible; empty if it is.
+    """
+
+    activations: Activations
+    times: Times
+    seconds: float
+    weights: int
+    device_bytes: int
+    in_memory: tuple[str, ...]
+    gradient_bytes: int | None
+    host_bytes: int
+    refusal: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step does.
+
+    Attributes:
+      layers: of the model.
+      groups: by name.
+      machine: speeds.
+      forward, backward: seconds of all layers' passes, for all microbatches.
+      on_device: bytes of the device besides parameters.
+      on_host: bytes of the host for activations.
+      clip: whether gradients are clipped by their norm.
+    """
+
+    layers: Sequence[Layer]
+    groups: dict[str, Group]
+    machine: Machine
+    forward: float
+    backward: float
+    on_device: int
+    on_host: int
+    clip: bool
+
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        return sum(g.gradient.nbytes for g in self.groups.values())
+
+
+def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) -> Choice:
+    """A way of treating activations, with the gradients in host memory that make a step shortest.
+
+    They are worth more than groups of the same size where the disk has time in the forward pass,
+    to which their updates are left.
+    """
+    groups = work.groups
+    needed = largest(work.layers, groups, "device") * 2
+    total = sum(g.device.nbytes for g in groups.values())
+    weights = min(device_bytes - work.on_device, total)
+    refusal = ""
+    if weights < min(needed, total):
+        refusal = _needs(work.on_device + needed, "device")
+    fixed = work.on_host + _work_bytes(work.layers, groups)
+    if host_bytes < fixed:
+        refusal = refusal or _needs(fixed, "host")
+    left, every = max(0, host_bytes - fixed), work.gradients()
+    unit = max(g.gradient.nbytes for g in groups.values())
+    least = every if work.clip else 2 * unit
+    counts = {min(left, every, n) for n in (least, every, *range(least, every, unit))}
+    found = [_placed(work, max(0, weights), left, count) for count in sorted(counts)]
+    seconds, times, memory, gradients, taken = min(found, key=lambda f: f[0])
+    return Choice(
+        activations=kind,
+        times=times,
+        seconds=seconds,
+        weights=weights,
+        device_bytes=work.on_device,
+        in_memory=memory,
+        gradient_bytes=gradients,
+        host_bytes=fixed + taken,
+        refusal=refusal,
+    )
+
+
+def _placed(
+    work: Work, weights: int, left: int, gradients: int
+) -> tuple[float, Times, tuple[str, ...], int | None, int]:
+    """Seconds, parts, groups in memory, gradients and bytes of the host, of so many gradients."""
+    groups, memory = work.groups, []
+    room = left - gradients
+    for name in _in_order(work.layers):
+        nbytes = _lives(groups[name])
+        if nbytes > room:
+            break
+        memory.append(name)
+        room -= nbytes
+    taken, waiting, every = left - room, gradients, work.gradients()
+    if len(memory) == len(groups):
+        free = _free_work_bytes(groups) - _work_bytes(work.layers, groups) - gradients
+        if free <= room:
+            taken, waiting = taken + free, None
+    spilled = 0
+    if work.clip and waiting is not None:
+        spilled = every - waiting
+    times, forward = _times(work, weights, {*memory}, spilled)
+    later = 1.0 if waiting is None or not every else waiting / every
+    return _predicted(work, times, forward, later), times, tuple(memory), waiting, taken
+
+
+def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
+    """Seconds of the parts of a step, bytes by speeds; and of reads for the forward pass."""
+    groups, machine = work.groups, work.machine
+    disk = [g for name, g in groups.items() if name not in memory]
+    lives = sum(map(_lives, disk))
+    state = sum(g.params.nbytes + g.state.nbytes for g in disk)
+    # What stays on the device is not read; the rest is, in both passes. The backward pass shares
+    # what it reads with the update, unless that has another dtype.
+    total = sum(g.device.nbytes for g in groups.values())
+    away = 0.0 if not total else max(0, total - weights) / total
+    once = away * sum(g.device.nbytes for g in disk)
+    again = away * sum(g.device.nbytes for g in disk if g.weights is not None)
+    first = [groups[g] for g in work.layers[0].uses]
+    moved = sum(g.params.nbytes + g.state.nbytes for g in first if g.name not in memory)
+    numbers = sum(_numbers(g) for g in first)
+    compute = work.forward + work.backward
+    times = Times(
+        compute=compute,
+        read=(once + again + state + spilled) / machine.read,
+        write=(lives + spilled) / machine.write,
+        update=sum(_numbers(g) for g in groups.values()) / machine.update,
+        first=moved / machine.read + numbers / machine.update,
+        layer=compute / len(work.layers),
+    )
+    return times, once / machine.read
+
+
+def _predicted(work: Work, times: Times, once: float, later: float) -> float:
+    """Seconds of a step of which a share of the updates can be left to the next forward pass.
+
+    Args:
+      work: what it does.
+      times: of its parts.
+      once: seconds of reads for the forward pass.
+      later: the most that gradients which wait let be left to it.
+    """
+    if work.clip:  # all of them are
+        other = max(times.read, times.write, times.update)
+        return work.backward + max(work.forward + times.first, other)
+    rest = times.read - once
+    updates = max(rest, times.write, times.update)
+    share = min(later, max(0.0, 1 - work.backward / updates)) if updates else 0.0
+    forward = max(work.forward, once + share * rest, share * times.write, share * times.update)
+    return max(times.bound, forward + max(work.backward, (1 - share) * updates))
+
+
+def activation_bytes(
+    layers: Sequence[Layer], groups: dict[str, Group], batch: Any
+) -> tuple[int, int]:
+    """Bytes of all layers' inputs, and of what the backward pass can be spared, of a microbatch."""
+    x, inputs, kept = None, 0, 0
+    engine = Engine(activations="keep")
+    for layer in layers[:-1]:
+        mine = tuple(
+            groups[g].device.unflatten(
+                [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in groups[g].device.leaves]
+            )
+            for g in layer.uses
+        )
+        x, new = engine.shapes(layer, mine, x, batch)
+        inputs += _bytes(x)
+        kept += _bytes(new)
+    return inputs, kept
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _lives(group: Group) -> int:
+    """Bytes of a group where it lives: parameters, state, and parameters for the device."""
+    return sum(bundle.nbytes for bundle in group.bundles)
+
+
+def _work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
+    """What a trainer with bounded gradients takes beside them, states and staging.
+
+    The gradient that arrives, those that other layers are to add to, the results of an update.
+    """
+    uses = Counter(g for layer in layers for g in layer.uses)
+    partial = sum(groups[g].gradient.nbytes for g, count in uses.items() if count > 1)
+    arriving = max(g.gradient.nbytes for g in groups.values())
+    return arriving + partial + max(g.results for g in groups.values())
+
+
+def _free_work_bytes(groups: dict[str, Group]) -> int:
+    """What a trainer without bounds takes: gradients, two updates, spare states, handed on."""
+    kinds = {g.kind: g.state.nbytes for g in groups.values()}
+    counts = Counter(g.kind for g in groups.values())
+    spare = sum(min(counts[kind], 2) * nbytes for kind, nbytes in kinds.items())
+    gradients = sum(g.gradient.nbytes for g in groups.values())
+    handed = 2 * max(g.device.nbytes for g in groups.values())
+    return gradients + 2 * max(g.results for g in groups.values()) + spare + handed
+
+
+def _needs(nbytes: int, where: str) -> str:
+    return f"needs {nbytes} bytes of the {where} ({size(nbytes)})"
+
+
+def largest(layers: Sequence[Layer], groups: dict[str, Group], bundle: str) -> int:
+    return max(sum(getattr(groups[g], bundle).nbytes for g in layer.uses) for layer in layers)
+
+
+def _in_order(layers: Sequence[Layer]) -> list[str]:
+    return list(dict.fromkeys(g for layer in layers for g in layer.uses))
+
+
+def _numbers(group: Group) -> int:
+    return sum(leaf.nbytes // leaf.dtype.itemsize for leaf in group.params.leaves)
