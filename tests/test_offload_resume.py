@@ -253,6 +253,21 @@ def test_a_new_trainer_on_an_open_store_begins_with_what_was_committed(tmp_path:
         assert cases.equal(third.params(), expected)
 
 
+@pytest.mark.parametrize(("commit_every", "steps"), [(2, 3), (2, 0), (1, 2), (None, 1)])
+def test_steps_that_are_lost_at_the_end_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, commit_every: int | None, steps: int
+) -> None:
+    """Of those that were to be committed: the last one waits for the step after it."""
+    with cases.store(tmp_path) as store, trainer(store, commit_every=commit_every) as first:
+        for number in range(steps):
+            first.step(cases.batch(number))
+        if steps == 2:
+            first.commit()
+    expected = [f"closed after step {steps}, the store has step {steps - 1}"]
+    said = [r.getMessage().split(":")[0] for r in caplog.records if r.levelname == "WARNING"]
+    assert said == (expected if steps == 3 else [])
+
+
 def test_the_position_in_the_data_is_that_of_its_step(tmp_path: Path) -> None:
     """Though the caller goes on with the same object before it is committed."""
     position = {"next": 0}

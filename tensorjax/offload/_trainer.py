@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import functools
+import logging
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
@@ -25,6 +26,8 @@ from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Updater
 from tensorjax.offload._weights import WeightStream, room
+
+_LOG = logging.getLogger("tensorjax.offload")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,13 +463,15 @@ class Trainer:
     def close(self) -> None:
         """Waits for updates under way and ends the threads; the store stays open.
 
-        What has not been committed is lost once the store is closed.
+        What has not been committed is lost once the store is closed; with ``commit_every``, steps
+        that are so are logged as a warning.
         """
         if self._closed:
             return
         try:
             if self._failure is None:
                 self.flush()
+                self._warn()
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
@@ -489,6 +494,17 @@ class Trainer:
     def _commit_due(self) -> bool:
         every = self._options.commit_every
         return bool(every and self.steps and self.steps % every == 0)
+
+    def _warn(self) -> None:
+        """Says which steps are not committed, if some were to be."""
+        if self._options.commit_every is None:
+            return
+        committed = self._store.meta["trainer"]["steps"]
+        if committed < self.steps:
+            _LOG.warning(
+                "closed after step %d, the store has step %d: call commit() before close() to keep "
+                "what came since", self.steps, committed,
+            )  # fmt: skip
 
     def _meta(self) -> dict[str, Any]:
         return self._progress.meta(self._model, self._key, self._order.stale)
