@@ -163,7 +163,15 @@ def test_an_emulated_device_waits_under_budgets(
 
 @pytest.mark.parametrize(
     "change",
-    [{"size": "huge"}, {"host": 0.0}, {"steps": 0}, {"ways": ("naive",)}, {"emulated": -1.0}],
+    [
+        {"size": "huge"},
+        {"host": 0.0},
+        {"steps": 0},
+        {"ways": ("naive",)},
+        {"emulated": -1.0},
+        {"emulated": float("nan")},
+        {"emulated": 1.0, "ways": ("in memory",)},
+    ],
 )
 def test_bad_budgets_are_refused(change: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -53,7 +53,7 @@ def test_all_in_memory_where_it_fits() -> None:
 def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
     found = planned(host_bytes=WORK + 2 * BLOCK + 3 * BLOCK + 3 * TABLE + 1000)
     assert found.in_memory == ("table", "block0")
-    assert found.gradient_bytes == 2 * BLOCK
+    assert 2 * BLOCK <= (found.gradient_bytes or 0) < 3 * BLOCK
     moved = 3 * 3 * BLOCK + 3 * 4  # parameters, two moments and a count of three blocks
     assert found.chosen.times.write == pytest.approx(moved / MACHINE.write)
     assert found.chosen.times.read == pytest.approx(moved / MACHINE.read)  # all stays on the device
@@ -148,15 +148,17 @@ def test_gradients_wait_where_the_disk_has_time_in_the_forward_pass() -> None:
             activations=("recompute",), seconds=dict.fromkeys(params, (of_each / 3, of_each / 1.5)),
         )  # fmt: skip
 
-    busy, least = at(18 * unit, written), at(6 * unit + 64, written)
+    busy, least = at(18 * unit + 64, written), at(6 * unit + 64, written)
     assert least.gradient_bytes == 2 * unit + 60
     assert least.seconds > least.bound  # what the backward pass cannot write makes it wait
     assert 4 * unit < (busy.gradient_bytes or 0) < 10 * unit
     assert busy.bound <= busy.seconds < least.seconds
-    calm = at(18 * unit, 10 * written)
-    assert calm.gradient_bytes == 2 * unit
+    calm = at(18 * unit + 64, 10 * written)
+    assert 2 * unit <= (calm.gradient_bytes or 0) < 5 * unit
     assert calm.seconds == calm.bound
     assert len(calm.in_memory) > len(busy.in_memory)
+    for found in (busy, least, calm):
+        assert found.options(None)["gradient_overflow"] == "wait"
 
 
 def test_budgets_that_are_too_small_say_what_is_needed() -> None:
@@ -173,12 +175,18 @@ def test_times_of_some_layers_only_are_refused() -> None:
 
 def test_ways_of_treating_activations_can_be_named() -> None:
     kinds = ("offload", "recompute")
-    found = planned(activations=kinds)
-    assert tuple(choice.activations for choice in found.choices) == kinds
+    for asked in (kinds, [*kinds] * 2, {*kinds}, iter(kinds)):
+        found = planned(activations=asked)
+        assert tuple(choice.activations for choice in found.choices) == ("recompute", "offload")
     assert planned().chosen.activations not in kinds
-    for wrong in ("keep", (), ("keep", "drop")):
+    for wrong in ("keep", (), ("keep", "drop"), [["keep"]]):
         with pytest.raises(ValueError, match="activations: expected some of"):
             planned(activations=wrong)
+
+
+def test_updates_of_integers_are_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="dtype: expected a floating one, got 'int32'"):
+        offload.measure(tmp_path, cases.optimizer(), dtype="int32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

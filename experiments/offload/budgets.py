@@ -40,7 +40,7 @@ LOSSES = ("first step", "first loss", "last loss")
 Way = Literal["overlap", "after backward", "in memory"]
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: optax.adamw(1e-4),
-    "lion": lambda: optax.lion(1e-6),
+    "lion": lambda: optax.lion(1e-6),  # moves every number by that much
     "sgd": lambda: optax.sgd(1e-2),
 }
 
@@ -87,8 +87,10 @@ class Config:
         for name in ("device", "host", "batch", "microbatches", "length", "steps", "warm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
-        if self.emulated < 0:
-            raise ValueError(f"emulated: expected at least 0, got {self.emulated}")
+        if not 0 <= self.emulated < float("inf"):
+            raise ValueError(f"emulated: expected at least 0 seconds, got {self.emulated}")
+        if self.emulated and set(self.ways) == {"in memory"}:
+            raise ValueError(f"emulated: a device that is none has no {self.ways}")
         if not self.ways or not set(self.ways) <= set(get_args(Way)):
             raise ValueError(f"ways: expected some of {get_args(Way)}, got {self.ways}")
 
@@ -281,9 +283,8 @@ def measured(
             if made.emulated is not None:
                 options["engine"] = made.emulated
             if way == "after backward":  # its updates begin once all gradients are there
-                options.update(schedule="after_backward", gradient_bytes=None)
-            elif options["gradient_bytes"] is not None:
-                options["gradient_overflow"] = "wait"
+                options.update(schedule="after_backward", gradient_bytes=None,
+                               gradient_overflow="store")  # fmt: skip
             trainer = stack.enter_context(
                 offload.Trainer(
                     made.layers, made.params, made.optimizer, **options

@@ -92,8 +92,12 @@ class Commits:
       groups: by name; those that live elsewhere are written to the store first.
       updater: is held back while a commit goes on beside the computation.
       processes: that commit together.
+      steps: that the store has.
       failed: called with what ended a commit beside the computation.
       trace: gains spans.
+
+    Attributes:
+      steps: of the last commit.
     """
 
     def __init__(
@@ -104,10 +108,11 @@ class Commits:
         *,
         updater: Updater,
         processes: Processes,
+        steps: int,
         failed: Callable[[BaseException], None],
         trace: Trace,
     ) -> None:
-        self._store, self._home, self._groups = store, home, groups
+        self._store, self._home, self._groups, self.steps = store, home, groups, steps
         self._updater, self._processes = updater, processes
         self._failed, self._trace = failed, trace
         self._thread: threading.Thread | None = None
@@ -149,6 +154,7 @@ class Commits:
             else:
                 what = f"commit of step {steps}"
                 self._store.commit(meta, barrier=lambda: self._processes.wait(what))
+            self.steps = steps
 
     def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         try:

@@ -65,7 +65,12 @@ def measure(
       dtype: of the parameters that it updates.
       size: bytes that are moved each way.
       backend: of the `TensorStore`.
+
+    Raises:
+      TypeError: a dtype that is not floating.
     """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype: expected a floating one, got {dtype!r}")
     Path(path).mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="measure-", dir=path)
     try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import numbers
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 import jax
@@ -17,7 +18,7 @@ Overflow = Literal["store", "wait"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `Trainer` was told, under the same names."""
+    """What `Trainer` was told, under the same names; lookahead is 0 where reads take turns."""
 
     in_memory: frozenset[str]
     gradient_bytes: int | None
@@ -54,7 +55,7 @@ def checked(
     engine: Any,
     trace: Any,
 ) -> Options:
-    """The options of a trainer; the first that is none raises TypeError or ValueError."""
+    """The options of a trainer; one that cannot be so raises TypeError or ValueError."""
     _one_of("schedule", schedule, Schedule)
     _one_of("gradient_overflow", gradient_overflow, Overflow)
     microbatches = _check.integer("microbatches", microbatches, low=1)
@@ -63,8 +64,9 @@ def checked(
         commit_every = _check.integer("commit_every", commit_every, low=1)
     if gradient_bytes is not None:
         gradient_bytes = _check.integer("gradient_bytes", gradient_bytes, low=0)
-    if isinstance(in_memory, str):
-        raise TypeError(f"in_memory: expected names of groups, got {in_memory!r}; in a tuple")
+    names = () if isinstance(in_memory, str) or not isinstance(in_memory, Collection) else in_memory
+    if names is not in_memory or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"in_memory: expected names of groups in a tuple, got {in_memory!r}")
     for name, value, kind in (("engine", engine, Engine), ("trace", trace, Trace)):
         if value is not None and not isinstance(value, kind):
             raise TypeError(f"{name}: expected {kind.__name__} or None, got {value!r}")
@@ -74,7 +76,7 @@ def checked(
         gradient_bytes=gradient_bytes,
         gradient_overflow=gradient_overflow,
         microbatches=microbatches,
-        clip=_norm(clip),
+        clip=_checked_clip(clip),
         schedule=schedule,
         commit_every=commit_every,
         lookahead=0 if schedule == "sequential" else lookahead,
@@ -102,7 +104,7 @@ def _one_of(name: str, value: Any, kinds: Any) -> None:
         raise ValueError(f"{name}: expected one of {get_args(kinds)}, got {value!r}")
 
 
-def _norm(clip: float | None) -> float | None:
+def _checked_clip(clip: float | None) -> float | None:
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

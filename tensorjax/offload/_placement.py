@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,10 @@ from tensorjax.offload._bound import Times
 from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._machine import Machine
+from tensorjax.offload._options import Overflow
 from tensorjax.offload._units import size
+
+_TRIES = 64  # numbers of groups in memory that are tried
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class Choice:
       device_bytes: what the device needs besides.
       in_memory: groups whose parameters and states live in host memory.
       gradient_bytes: of the host for gradients that wait; None for all.
+      gradient_overflow: what becomes of others.
       host_bytes: what the host needs: activations, gradients that wait, updates under way, and
         parameters and states that live there; not the store's staging memory.
       refusal: why it is not possible; empty if it is.
@@ -38,6 +42,7 @@ class Choice:
     device_bytes: int
     in_memory: tuple[str, ...]
     gradient_bytes: int | None
+    gradient_overflow: Overflow
     host_bytes: int
     refusal: str = ""
 
@@ -71,10 +76,10 @@ class Work:
 
 
 def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """A way of treating activations, with the gradients in host memory that make a step shortest.
+    """A way of treating activations, host memory divided so that a step is shortest.
 
-    They are worth more than groups of the same size where the disk has time in the forward pass,
-    to which their updates are left.
+    Groups in memory are not read and written; where they leave room, gradients wait, whose updates
+    can then be left to the next forward pass, in which a disk has time.
     """
     groups = work.groups
     needed = largest(work.layers, groups, "device") * 2
@@ -86,48 +91,67 @@ def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) ->
     fixed = work.on_host + _work_bytes(work.layers, groups)
     if host_bytes < fixed:
         refusal = refusal or _needs(fixed, "host")
-    left, every = max(0, host_bytes - fixed), work.gradients()
-    unit = max(g.gradient.nbytes for g in groups.values())
-    least = every if work.clip else 2 * unit
-    counts = {min(left, every, n) for n in (least, every, *range(least, every, unit))}
-    found = [_placed(work, max(0, weights), left, count) for count in sorted(counts)]
-    seconds, times, memory, gradients, taken = min(found, key=lambda f: f[0])
+    room = max(0, host_bytes - fixed)
+    # Without clipping one waits while another is taken; else all may go to the store.
+    two = sum(sorted(g.gradient.nbytes for g in groups.values())[-2:])
+    least = 0 if work.clip else min(room, two)
+    found = (
+        _choice(kind, work, max(0, weights), memory, room, refusal)
+        for memory in _candidates(work, room - least)
+    )
+    return min(found, key=lambda choice: choice.seconds)
+
+
+def _candidates(work: Work, room: int) -> Iterator[list[str]]:
+    """Groups that may live in memory, most first.
+
+    Those of the first layers, because their update is what a step waits for, or small ones, where
+    a large one would take the room of all.
+    """
+    order = list(dict.fromkeys(g for layer in work.layers for g in layer.uses))
+    for names in (order, sorted(order, key=lambda name: _lives(work.groups[name]))):
+        fitting: list[str] = []
+        held = 0
+        for name in names:
+            if held + _lives(work.groups[name]) <= room:
+                held += _lives(work.groups[name])
+                fitting.append(name)
+        for count in range(len(fitting), 0, -max(1, len(fitting) // _TRIES)):
+            yield fitting[:count]
+    yield []
+
+
+def _choice(
+    kind: Activations, work: Work, weights: int, memory: list[str], room: int, refusal: str
+) -> Choice:
+    """What follows from the groups that live in memory: gradients have the rest of the room."""
+    groups, every = work.groups, work.gradients()
+    held = sum(_lives(groups[name]) for name in memory)
+    fixed = _work_bytes(work.layers, groups)
+    gradients: int | None = min(every, room - held)
+    host = work.on_host + fixed + held
+    # Each has to have room by itself.
+    waits = not work.clip and gradients >= max(g.gradient.nbytes for g in groups.values())
+    free = _free_work_bytes(groups) - fixed
+    if len(memory) == len(groups) and free <= room - held:
+        gradients, host = None, host + free
+    else:
+        host += gradients
+    spilled = 0 if waits or gradients is None else every - gradients
+    later = 1.0 if gradients is None or not every else gradients / every
+    times, once = _times(work, weights, {*memory}, spilled)
     return Choice(
         activations=kind,
         times=times,
-        seconds=seconds,
+        seconds=_predicted(work, times, once, later),
         weights=weights,
         device_bytes=work.on_device,
-        in_memory=memory,
+        in_memory=tuple(memory),
         gradient_bytes=gradients,
-        host_bytes=fixed + taken,
+        gradient_overflow="wait" if waits else "store",
+        host_bytes=host,
         refusal=refusal,
     )
-
-
-def _placed(
-    work: Work, weights: int, left: int, gradients: int
-) -> tuple[float, Times, tuple[str, ...], int | None, int]:
-    """Seconds, parts, groups in memory, gradients and bytes of the host, of so many gradients."""
-    groups, memory = work.groups, []
-    room = left - gradients
-    for name in _in_order(work.layers):
-        nbytes = _lives(groups[name])
-        if nbytes > room:
-            break
-        memory.append(name)
-        room -= nbytes
-    taken, waiting, every = left - room, gradients, work.gradients()
-    if len(memory) == len(groups):
-        free = _free_work_bytes(groups) - _work_bytes(work.layers, groups) - gradients
-        if free <= room:
-            taken, waiting = taken + free, None
-    spilled = 0
-    if work.clip and waiting is not None:
-        spilled = every - waiting
-    times, forward = _times(work, weights, {*memory}, spilled)
-    later = 1.0 if waiting is None or not every else waiting / every
-    return _predicted(work, times, forward, later), times, tuple(memory), waiting, taken
 
 
 def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
@@ -137,11 +161,11 @@ def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Ti
     lives = sum(map(_lives, disk))
     state = sum(g.params.nbytes + g.state.nbytes for g in disk)
     # What stays on the device is not read; the rest is, in both passes. The backward pass shares
-    # what it reads with the update, unless that has another dtype.
+    # what it reads with the update, unless that has another dtype or has to wait for its end.
     total = sum(g.device.nbytes for g in groups.values())
     away = 0.0 if not total else max(0, total - weights) / total
     once = away * sum(g.device.nbytes for g in disk)
-    again = away * sum(g.device.nbytes for g in disk if g.weights is not None)
+    again = away * sum(g.device.nbytes for g in disk if work.clip or g.weights is not None)
     first = [groups[g] for g in work.layers[0].uses]
     moved = sum(g.params.nbytes + g.state.nbytes for g in first if g.name not in memory)
     numbers = sum(_numbers(g) for g in first)
@@ -168,7 +192,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
     """
     if work.clip:  # all of them are
         other = max(times.read, times.write, times.update)
-        return work.backward + max(work.forward + times.first, other)
+        return max(times.bound, work.backward + max(work.forward + times.first, other))
     rest = times.read - once
     updates = max(rest, times.write, times.update)
     share = min(later, max(0.0, 1 - work.backward / updates)) if updates else 0.0
@@ -230,11 +254,8 @@ def _needs(nbytes: int, where: str) -> str:
 
 
 def largest(layers: Sequence[Layer], groups: dict[str, Group], bundle: str) -> int:
+    """Bytes of a bundle of the groups of the layer that has most."""
     return max(sum(getattr(groups[g], bundle).nbytes for g in layer.uses) for layer in layers)
-
-
-def _in_order(layers: Sequence[Layer]) -> list[str]:
-    return list(dict.fromkeys(g for layer in layers for g in layer.uses))
 
 
 def _numbers(group: Group) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from tensorjax import _check
@@ -24,29 +24,44 @@ class Plan:
     """Where everything lives, and the step time that follows.
 
     Attributes:
-      weights: bytes of the device for parameters.
-      in_memory: groups whose parameters and states live in host memory.
-      gradient_bytes: bytes of the host for gradients that wait; None for all.
-      chosen: how activations are treated, with the times of a step.
-      choices: all that were considered.
-      seconds: predicted time of a step, if nothing is lost: the bound, but where updates have to
-        be made during the backward pass because there is no memory for the gradients to wait, or,
-        with clipping, during the next forward pass. Where the layers are computed by the host's own
-        cores it takes longer, for they share these with the optimiser and the copies.
+      chosen: how activations are treated, what lives where, and the times of a step.
+      choices: all ways of treating them that were considered.
       rows: one for each group: name, bytes of parameters, of states, where each is.
       microbatches: in a step.
       compute_dtype: of the parameters on the device; None for their own.
     """
 
-    weights: int
-    in_memory: tuple[str, ...]
-    gradient_bytes: int | None
     chosen: Choice
     choices: tuple[Choice, ...]
-    seconds: float
     rows: tuple[Row, ...]
     microbatches: int = 1
     compute_dtype: Any = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the device for parameters."""
+        return self.chosen.weights
+
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """Groups whose parameters and states live in host memory."""
+        return self.chosen.in_memory
+
+    @property
+    def gradient_bytes(self) -> int | None:
+        """Bytes of the host for gradients that wait; None for all."""
+        return self.chosen.gradient_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step, if nothing is lost.
+
+        It is the bound, but where updates have to be made during the backward pass because there is
+        no memory for gradients to wait, or, with clipping, during the next forward pass. Where the
+        layers are computed by the host's own cores it takes longer, for they share these with the
+        optimiser and the copies.
+        """
+        return self.chosen.seconds
 
     @property
     def bound(self) -> float:
@@ -54,11 +69,19 @@ class Plan:
         return self.chosen.times.bound
 
     def options(self, store: Any) -> dict[str, Any]:
-        """Arguments for a `Trainer`, its engine included."""
+        """Arguments for a `Trainer`, its engine included.
+
+        Without clipping gradients wait for room where there is not enough; schedules other than
+        "overlap" need ``gradient_overflow="store"`` instead.
+        """
+        bounded = self.gradient_bytes is not None
+        if store is None and self.chosen.gradient_overflow == "store":
+            bounded = False
         return {
             "device_bytes": self.weights,
             "in_memory": self.in_memory,
-            "gradient_bytes": None if store is None else self.gradient_bytes,
+            "gradient_bytes": self.gradient_bytes if bounded else None,
+            "gradient_overflow": self.chosen.gradient_overflow if bounded else "store",
             "engine": Engine(activations=self.chosen.activations),
             "store": store,
             "microbatches": self.microbatches,
@@ -117,18 +140,17 @@ def plan(
     microbatches: int = 1,
     clip: bool = False,
     compute_dtype: Any = None,
-    activations: Collection[Activations] = get_args(Activations),
+    activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
     """Decides what lives where, from sizes, measured speeds and measured layers.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), and as many parameters as then fit. The host holds what
-    updates under way take, and gradients that wait: all of them with clipping, else as many as make
-    the step shortest, for their updates can be left to the next forward pass, in which a disk has
-    time. Then come parameters and states, those of the first layers first, because their update is
-    what a step waits for. The rest is on disk. Gradients for which there is no room are taken to
-    wait for it (``gradient_overflow="wait"``), or with clipping to be stored.
+    updates under way take; the rest of its memory is divided between groups that live there, those
+    of the first layers first, because their update is what a step waits for, and gradients that
+    wait, whose updates can be left to the next forward pass, in which a disk has time; so that a
+    step is shortest. The rest is on disk.
 
     Args:
       layers: as for `Trainer`.
@@ -153,7 +175,8 @@ def plan(
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)
     known = get_args(Activations)
-    if isinstance(activations, str) or not activations or not set(activations) <= set(known):
+    asked = [] if isinstance(activations, str) else [*activations]
+    if not asked or any(kind not in known for kind in asked):
         raise ValueError(f"activations: expected some of {known}, got {activations!r}")
     host = HostOptimizer(optimizer, compute_dtype)
     groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
@@ -169,7 +192,7 @@ def plan(
     inputs, kept = inputs * microbatches, kept * microbatches
     arriving = 2 * largest(layers, groups, "gradient")
     found = []
-    for kind in activations:
+    for kind in (kind for kind in known if kind in asked):
         # A backward pass with recomputation has a forward pass in it.
         back = backward if kind == "recompute" else max(backward - forward, forward)
         moved = 2 * kept / machine.place if kind == "offload" else 0.0
@@ -203,12 +226,8 @@ def plan(
         for name, g in groups.items()
     )
     return Plan(
-        weights=chosen.weights,
-        in_memory=chosen.in_memory,
-        gradient_bytes=chosen.gradient_bytes,
         chosen=chosen,
         choices=tuple(found),
-        seconds=chosen.seconds,
         rows=rows,
         microbatches=microbatches,
         compute_dtype=compute_dtype,

@@ -267,7 +267,8 @@ class Trainer:
         if self._home is not None:
             self._commits = Commits(
                 self._store, self._home, self._groups, updater=self._updater,
-                processes=self._processes, failed=self._stream.fail, trace=self.trace,
+                processes=self._processes, steps=self.steps, failed=self._stream.fail,
+                trace=self.trace,
             )  # fmt: skip
 
     @property
@@ -497,13 +498,11 @@ class Trainer:
 
     def _warn(self) -> None:
         """Says which steps are not committed, if some were to be."""
-        if self._options.commit_every is None:
-            return
-        committed = self._store.meta["trainer"]["steps"]
-        if committed < self.steps:
+        every = self._options.commit_every
+        if every is not None and self._commits is not None and self._commits.steps < self.steps:
             _LOG.warning(
                 "closed after step %d, the store has step %d: call commit() before close() to keep "
-                "what came since", self.steps, committed,
+                "what came since", self.steps, self._commits.steps,
             )  # fmt: skip
 
     def _meta(self) -> dict[str, Any]:

@@ -148,6 +148,8 @@ class Updater:
         with self._cond:
             while not self._closed and self._error is None and self._full(name):
                 self._turns.blocked = True
+                self._partial_bytes = partial + self._groups[name].gradient.nbytes
+                self._count()
                 self._cond.notify_all()
                 self._cond.wait()
             self._turns.blocked = False
