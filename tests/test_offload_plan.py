@@ -1,16 +1,21 @@
 """The plan: its bound, what it puts where, and that a trainer follows it."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
+from tensorjax.offload import _placement
+from tensorjax.offload._groups import make_groups
+from tensorjax.offload._optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)
@@ -159,6 +164,40 @@ def test_gradients_wait_where_the_disk_has_time_in_the_forward_pass() -> None:
     assert len(calm.in_memory) > len(busy.in_memory)
     for found in (busy, least, calm):
         assert found.options(None)["gradient_overflow"] == "wait"
+
+
+def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
+    """Groups of three sizes in any order, disks and updates of any speed, clipping or not."""
+    rng = np.random.default_rng(0)
+    for optimizer in (optax.sgd(0.1), optax.lion(0.1), optax.adam(0.1)) * 30:
+        sizes = rng.choice([300, 20_000, 20_000, 20_000, 100_000], int(rng.integers(1, 7)))
+        shapes = {f"g{n}": jax.ShapeDtypeStruct((size,), jnp.float32)
+                  for n, size in enumerate(sizes)}  # fmt: skip
+        host = HostOptimizer(optimizer, "bfloat16" if rng.random() < 0.5 else None)
+        groups = make_groups(shapes, host, store=None, in_memory=())
+        speeds = dict(zip(("read", "write", "update"), 10 ** rng.uniform(5, 7, 3), strict=True))
+        forward = 10 ** rng.uniform(-3, 0)
+        work = _placement.Work(
+            layers=[offload.Layer(name=name, apply=lambda *_: None) for name in shapes],
+            groups=groups, machine=offload.Machine(place=1e9, **speeds), forward=forward,
+            backward=2 * forward, on_device=0, on_host=0, clip=rng.random() < 0.4,
+        )  # fmt: skip
+        total, needed = int(4 * sizes.sum()), _placement.choose("keep", work, 1 << 30, 0).refusal
+        budget = int(needed.split()[1]) + int(rng.integers(5 * total))
+        device = int(rng.choice([1 << 30, 8 * sizes.max() + total // 3]))
+        found = _placement.choose("keep", work, device, budget)
+        assert found.refusal == ""
+        assert found.host_bytes <= budget
+        assert found.seconds >= found.times.bound
+        room = budget - int(needed.split()[1])
+        two = 0 if work.clip else 4 * int(np.sort(sizes)[-2:].sum())
+        best = min(
+            _placement._choice("keep", work, found.weights, list(some), room, "").seconds
+            for count in range(len(groups) + 1)
+            for some in itertools.combinations(groups, count)
+            if sum(_placement._lives(groups[name]) for name in some) <= max(0, room - two)
+        )
+        assert found.seconds <= 1.05 * best
 
 
 def test_budgets_that_are_too_small_say_what_is_needed() -> None:

@@ -105,11 +105,12 @@ def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) ->
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
     """Groups that may live in memory, most first.
 
-    Those of the first layers, because their update is what a step waits for, or small ones, where
-    a large one would take the room of all.
+    Those of the first layers, because their update is what a step waits for; or small ones first,
+    where a large one would take the room of all; or large ones first.
     """
     order = list(dict.fromkeys(g for layer in work.layers for g in layer.uses))
-    for names in (order, sorted(order, key=lambda name: _lives(work.groups[name]))):
+    by_size = sorted(order, key=lambda name: _lives(work.groups[name]))
+    for names in (order, by_size, by_size[::-1]):
         fitting: list[str] = []
         held = 0
         for name in names:
