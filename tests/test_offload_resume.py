@@ -268,6 +268,16 @@ def test_steps_that_are_lost_at_the_end_are_named(
     assert said == (expected if steps == 3 else [])
 
 
+def test_a_store_that_others_commit_can_be_left(tmp_path: Path) -> None:
+    with cases.store(tmp_path) as store:
+        for meta in ({"mine": 1}, None):
+            with trainer(store, commit_every=1) as first:
+                first.step(cases.batch(0))
+                first.flush()
+                store.commit(meta)
+            assert store.meta == meta
+
+
 def test_the_position_in_the_data_is_that_of_its_step(tmp_path: Path) -> None:
     """Though the caller goes on with the same object before it is committed."""
     position = {"next": 0}

@@ -646,6 +646,8 @@ def test_a_loss_that_is_none_is_refused(loss: Any, error: Any, match: str) -> No
         ({"gradient_bytes": "64"}, "gradient_bytes"),
         ({"gradient_bytes": -1}, "gradient_bytes"),
         ({"in_memory": "table"}, "in_memory: expected names"),
+        ({"in_memory": None}, "in_memory: expected names .* got None"),
+        ({"in_memory": [["table"]]}, "in_memory: expected names"),
         ({"engine": "keep"}, "engine: expected Engine"),
         ({"trace": 1}, "trace: expected Trace"),
         ({"key": 0}, "key: expected one key"),

@@ -152,7 +152,7 @@ def run(config: Config, run: Run) -> None:
         run.console.print(str(plan))
         (run.folder / "plan.txt").write_text(f"{machine}\n{plan}\n")
         rows = []
-        with stored(made, folder, staging) as store:
+        with stored(made, plan, folder, staging) as store:
             for way in run.progress(config.ways, made.name):
                 if made.emulated is not None and way == "in memory":
                     continue
@@ -243,12 +243,15 @@ def on_device() -> int:
 
 
 @contextlib.contextmanager
-def stored(made: Work, folder: Path, staging: int) -> Iterator[offload.TensorStore | None]:
+def stored(
+    made: Work, plan: offload.Plan, folder: Path, staging: int
+) -> Iterator[offload.TensorStore | None]:
     """A store for what does not fit the memory of the host, or None."""
     if not staging:
         yield None
         return
-    needed = offload.capacity(offload.tensors(made.params, made.optimizer))
+    spills = plan.gradient_bytes is not None and plan.chosen.gradient_overflow == "store"
+    needed = offload.capacity(offload.tensors(made.params, made.optimizer, gradients=spills))
     with offload.TensorStore(folder / "store", needed, staging=staging) as store:
         yield store
 
