@@ -197,7 +197,7 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
             for some in itertools.combinations(groups, count)
             if sum(_placement._lives(groups[name]) for name in some) <= max(0, room - two)
         )
-        assert found.seconds <= 1.05 * best
+        assert found.seconds <= (1.15 if work.clip else 1.05) * best  # with fewer to store
 
 
 def test_budgets_that_are_too_small_say_what_is_needed() -> None:

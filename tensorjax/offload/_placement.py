@@ -15,6 +15,7 @@ from tensorjax.offload._options import Overflow
 from tensorjax.offload._units import size
 
 _TRIES = 64  # numbers of groups in memory that are tried
+_STORING = 0.1  # of a step: how much better storing all gradients has to look, to be worth its risk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Choice:
       in_memory: groups whose parameters and states live in host memory.
       gradient_bytes: of the host for gradients that wait; None for all.
       gradient_overflow: what becomes of others.
+      stored: share of all gradients that are expected to be written and read again.
       host_bytes: what the host needs: activations, gradients that wait, updates under way, and
         parameters and states that live there; not the store's staging memory.
       refusal: why it is not possible; empty if it is.
@@ -43,6 +45,7 @@ class Choice:
     in_memory: tuple[str, ...]
     gradient_bytes: int | None
     gradient_overflow: Overflow
+    stored: float
     host_bytes: int
     refusal: str = ""
 
@@ -99,7 +102,7 @@ def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) ->
         _choice(kind, work, max(0, weights), memory, room, refusal)
         for memory in _candidates(work, room - least)
     )
-    return min(found, key=lambda choice: choice.seconds)
+    return min(found, key=lambda choice: choice.seconds * (1 + _STORING * choice.stored))
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
@@ -150,6 +153,7 @@ def _choice(
         in_memory=tuple(memory),
         gradient_bytes=gradients,
         gradient_overflow="wait" if waits else "store",
+        stored=spilled / every if every else 0.0,
         host_bytes=host,
         refusal=refusal,
     )
