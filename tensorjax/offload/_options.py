@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import jax
@@ -64,15 +64,12 @@ def checked(
         commit_every = _check.integer("commit_every", commit_every, low=1)
     if gradient_bytes is not None:
         gradient_bytes = _check.integer("gradient_bytes", gradient_bytes, low=0)
-    names = () if isinstance(in_memory, str) or not isinstance(in_memory, Collection) else in_memory
-    if names is not in_memory or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"in_memory: expected names of groups in a tuple, got {in_memory!r}")
     for name, value, kind in (("engine", engine, Engine), ("trace", trace, Trace)):
         if value is not None and not isinstance(value, kind):
             raise TypeError(f"{name}: expected {kind.__name__} or None, got {value!r}")
     _check_key(key)
     options = Options(
-        in_memory=frozenset(in_memory),
+        in_memory=_checked_names(in_memory),
         gradient_bytes=gradient_bytes,
         gradient_overflow=gradient_overflow,
         microbatches=microbatches,
@@ -102,6 +99,14 @@ def _check_together(options: Options, store: Any) -> None:
 def _one_of(name: str, value: Any, kinds: Any) -> None:
     if value not in get_args(kinds):
         raise ValueError(f"{name}: expected one of {get_args(kinds)}, got {value!r}")
+
+
+def _checked_names(in_memory: Any) -> frozenset[str]:
+    several = isinstance(in_memory, Iterable) and not isinstance(in_memory, str)
+    names = [*in_memory] if several else [in_memory]
+    if not several or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"in_memory: expected names of groups in a tuple, got {in_memory!r}")
+    return frozenset(names)
 
 
 def _checked_clip(clip: float | None) -> float | None:
