@@ -103,7 +103,7 @@ def _one_of(name: str, value: Any, kinds: Any) -> None:
 
 def _checked_names(in_memory: Any) -> frozenset[str]:
     several = isinstance(in_memory, Iterable) and not isinstance(in_memory, str)
-    names = [*in_memory] if several else [in_memory]
+    names: list[Any] = list(in_memory) if several else []
     if not several or not all(isinstance(name, str) for name in names):
         raise TypeError(f"in_memory: expected names of groups in a tuple, got {in_memory!r}")
     return frozenset(names)
