@@ -218,7 +218,7 @@ def test_ways_of_treating_activations_can_be_named() -> None:
         found = planned(activations=asked)
         assert tuple(choice.activations for choice in found.choices) == ("recompute", "offload")
     assert planned().chosen.activations not in kinds
-    for wrong in ("keep", (), ("keep", "drop"), [["keep"]]):
+    for wrong in ("keep", (), ("keep", "drop"), [["keep"]], 3):
         with pytest.raises(ValueError, match="activations: expected some of"):
             planned(activations=wrong)
 

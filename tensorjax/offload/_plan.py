@@ -174,10 +174,7 @@ def plan(
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)
-    known = get_args(Activations)
-    asked = [] if isinstance(activations, str) else [*activations]
-    if not asked or any(kind not in known for kind in asked):
-        raise ValueError(f"activations: expected some of {known}, got {activations!r}")
+    kinds = _kinds(activations)
     host = HostOptimizer(optimizer, compute_dtype)
     groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
     if seconds is None:
@@ -188,25 +185,12 @@ def plan(
     forward, backward = (
         microbatches * sum(seconds[layer.name][n] for layer in layers) for n in (0, 1)
     )
-    inputs, kept = activation_bytes(layers, groups, batch)
-    inputs, kept = inputs * microbatches, kept * microbatches
-    arriving = 2 * largest(layers, groups, "gradient")
-    found = []
-    for kind in (kind for kind in known if kind in asked):
-        # A backward pass with recomputation has a forward pass in it.
-        back = backward if kind == "recompute" else max(backward - forward, forward)
-        moved = 2 * kept / machine.place if kind == "offload" else 0.0
-        work = Work(
-            layers=layers,
-            groups=groups,
-            machine=machine,
-            forward=forward,
-            backward=back + moved,
-            on_device=arriving + inputs + (kept if kind == "keep" else 0),
-            on_host=kept if kind == "offload" else 0,
-            clip=clip,
-        )
-        found.append(choose(kind, work, device_bytes, host_bytes))
+    whole = Work(
+        layers=layers, groups=groups, machine=machine, forward=forward, backward=backward,
+        on_device=2 * largest(layers, groups, "gradient"), on_host=0, clip=clip,
+    )  # fmt: skip
+    sizes = [microbatches * n for n in activation_bytes(layers, groups, batch)]
+    found = [choose(kind, _work(whole, kind, *sizes), device_bytes, host_bytes) for kind in kinds]
     able = [choice for choice in found if not choice.refusal]
     if not able:
         raise ValueError(
@@ -214,21 +198,10 @@ def plan(
             + "; ".join(f"{choice.activations}: {choice.refusal}" for choice in found)
         )
     chosen = min(able, key=lambda choice: choice.seconds)
-    resident = _resident(groups, chosen.weights)
-    rows = tuple(
-        (
-            name,
-            g.params.nbytes,
-            g.state.nbytes,
-            "resident" if name in resident else "streamed",
-            "host" if name in chosen.in_memory else "disk",
-        )
-        for name, g in groups.items()
-    )
     return Plan(
         chosen=chosen,
         choices=tuple(found),
-        rows=rows,
+        rows=_rows(groups, chosen),
         microbatches=microbatches,
         compute_dtype=compute_dtype,
     )
@@ -239,7 +212,46 @@ def _cast(host: HostOptimizer, given: Any) -> Any:
     return host.cast(given() if callable(given) else given)
 
 
-def _resident(groups: dict[str, Group], weights: int) -> set[str]:
-    """Groups that stay on the device: all, or none to name, as two layers are always streamed."""
-    total = sum(g.device.nbytes for g in groups.values())
-    return set(groups) if weights >= total else set()
+def _kinds(activations: Any) -> list[Activations]:
+    """Ways of treating activations that were asked for, each once."""
+    known = get_args(Activations)
+    several = isinstance(activations, Iterable) and not isinstance(activations, str)
+    asked: list[Any] = list(activations) if several else []
+    if not asked or any(kind not in known for kind in asked):
+        raise ValueError(f"activations: expected some of {known}, got {activations!r}")
+    return [kind for kind in known if kind in asked]
+
+
+def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
+    """What a step does with activations treated in one way.
+
+    Args:
+      whole: what it does with recomputation, whose backward passes have a forward pass in them.
+      kind: the way.
+      inputs: bytes of all layers' inputs.
+      kept: bytes of what the backward passes can be spared.
+    """
+    forward, backward, on_host = whole.forward, whole.backward, 0
+    on_device = whole.on_device + inputs
+    if kind != "recompute":
+        backward = max(backward - forward, forward)
+    if kind == "keep":
+        on_device += kept
+    if kind == "offload":
+        backward, on_host = backward + 2 * kept / whole.machine.place, kept
+    return dataclasses.replace(whole, backward=backward, on_device=on_device, on_host=on_host)
+
+
+def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
+    """Where every group is. On the device all stay, or none to name: two layers are streamed."""
+    resident = chosen.weights >= sum(g.device.nbytes for g in groups.values())
+    return tuple(
+        (
+            name,
+            g.params.nbytes,
+            g.state.nbytes,
+            "resident" if resident else "streamed",
+            "host" if name in chosen.in_memory else "disk",
+        )
+        for name, g in groups.items()
+    )
