@@ -148,7 +148,7 @@ def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_emulated_device_waits_under_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as it was told, in steps that are no shorter; nothing is computed again by it."""
+    """As long as it was told, in steps that are no shorter; there is nothing in its memory."""
     monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})
     options = ["--size", "tiny", "--host", "0.012", "--device", "0.02", "--staging", "8",
                "--dtype", "bfloat16", "--optimizer", "lion", "--emulated", "0.3", "--steps", "1",
