@@ -1,5 +1,6 @@
 """What the tests of the trainer share: a small model with a tied table, its batches, its stores."""
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def layers(*, head: bool = False) -> list[offload.Layer]:
     ]
 
 
-def params(*, head: bool = False) -> dict[str, Any]:
+def params(*, head: bool = False, dtype: Any = np.float32) -> dict[str, Any]:
     rng = np.random.default_rng(3)
 
     def normal(*shape: int) -> np.ndarray:
@@ -62,7 +63,7 @@ def params(*, head: bool = False) -> dict[str, Any]:
         made[f"block{n}"] = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH)}
     if head:  # large: it is updated late, while the next step is under way
         made["head"] = {"scale": np.ones(24, np.float32), "b": normal(320, WIDTH)}
-    return made
+    return jax.tree.map(lambda x: x.astype(dtype), made)
 
 
 def batch(number: int, rows: int = 8) -> dict[str, np.ndarray]:
@@ -81,15 +82,16 @@ def store(path: Path, **options: Any) -> offload.TensorStore:
     return offload.TensorStore(path, 64 << 20, **settings)
 
 
-def train(steps: int, make: Any = None, **options: Any) -> tuple[list[float], Any]:
+def train(
+    steps: int, make: Any = None, *, dtype: Any = np.float32, **options: Any
+) -> tuple[list[float], Any]:
     """Losses and all parameters after some steps; ``make`` opens a store."""
-    if make is None:
-        with offload.Trainer(layers(), params(), optimizer(), **options) as trainer:
-            losses = [trainer.step(batch(n)).loss for n in range(steps)]
-            return losses, trainer.params()
-    with make() as held, offload.Trainer(
-        layers(), params(), optimizer(), store=held, **options
-    ) as trainer:  # fmt: skip
+    with (
+        contextlib.nullcontext() if make is None else make() as held,
+        offload.Trainer(
+            layers(), params(dtype=dtype), optimizer(), store=held, **options
+        ) as trainer,
+    ):
         losses = [trainer.step(batch(n)).loss for n in range(steps)]
         return losses, trainer.params()
 

@@ -39,8 +39,8 @@ def offers() -> Offers:
 @pytest.fixture
 def gradients(offers: Offers) -> Iterator[Gradients]:
     made = Gradients(
-        (A, B), HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, offer=offers,
-        trace=Trace(),
+        (A, B), dict.fromkeys(("tied", "a", "b"), (np.dtype(np.float32),)),
+        HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, offer=offers, trace=Trace(),
     )  # fmt: skip
     yield made
     offers.let.set()
@@ -139,15 +139,17 @@ def two_layers() -> tuple[list[offload.Layer], dict[str, jax.Array], dict[str, j
     return layers, {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}, {"x": jnp.ones((2, 3))}
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 30_000])
-def test_squares_of_any_number_of_numbers(size: int) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 30_000, 300_001])
+def test_squares_of_any_number_of_numbers(size: int, dtype: str) -> None:
     optimizer = HostOptimizer(optax.sgd(0.1))
-    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    x = np.random.default_rng(size).standard_normal(size).astype(jnp.dtype(dtype))
     tree = {"a": jnp.asarray(x), "b": jnp.full((2, 3), 2.0)}
     expected = float(np.sum(x.astype(np.float64) ** 2)) + 24
     assert optimizer.squares(tree) == pytest.approx(expected, rel=5e-7)
+    wrong = (np.nan, np.inf) if dtype == "float16" else (np.nan, np.inf, 1e30)  # squared: infinite
     for place in {0, size // 2, size - 1} if size else ():
-        for value in (np.nan, np.inf, 1e30):  # the square of the last one is not finite
+        for value in wrong:
             x_wrong = x.copy()
             x_wrong[place] = value
             assert not np.isfinite(optimizer.squares([jnp.asarray(x_wrong)]))

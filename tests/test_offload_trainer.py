@@ -98,6 +98,13 @@ FULL = {"clip": 0.5, "microbatches": 2}
         ("no clipping", {}, {"lookahead": 3}),
         ("no clipping, after the backward pass", {}, {"schedule": "after_backward"}),
         ("half precision", {"compute_dtype": jnp.bfloat16}, {"commit_every": 2}),
+        ("half parameters", {"dtype": jnp.bfloat16, "microbatches": 2}, {"gradient_bytes": 0}),
+        ("half parameters, clipped", {"dtype": jnp.bfloat16, "clip": 0.5}, {"commit_every": 2}),
+        (
+            "stale half parameters",
+            {"dtype": jnp.bfloat16, "schedule": "one_step_stale"},
+            {"commit_every": 2},
+        ),
         ("random layers", {"key": jax.random.key(5)}, {"commit_every": 2}),
         (
             "room for one gradient",
@@ -123,6 +130,46 @@ def test_where_things_live_changes_nothing(
     got = cases.train(20, lambda: cases.store(tmp_path), **{**common, **options})
     assert got[0] == wanted[0]
     assert cases.equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 256])
+def test_gradients_are_summed_in_single_precision(shared: bool, parts: int) -> None:
+    """In bfloat16, 256 times 3/256 would be 2."""
+
+    def first(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return batch["x"] + (params[0]["w"] if shared else 0)
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return jnp.mean((x + params[-1]["w"]).astype(jnp.float32))
+
+    layers = [
+        offload.Layer(name="first", apply=first, uses=("w" if shared else "first",)),
+        offload.Layer(name="last", apply=last, uses=("w",)),
+    ]
+    params = {"w": {"w": jnp.zeros((), jnp.bfloat16)}, **({} if shared else {"first": {}})}
+    batch = {"x": jnp.ones(256, jnp.bfloat16)}
+    with offload.Trainer(layers, params, optax.sgd(3.0), microbatches=parts) as trainer:
+        trainer.step(batch)
+        found = trainer.params()["w"]["w"]
+    assert (found.dtype, float(found)) == (jnp.bfloat16, -6.0 if shared else -3.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute_dtype", "nbytes"),
+    [("float32", None, 4), ("bfloat16", None, 2), ("float32", "bfloat16", 4)],
+)
+def test_gradients_wait_in_the_dtype_of_the_parameters(
+    dtype: str, compute_dtype: Any, nbytes: int
+) -> None:
+    params = cases.params(dtype=dtype)
+    with offload.Trainer(
+        cases.layers(), params, cases.optimizer(), compute_dtype=compute_dtype,
+        schedule="after_backward", microbatches=2,
+    ) as trainer:  # fmt: skip
+        trainer.step(cases.batch(0))
+        peak = trainer.statistics()["gradient_peak_bytes"]
+    assert peak == nbytes * sum(x.size for x in jax.tree.leaves(params))
 
 
 def test_staleness_changes_results() -> None:

@@ -347,7 +347,7 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
                 time.sleep(0.01)
             store.read("device", deadline=0.0).result(30).release()
             for name in "cba":
-                updater.offer(name, jnp.ones(unit // 4), 1, 10.0)
+                updater.offer(name, jnp.ones(unit // 4, jnp.float32), 1, 10.0)
             updater.release()
             updater.settle()
         finally:

@@ -64,7 +64,7 @@ class Config:
     length: int = 1024
     """Tokens in a sequence."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of parameters, and so of states; gradients are float32."""
+    """Of parameters, and so of states and of gradients, which are summed in float32."""
     optimizer: Literal["adamw", "lion", "sgd"] = "adamw"
     """What updates; with "lion" a number has one state, with "sgd" none."""
     steps: int = 3

@@ -1,6 +1,8 @@
 """A device that is none: it waits as long as one would compute, and leaves the cores alone."""
 
+import functools
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,8 @@ class Emulated(offload.Engine):
     Gradients are the same numbers in every step, of the right shapes.
 
     Args:
-        gradients: Of each group: a pytree of NumPy arrays.
+        gradients: Of each group: a pytree of NumPy arrays, in single precision at least if several
+            layers use it, for these are added up.
         seconds: Of the forward and of the backward pass of each layer, by its name.
 
     Attributes:
@@ -74,14 +77,27 @@ def emulated(
 ) -> Emulated:
     """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
     shapes = {name: jax.eval_shape(draw) for name, draw in params.items()}
-    # Views of one array, off by one number: so they are copied, as a device's would be.
+    uses = Counter(group for layer in layers for group in layer.uses)
     most = max(x.size for x in jax.tree.leaves(shapes))
-    numbers = np.full(most + 17, 1e-3, np.float32)
-    start = (1 - numbers.ctypes.data // 4) % 16
-    gradients = jax.tree.map(lambda x: numbers[start : start + x.size].reshape(x.shape), shapes)
+    numbers = functools.cache(lambda dtype: _numbers(most, dtype))
+    gradients = {
+        name: jax.tree.map(
+            lambda x, several=uses[name] > 1: numbers(
+                np.promote_types(x.dtype, np.float32) if several else x.dtype
+            )[: x.size].reshape(x.shape),
+            shape,
+        )
+        for name, shape in shapes.items()
+    }
     look_up = "embedding"  # of GPT-2: next to no work
     work = {layer.name: 0.05 if layer.name == look_up else 1.0 for layer in layers}
     unit = compute / sum(work.values())
     return Emulated(
         gradients, {name: (unit * share / 3, unit * share * 2 / 3) for name, share in work.items()}
     )
+
+
+def _numbers(count: int, dtype: Any) -> np.ndarray:
+    """Numbers of which XLA takes no view: off by one, so they are copied, as a device's would."""
+    found = np.full(count + 64, 1e-3, dtype)
+    return found[(1 - found.ctypes.data // found.itemsize) % (64 // found.itemsize) :]

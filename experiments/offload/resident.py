@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tensorjax import offload
 
@@ -41,7 +42,9 @@ class Resident:
             return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates), state
 
         self._update = jax.jit(update, donate_argnums=(0, 1))
-        self._add = jax.jit(lambda a, b: jax.tree.map(lambda x, y: x + y, a, b), donate_argnums=0)
+        self._add = jax.jit(
+            lambda a, b: jax.tree.map(lambda x, y: x + y.astype(x.dtype), a, b), donate_argnums=0
+        )
 
     def step(self, batch: Any) -> float:
         """The loss, before the update."""
@@ -86,7 +89,9 @@ class Resident:
             if group in waiting:
                 gradient = self._add(waiting.pop(group), gradient)
             if self._first[group] is not layer:
-                waiting[group] = gradient
+                waiting[group] = jax.tree.map(
+                    lambda x: x.astype(np.promote_types(x.dtype, np.float32)), gradient
+                )
                 continue
             self._params[group], self._state[group] = self._update(
                 self._params[group], self._state[group], gradient

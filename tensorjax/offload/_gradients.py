@@ -1,16 +1,17 @@
 """The gradients of backward passes, on their way from the device to the host."""
 
+import functools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from tensorjax.offload import _host
-from tensorjax.offload._layers import Layer
+from tensorjax.offload._layers import Layer, widened
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
@@ -20,10 +21,12 @@ class Gradients:
     """Takes gradients to the host, and adds up those of groups that several layers use.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
-    device holds two layers' gradients at most. All are taken in the order they were given.
+    device holds two layers' gradients at most. All are taken in the order they were given. They are
+    offered in the dtypes of the parameters, which may be half as wide as those they are summed in.
 
     Args:
       layers: of the model.
+      dtypes: of the parameters of each group, in JAX's order.
       optimizer: whose device they go to.
       shards: which part of them is this process's.
       measured: whether their squares are wanted.
@@ -42,6 +45,7 @@ class Gradients:
     def __init__(
         self,
         layers: Sequence[Layer],
+        dtypes: Mapping[str, tuple[Any, ...]],
         optimizer: HostOptimizer,
         shards: Shards,
         *,
@@ -49,7 +53,8 @@ class Gradients:
         offer: Callable[[str, Any, int], None],
         trace: Trace,
     ) -> None:
-        self._optimizer, self._shards, self._measured = optimizer, shards, measured
+        self._dtypes, self._optimizer, self._shards = dtypes, optimizer, shards
+        self._measured = measured
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
         # Gradients of groups, and whether those are finite that are looked at on the device.
@@ -75,8 +80,11 @@ class Gradients:
         """
         self.wait()
         self._there.clear()
-        given = dict(zip(layer.uses, gradients, strict=True))
         # Here, for what the device is given next would come first.
+        given = {
+            group: self._narrowed(group, gradient) if self._alone(group, gradient) else gradient
+            for group, gradient in zip(layer.uses, gradients, strict=True)
+        }
         checks = {group: self._check(group, gradient) for group, gradient in given.items()}
         self._given.put(({group: _host.begin(x) for group, x in given.items()}, checks))
 
@@ -117,12 +125,15 @@ class Gradients:
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
         held = self._shards.take(group, gradient)
+        if self._uses[group] > 1:
+            held = widened(held)
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held)
         self._left[group] -= 1
         if self._left[group]:
             self._partial[group] = held
             return None
+        held = self._narrowed(group, held)
         squares = 0.0
         if check is None:
             squares = self._optimizer.squares(held)
@@ -143,9 +154,29 @@ class Gradients:
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
-        if self._measured or self._uses[group] > 1:
+        elsewhere = all(map(_host.elsewhere, jax.tree.leaves(gradient)))
+        if self._measured or not elsewhere or not self._alone(group, gradient):
             return None
-        leaves = jax.tree.leaves(gradient)
-        if not all(_host.elsewhere(x) and x.is_fully_addressable for x in leaves):
-            return None  # of several processes, none may wait for another here
         return self._optimizer.finite(gradient)
+
+    def _alone(self, group: str, gradient: Any) -> bool:
+        """Whether a gradient is whole on the device, and all of it is this process's.
+
+        Of several processes, none may wait for another.
+        """
+        leaves = jax.tree.leaves(gradient)
+        here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
+        return here and self._uses[group] == 1
+
+    def _narrowed(self, group: str, gradient: Any) -> Any:
+        """A whole gradient, as it is offered."""
+        leaves, structure = jax.tree.flatten(gradient)
+        wanted = self._dtypes[group]
+        if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):
+            return gradient
+        return jax.tree.unflatten(structure, _cast(leaves, wanted))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(arrays: list[Any], dtypes: tuple[Any, ...]) -> list[Any]:
+    return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]

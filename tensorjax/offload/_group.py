@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._homes import Home
 
@@ -45,10 +46,17 @@ class Group:
 
     @property
     def results(self) -> int:
-        """Bytes that an update takes: of all results, and of a gradient that stays beside them."""
-        pairs = zip(self.gradient.leaves, self.params.leaves, strict=True)
-        beside = any(g.dtype != p.dtype for g, p in pairs)
-        return sum(b.nbytes for b in self.bundles) + (self.gradient.nbytes if beside else 0)
+        """Bytes that the results of an update take."""
+        return sum(b.nbytes for b in self.bundles)
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a gradient that is still added to: in single precision at least."""
+        leaves = self.gradient.leaves
+        wide = [linalg.factor_dtype(leaf.dtype).itemsize for leaf in leaves]
+        return sum(
+            leaf.nbytes // leaf.dtype.itemsize * n for leaf, n in zip(leaves, wide, strict=True)
+        )
 
     @property
     def kind(self) -> Any:

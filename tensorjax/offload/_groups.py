@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._group import Group
 from tensorjax.offload._homes import Home, HostHome
@@ -84,13 +83,12 @@ def make_groups(
     for name, whole in shapes.items():
         part = whole if shards is None else shards.shapes(name, whole)
         state, weights = optimizer.shapes(part)
-        wide = jax.tree.map(_wide, part)
         found[name] = Group(
             name=name,
             params=Bundle(f"{name}/params", part),
             state=Bundle(f"{name}/state", state),
             weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
-            gradient=Bundle(f"{name}/gradient", wide),
+            gradient=Bundle(f"{name}/gradient", part),
             home=memory if store is None or name in in_memory else store,
         )
     return found
@@ -175,8 +173,3 @@ def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
         return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
     finally:
         reading.release()
-
-
-def _wide(x: Any) -> jax.ShapeDtypeStruct:
-    """Gradients are summed in single precision at least."""
-    return jax.ShapeDtypeStruct(x.shape, linalg.factor_dtype(x.dtype))

@@ -175,9 +175,10 @@ class Engine:
     ) -> tuple[Any, Any]:
         """Cotangent of the input, and the sums of gradients with this one added to them.
 
-        The sums are handed over: updates write to their memory, so nothing else may use them.
+        The first has the dtypes of the parameters, sums are in single precision at least. They are
+        handed over: updates write to their memory, so nothing else may use them.
         """
-        programs = self._of(layer)
+        programs, sums = self._of(layer), widened(sums)
         if kept is None:
             return programs.backward(params, x, batch, key, dy, sums)
         if self.activations == "offload":
@@ -188,7 +189,7 @@ class Engine:
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: float, sums: Any
     ) -> tuple[Any, Any, Any]:
         """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
-        return self._of(layer).last(params, x, batch, key, share, sums)
+        return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
     def shapes(self, layer: Layer, params: Any, x: Any, batch: Any) -> tuple[Any, Any]:
         """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
@@ -264,14 +265,25 @@ class _Programs:
         return dx, self._added(sums, gradient)
 
     def _added(self, sums: Any, gradient: Any) -> Any:
-        """Sums of gradients, in single precision at least, where their parameters lie."""
-        found = jax.tree.map(lambda g: g.astype(linalg.factor_dtype(g.dtype)), gradient)
+        """Sums of gradients, where their parameters lie."""
         if sums is not None:
-            found = jax.tree.map(jnp.add, sums, found)
+            gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
         return tuple(
             group if where is None else jax.lax.with_sharding_constraint(group, where)
-            for group, where in zip(found, self._shardings, strict=True)
+            for group, where in zip(gradient, self._shardings, strict=True)
         )
+
+
+def widened(gradients: Any) -> Any:
+    """Gradients in single precision at least, as they are summed; those that are so as they are."""
+    if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
+        return gradients
+    return _widened(gradients)
+
+
+@jax.jit
+def _widened(gradients: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(linalg.factor_dtype(x.dtype)), gradients)
 
 
 def _signature(*arguments: Any) -> Any:

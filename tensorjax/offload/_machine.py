@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import linalg
 from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._optimizer import HostOptimizer
@@ -199,13 +198,11 @@ def _update(optimizer: Any, dtype: Any) -> float:
     host = HostOptimizer(optimizer)
     numbers = 1 << 23
     params = owned(np.ones(numbers, dtype))
-    gradient = owned(np.ones(numbers, linalg.factor_dtype(dtype)))
+    gradient = owned(np.ones(numbers, dtype))
     state, spare = host.init(params), None
-    taken = gradient.dtype == params.dtype  # its memory, by the results
 
     def work() -> None:
         nonlocal gradient, spare
-        found, spare = host.update(params, state, gradient, None, spare)
-        gradient = found if taken else gradient
+        gradient, spare = host.update(params, state, gradient, None, spare)  # in their memory
 
     return numbers / _median(work, 5)

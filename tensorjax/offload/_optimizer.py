@@ -1,6 +1,8 @@
 """An Optax transformation on the host: compiled for the CPU, its results in recycled memory."""
 
+import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 from tensorjax.offload._host import cpu, to_host
 
 _ROW = 512  # numbers that are added up in their own precision; their sums are in double
+_PART = 1 << 18  # bytes that are widened at once
 
 
 class HostOptimizer:
@@ -17,9 +20,8 @@ class HostOptimizer:
 
     One program serves parameters wherever they come from, so that results do not depend on it. Its
     results are written to buffers that are donated for that: on a CPU fresh memory would cost more
-    than the arithmetic. New parameters take the gradient's place where both have one dtype, the
-    state that of one which is not needed any more. What is read may be a view of a staging buffer,
-    which stays as it is.
+    than the arithmetic. New parameters take the gradient's place, the state that of one which is
+    not needed any more. What is read may be a view of a staging buffer, which stays as it is.
 
     Args:
       transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
@@ -40,9 +42,7 @@ class HostOptimizer:
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = cpu()
-        self._init, self._update, self._update_beside, self._cast = _programs(
-            transformation, self._dtype
-        )
+        self._init, self._update, self._cast = _programs(transformation, self._dtype)
         self._finite = jax.jit(_finite)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,))
 
@@ -68,23 +68,13 @@ class HostOptimizer:
 
         Args:
           params, state: of one group.
-          gradient: of it, which is used up.
+          gradient: of it, of the dtypes of the parameters; it is used up.
           scale: what the gradient is multiplied by, or None.
           spare: a state like this one that may be overwritten, or None.
         """
         if spare is None:
-            spare = self._empty(state)
-        pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(params), strict=True)
-        if all(g.dtype == p.dtype for g, p in pairs):
-            found = self._update(params, state, gradient, scale, (None, spare))
-        else:
-            found = self._update_beside(
-                params, state, gradient, scale, (self._empty(params), spare)
-            )
-        return jax.block_until_ready(found)
-
-    def _empty(self, like: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), like)
+            spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
+        return jax.block_until_ready(self._update(params, state, gradient, scale, spare))
 
     def add(self, sums: Any, gradient: Any) -> Any:
         """Sum of two gradients, in the place of the first."""
@@ -103,18 +93,14 @@ class HostOptimizer:
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
-    """Compiled init, update in the gradient's place and beside it, and cast.
-
-    The same ones for the same transformation.
-    """
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Compiled init, update and cast: the same ones for the same transformation."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
 
     def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
         del spare
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
         if scale is not None:
             gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
         # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
@@ -133,7 +119,6 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
         # What does not depend on the parameters' numbers would else be made on an accelerator.
         jax.jit(init, out_shardings=jax.sharding.SingleDeviceSharding(cpu())),
         jax.jit(update, donate_argnums=(2, 4), keep_unused=True),
-        jax.jit(update, donate_argnums=(4,), keep_unused=True),
         # By itself: a cast in the program of the update would more than halve its speed.
         jax.jit(lambda params: jax.tree.map(cast, params)),
     )
@@ -142,11 +127,22 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
 def _squares(x: Any) -> float:
     # By NumPy: XLA adds up one number after the other, in five to ten times the time. The view
     # ends here, so that the update may write to this memory.
+    if x.dtype.itemsize < 4:
+        return sum(map(_squares, _widened(x)), 0.0)
     flat = np.from_dlpack(x).reshape(-1)
     whole = flat.size // _ROW * _ROW
     rows, rest = flat[:whole].reshape(-1, _ROW), flat[whole:]
     found = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
     return float(found + np.einsum("i,i->", rest, rest))
+
+
+def _widened(x: Any) -> Iterator[np.ndarray]:
+    """An array of fewer bits in single precision, part by part."""
+    memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
+    held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
+    for start in range(0, x.nbytes, _PART):
+        count = min(_PART, x.nbytes - start) // x.dtype.itemsize
+        yield np.frombuffer(held, x.dtype, count, start).astype(np.float32)
 
 
 def _finite(tree: Any) -> jax.Array:

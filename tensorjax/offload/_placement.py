@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,7 +85,7 @@ def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) ->
     can then be left to the next forward pass, in which a disk has time.
     """
     groups = work.groups
-    needed = largest(work.layers, groups, "device") * 2
+    needed = largest(work.layers, {name: g.device.nbytes for name, g in groups.items()}) * 2
     total = sum(g.device.nbytes for g in groups.values())
     weights = min(device_bytes - work.on_device, total)
     refusal = ""
@@ -136,7 +136,7 @@ def _choice(
     host = work.on_host + fixed + held
     # Each has to have room by itself.
     waits = not work.clip and gradients >= max(g.gradient.nbytes for g in groups.values())
-    free = _free_work_bytes(groups) - fixed
+    free = _free_work_bytes(work.layers, groups) - fixed
     if len(memory) == len(groups) and free <= room - held:
         gradients, host = None, host + free
     else:
@@ -238,29 +238,36 @@ def _work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
 
     The gradient that arrives, those that other layers are to add to, the results of an update.
     """
-    uses = Counter(g for layer in layers for g in layer.uses)
-    partial = sum(groups[g].gradient.nbytes for g, count in uses.items() if count > 1)
-    arriving = max(g.gradient.nbytes for g in groups.values())
+    shared = _shared(layers, groups)
+    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in groups.values())
+    partial = sum(g.sums for g in shared)
     return arriving + partial + max(g.results for g in groups.values())
 
 
-def _free_work_bytes(groups: dict[str, Group]) -> int:
+def _free_work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
     """What a trainer without bounds takes: gradients, two updates, spare states, handed on."""
     kinds = {g.kind: g.state.nbytes for g in groups.values()}
     counts = Counter(g.kind for g in groups.values())
     spare = sum(min(counts[kind], 2) * nbytes for kind, nbytes in kinds.items())
     gradients = sum(g.gradient.nbytes for g in groups.values())
+    gradients += sum(g.sums for g in _shared(layers, groups) if g.sums > g.gradient.nbytes)
     handed = 2 * max(g.device.nbytes for g in groups.values())
     return gradients + 2 * max(g.results for g in groups.values()) + spare + handed
+
+
+def _shared(layers: Sequence[Layer], groups: dict[str, Group]) -> list[Group]:
+    """Groups that several layers use, whose gradients are added up on the host."""
+    uses = Counter(g for layer in layers for g in layer.uses)
+    return [groups[g] for g, count in uses.items() if count > 1]
 
 
 def _needs(nbytes: int, where: str) -> str:
     return f"needs {nbytes} bytes of the {where} ({size(nbytes)})"
 
 
-def largest(layers: Sequence[Layer], groups: dict[str, Group], bundle: str) -> int:
-    """Bytes of a bundle of the groups of the layer that has most."""
-    return max(sum(getattr(groups[g], bundle).nbytes for g in layer.uses) for layer in layers)
+def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
+    """Bytes of the layer that has most, by those of the groups."""
+    return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 
 def _numbers(group: Group) -> int:

@@ -185,9 +185,10 @@ def plan(
     forward, backward = (
         microbatches * sum(seconds[layer.name][n] for layer in layers) for n in (0, 1)
     )
+    sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
     whole = Work(
         layers=layers, groups=groups, machine=machine, forward=forward, backward=backward,
-        on_device=2 * largest(layers, groups, "gradient"), on_host=0, clip=clip,
+        on_device=2 * largest(layers, sums), on_host=0, clip=clip,
     )  # fmt: skip
     sizes = [microbatches * n for n in activation_bytes(layers, groups, batch)]
     found = [choose(kind, _work(whole, kind, *sizes), device_bytes, host_bytes) for kind in kinds]

@@ -80,6 +80,7 @@ class Trainer:
         gradient waits until an update has made room, and the backward pass with it. It saves a disk
         that is the slowest part, and the room of two gradients there; not with clipping.
       microbatches: parts that a batch is cut into; each layer computes all of them before the next.
+        Their gradients are summed in float32 at least, then wait in the dtype of the parameters.
       clip: largest norm of all gradients together, or None. Updates then wait for the end of the
         backward pass.
       compute_dtype: of the parameters on the device, such as ``jnp.bfloat16``; those that are
@@ -256,9 +257,14 @@ class Trainer:
             trace=self.trace,
         )
         self._gradients = Gradients(
-            self._layers, self._optimizer, self._shards, measured=options.clip is not None,
-            offer=self._offer, trace=self.trace,
-        )  # fmt: skip
+            self._layers,
+            {name: tuple(x.dtype for x in g.params.leaves) for name, g in self._groups.items()},
+            self._optimizer,
+            self._shards,
+            measured=options.clip is not None,
+            offer=self._offer,
+            trace=self.trace,
+        )
         self._passes = Passes(
             self._layers, self._engine, self._stream, self._gradients, key=self._key,
             trace=self.trace,
