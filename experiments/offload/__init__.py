@@ -9,8 +9,9 @@ EXPERIMENTS = (
         paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
         summary="GPT-2 in memory, offloaded to the host, and from disk by three schedules",
         quick="50 s",
-        extra="nn",
+        extra="nn,offload",
         packages=("flax", "optax", "xxhash"),
+        alone=True,
     ),
     Experiment(
         name="offload/budgets",
@@ -18,7 +19,8 @@ EXPERIMENTS = (
         paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
         summary="GPT-2 under budgets of device and host, as the plan says; for a GPU",
         quick="30 s",
-        extra="nn",
+        extra="nn,offload",
         packages=("flax", "optax", "xxhash"),
+        alone=True,
     ),
 )

@@ -139,7 +139,7 @@ class Commits:
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
         """Commits, once all updates have been written."""
         steps = meta["trainer"]["steps"]
-        with self._trace.span("commit", f"step {steps}", steps):
+        with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
                 if group.home is self._home:
                     continue

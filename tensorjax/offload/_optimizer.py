@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from tensorjax.offload._host import cpu, to_host
 
@@ -61,7 +62,12 @@ class HostOptimizer:
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
         """Shapes and dtypes of a group's state, and of its parameters on the device."""
-        return jax.eval_shape(self._transformation.init, params), jax.eval_shape(self._cast, params)
+        try:
+            state = jax.eval_shape(self._transformation.init, params)
+        except Exception as error:
+            error.add_note("of the optimizer's init, which gets one group of parameters at a time")
+            raise
+        return state, jax.eval_shape(self._cast, params)
 
     def update(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
         """New parameters and state.
@@ -115,12 +121,15 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
         wanted = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(dtype) if wanted else x
 
+    # Said, for else there is one program for views of NumPy and one for what was computed here, and
+    # what does not depend on the parameters' numbers would be made on an accelerator.
+    host = SingleDeviceSharding(cpu())
+    jit = functools.partial(jax.jit, in_shardings=host, out_shardings=host)
     return (
-        # What does not depend on the parameters' numbers would else be made on an accelerator.
-        jax.jit(init, out_shardings=jax.sharding.SingleDeviceSharding(cpu())),
-        jax.jit(update, donate_argnums=(2, 4), keep_unused=True),
+        jit(init),
+        jit(update, donate_argnums=(2, 4), keep_unused=True),
         # By itself: a cast in the program of the update would more than halve its speed.
-        jax.jit(lambda params: jax.tree.map(cast, params)),
+        jit(lambda params: jax.tree.map(cast, params)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._layers import Engine, Layer, nbytes
@@ -64,6 +65,7 @@ class Passes:
                     for m, batch in enumerate(batches)
                 ]
                 self._engine.wait(out)
+                _check_floating(out)
             inputs.append([(x[m], kept) for m, (_, kept) in enumerate(out)])
             x = [y for y, _ in out]
             del params, out
@@ -140,6 +142,17 @@ class Passes:
             return None
         key = jax.random.fold_in(self._key, step)
         return jax.random.fold_in(jax.random.fold_in(key, layer), microbatch)
+
+
+def _check_floating(out: Sequence[tuple[Any, Any]]) -> None:
+    for y, _ in out:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(y):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path) or "its result"
+                raise TypeError(
+                    f"layers: expected floating arrays of all but the last, got {leaf.dtype} for "
+                    f"{where}: no gradient would pass through; take what is none from the batch"
+                )
 
 
 def _check_finite(losses: Sequence[Any], step: int) -> None:

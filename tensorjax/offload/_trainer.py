@@ -4,6 +4,7 @@ import atexit
 import dataclasses
 import functools
 import logging
+import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from tensorjax.offload import _ahead, _commits, _groups, _identity, _index, _options
+from tensorjax.offload._across import looks_across
 from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
@@ -66,7 +68,9 @@ class Trainer:
       params: parameters of each group that layers use: a pytree of floating arrays, or a function
         without arguments that JAX can trace and that returns one. A store that has been trained
         with goes on from its committed state; of ``params``, only shapes are then used.
-      optimizer: an Optax transformation, applied to each group by itself.
+      optimizer: an Optax transformation, APPLIED TO EACH GROUP BY ITSELF: what looks at all of them
+        at once, such as clipping by their norm (here ``clip``), labels by names of groups, or a
+        step size found for all, GIVES OTHER RESULTS, of which a warning tells.
       store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
         there; what was written since is forgotten.
       in_memory: groups that live in host memory all the same; they are written to the store when
@@ -181,6 +185,13 @@ class Trainer:
             shards=self._shards,
         )
         self._model = _identity.describe(self._groups)
+        if looks_across(optimizer, shapes):
+            warnings.warn(
+                "optimizer: its updates of all groups together are not those of each group by "
+                "itself, as a trainer makes them; clip by Trainer(clip=), and let labels and masks "
+                "go by what is in a group",
+                stacklevel=2,
+            )
         resumed = self._begin(params, spills=self._options.spills or self._order.stale)
         self._start_threads(device_bytes)
         self._failure: BaseException | None = None
@@ -470,8 +481,8 @@ class Trainer:
     def close(self) -> None:
         """Waits for updates under way and ends the threads; the store stays open.
 
-        What has not been committed is lost once the store is closed; with ``commit_every``, steps
-        that are so are logged as a warning.
+        What has not been committed is lost once the store is closed; steps that are so are logged
+        as a warning.
         """
         if self._closed:
             return
@@ -503,9 +514,8 @@ class Trainer:
         return bool(every and self.steps and self.steps % every == 0)
 
     def _warn(self) -> None:
-        """Says which steps are not committed, if some were to be."""
-        every = self._options.commit_every
-        if every is not None and self._commits is not None and self._commits.steps < self.steps:
+        """Says which steps are not committed."""
+        if self._commits is not None and self._commits.steps < self.steps:
             _LOG.warning(
                 "closed after step %d, the store has step %d: call commit() before close() to keep "
                 "what came since", self.steps, self._commits.steps,
