@@ -163,7 +163,9 @@ def test_gradients_wait_where_the_disk_has_time_in_the_forward_pass() -> None:
     assert calm.seconds == calm.bound
     assert len(calm.in_memory) > len(busy.in_memory)
     for found in (busy, least, calm):
-        assert found.options(None)["gradient_overflow"] == "wait"
+        assert found.chosen.gradient_overflow == "wait"
+        with pytest.raises(ValueError, match="store: expected one"):  # or all would be in memory
+            found.options(None)
 
 
 def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
@@ -178,21 +180,22 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
         speeds = dict(zip(("read", "write", "update"), 10 ** rng.uniform(5, 7, 3), strict=True))
         forward = 10 ** rng.uniform(-3, 0)
         work = _placement.Work(
+            activations="keep",
             layers=[offload.Layer(name=name, apply=lambda *_: None) for name in shapes],
             groups=groups, machine=offload.Machine(place=1e9, **speeds), forward=forward,
             backward=2 * forward, on_device=0, on_host=0, clip=rng.random() < 0.4,
         )  # fmt: skip
-        total, needed = int(4 * sizes.sum()), _placement.choose("keep", work, 1 << 30, 0).refusal
+        total, needed = int(4 * sizes.sum()), _placement.choose(work, 1 << 30, 0).refusal
         budget = int(needed.split()[1]) + int(rng.integers(5 * total))
         device = int(rng.choice([1 << 30, 8 * sizes.max() + total // 3]))
-        found = _placement.choose("keep", work, device, budget)
+        found = _placement.choose(work, device, budget)
         assert found.refusal == ""
         assert found.host_bytes <= budget
         assert found.seconds >= found.times.bound
         room = budget - int(needed.split()[1])
         two = 0 if work.clip else 4 * int(np.sort(sizes)[-2:].sum())
         best = min(
-            _placement._choice("keep", work, found.weights, list(some), room, "").seconds
+            _placement._choice(work, found.weights, list(some), room, "").seconds
             for count in range(len(groups) + 1)
             for some in itertools.combinations(groups, count)
             if sum(_placement._lives(groups[name]) for name in some) <= max(0, room - two)
@@ -203,8 +206,39 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
 def test_budgets_that_are_too_small_say_what_is_needed() -> None:
     with pytest.raises(ValueError, match=r"needs \d+ bytes of the device"):
         planned(device_bytes=BLOCK)
-    with pytest.raises(ValueError, match=r"needs \d+ bytes of the host"):
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of the host \(.*\), got 10"):
         planned(host_bytes=10)
+    with pytest.raises(
+        ValueError, match=r"of the device \(.*\), got 11 and needs .* host .*, got 10"
+    ):
+        planned(device_bytes=11, host_bytes=10)
+
+
+def test_staging_memory_is_set_aside_where_there_is_a_store(tmp_path: Path) -> None:
+    assert planned(staging="auto").staging is None  # everything is in memory
+    some, aside = WORK + 2 * BLOCK + 3 * BLOCK + 3 * TABLE + 1000, 1 << 16
+    without, found = planned(host_bytes=some), planned(host_bytes=some + aside, staging=aside)
+    assert without.staging is None
+    assert without.needs_store
+    assert (found.in_memory, found.staging) == (without.in_memory, aside)
+    automatic = 8 * BLOCK + (64 << 20)
+    with pytest.raises(ValueError, match=f"no way fits beside {automatic} bytes of staging memory"):
+        planned(host_bytes=some, staging="auto")
+
+
+def test_a_plan_opens_its_store(tmp_path: Path) -> None:
+    aside = 13 << 16  # three quarters of it for reads: parameters, two moments, a gradient
+    found = planned(host_bytes=WORK + BLOCK + aside, staging=aside, clip=0.5)
+    assert found.needs_store
+    with (
+        found.store(tmp_path, backend="threads", block=4096, model={"depth": 4}) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), **found.options(store)
+        ) as trainer,
+    ):
+        assert trainer.step(cases.batch(0)).norm is not None  # clipped, as planned
+        assert store.statistics().staging <= aside
+        assert store.statistics().allocated <= found.capacity == store.statistics().capacity
 
 
 def test_times_of_some_layers_only_are_refused() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ def test_a_new_trainer_on_an_open_store_begins_with_what_was_committed(tmp_path:
 def test_steps_that_are_lost_at_the_end_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, commit_every: int | None, steps: int
 ) -> None:
-    """Of those that were to be committed: the last one waits for the step after it."""
+    """The last one waits for the step after it; without ``commit_every`` all do."""
     with cases.store(tmp_path) as store, trainer(store, commit_every=commit_every) as first:
         for number in range(steps):
             first.step(cases.batch(number))
@@ -265,17 +266,90 @@ def test_steps_that_are_lost_at_the_end_are_named(
             first.commit()
     expected = [f"closed after step {steps}, the store has step {steps - 1}"]
     said = [r.getMessage().split(":")[0] for r in caplog.records if r.levelname == "WARNING"]
-    assert said == (expected if steps == 3 else [])
+    assert said == (expected if steps == 3 or commit_every is None else [])
 
 
 def test_a_store_that_others_commit_can_be_left(tmp_path: Path) -> None:
-    with cases.store(tmp_path) as store:
-        for meta in ({"mine": 1}, None):
+    for meta in ({"mine": 1}, None):
+        with cases.store(tmp_path / str(meta)) as store:
             with trainer(store, commit_every=1) as first:
                 first.step(cases.batch(0))
                 first.flush()
                 store.commit(meta)
             assert store.meta == meta
+            with pytest.raises(
+                offload.MismatchError, match=r"store: expected an empty one, .*block0"
+            ):
+                trainer(store)  # it would begin anew
+
+
+def test_another_model_after_an_attempt_that_did_not_begin(tmp_path: Path) -> None:
+    """Its shapes and names were reserved, and nothing was committed."""
+    wrong = {**cases.params(), "block0": {"w": np.full((cases.WIDTH, 300), np.nan, np.float32),
+                                          "more": np.ones((300, 300), np.float32)}}  # fmt: skip
+    capacity = offload.capacity(offload.tensors(wrong, cases.optimizer()))
+    for params, fails in ((wrong, True), (cases.params(), False)):
+        with (
+            offload.TensorStore(tmp_path, capacity, backend="threads", staging=4 << 20) as store,
+            pytest.raises(ValueError, match="block0: expected finite") if fails
+            else contextlib.nullcontext(),
+            offload.Trainer(cases.layers(), params, cases.optimizer(), store=store) as made,
+        ):  # fmt: skip
+            assert not fails
+            made.step(cases.batch(0))
+            made.commit()
+
+
+def test_what_would_fail_later_does_so_before_anything_is_written(tmp_path: Path) -> None:
+    with cases.store(tmp_path) as store:
+        with pytest.raises(ValueError, match="device_bytes: expected room for the largest layer"):
+            trainer(store, device_bytes=1000)
+        with pytest.raises(TypeError, match="value") as caught:
+            offload.Trainer(cases.layers(), cases.params(), optax.polyak_sgd(), store=store)
+        assert "optimizer: it is given one group" in str(caught.value.__notes__)
+        assert (store.written, store.commits) == ((), 0)
+        trainer(store).close()
+
+
+def test_layers_in_another_order_are_another_model(tmp_path: Path) -> None:
+    layers = cases.layers()
+    with cases.store(tmp_path) as store:
+        trainer(store).close()
+        layers[1], layers[2] = layers[2], layers[1]
+        with pytest.raises(
+            offload.MismatchError, match=r"its layer 1 uses \['block0'\], expected \["
+        ):
+            offload.Trainer(layers, cases.params(), cases.optimizer(), store=store)
+
+
+def test_a_key_of_another_kind_is_another_key(tmp_path: Path) -> None:
+    keys = (jax.random.key(1, impl=impl) for impl in ("rbg", "unsafe_rbg"))
+    with cases.store(tmp_path) as store:
+        trainer(store, key=next(keys)).close()
+        with pytest.raises(ValueError, match=r"the key .*'rbg'.* got .*'unsafe_rbg'"):
+            trainer(store, key=next(keys))
+
+
+def test_a_commit_that_cannot_begin_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "offload commit":
+            raise KeyboardInterrupt
+        start(thread)
+
+    with cases.store(tmp_path) as store:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        made = trainer(store, commit_every=1)
+        made.step(cases.batch(0))
+        with pytest.raises(KeyboardInterrupt), made:
+            made.step(cases.batch(1))
+        assert not [t for t in threading.enumerate() if t.name.startswith("offload")]
+        monkeypatch.undo()
+        with trainer(store) as again:
+            assert again.steps == 0
 
 
 def test_the_position_in_the_data_is_that_of_its_step(tmp_path: Path) -> None:

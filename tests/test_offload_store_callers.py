@@ -1,10 +1,12 @@
 """What callers do to a store: signals, forks, threads, views that outlive their lease."""
 
+import contextlib
 import gc
 import os
 import select
 import signal
 import threading
+import time
 import warnings
 import weakref
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload import TensorStore, _store
+from tensorjax.offload import TensorStore, _queue, _store
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
@@ -202,7 +204,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
         with monkeypatch.context() as patch:
             patch.setattr(_store, "Pool", refuse)
             with pytest.raises(
-                offload.CapacityError, match=r"staging: \d+ bytes of memory are not"
+                offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):
                 store.reserve({"large": jax.ShapeDtypeStruct((60 * MIB,), np.uint8)})
         assert "large" not in store.names
@@ -275,3 +277,190 @@ def test_writes_and_reads_that_cannot_be_are_refused(tmp_path: Path) -> None:
             store.write("x", store.spec("x"))
         with pytest.raises(ValueError, match="deadline: expected a number, got NaN"):
             store.read("x", deadline=float("nan"))
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "exit"])
+def test_a_fork_leaves_the_store_locked(tmp_path: Path, backend: str, ending: str) -> None:
+    """However it ends, and with transfers under way when it began."""
+    data = np.ones(8 * MIB, np.uint8)
+    store = made(tmp_path, backend, staging=16 * MIB)
+    store.reserve({f"t{n}": data for n in range(4)})
+    store.commit({"step": 1})
+    for n in range(4):
+        store.write(f"t{n}", data[: data.size])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX and Python warn of forks
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            if ending == "close":
+                store.close()
+            elif ending == "drop":
+                del store
+                gc.collect()
+            else:
+                store._finalizer()  # as when the interpreter ends
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+    with pytest.raises(offload.LockedError, match="open already"):
+        made(tmp_path, backend)
+    store.commit({"step": 2})
+    with store.read("t3").result() as lease:
+        np.testing.assert_array_equal(lease.array, data)
+    store.close()
+    made(tmp_path, backend, staging=16 * MIB).close()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
+def test_callbacks_that_raise_end_no_thread(tmp_path: Path, backend: str, kind: Any) -> None:
+    def fail(_: Any) -> None:
+        raise kind
+
+    options = {"workers": 2} if backend == "threads" else {}
+    with filled(tmp_path, backend, options=options) as store:
+        for n in range(6):
+            written = store.write("x", np.full(8, float(n)))
+            written.add_done_callback(fail)
+            written.result(30)
+            read = store.read("x")
+            read.add_done_callback(fail)
+            with read.result(30) as lease:
+                assert lease.array[0] == n
+        store.commit({"step": 2})
+
+
+@pytest.mark.parametrize("place", ["enter", "_offer", "_unblock", "read", "turn", "stage"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_call_that_is_cut_off_leaves_the_store_usable(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, place: str, after: bool
+) -> None:
+    """Ctrl-C may come at the beginning or at the end of everything that a call does."""
+
+    class Cut(BaseException):
+        pass
+
+    with filled(tmp_path, backend) as store:
+        whole = getattr(_queue.Queue, place)
+        calls = []
+
+        def cut(self: Any, *arguments: Any) -> Any:
+            mine = threading.current_thread() is threading.main_thread() and not calls
+            if mine and not after:
+                calls.append(place)
+                raise Cut
+            found = whole(self, *arguments)
+            if mine:
+                calls.append(place)
+                raise Cut
+            return found
+
+        for call in (lambda: store.write("x", np.full(8, 5.0)), lambda: store.read("y")):
+            calls.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(_queue.Queue, place, cut)
+                with contextlib.suppress(Cut):
+                    found = call().result(30)  # it does not come by that place
+                    if found is not None:
+                        found.release()
+            if place == "stage" and after:  # what was about to be handed over is lost: 64 bytes
+                continue
+            store.write("x", np.full(8, 3.0)).result(30)
+            store.write("y", np.full(8, 4.0)).result(30)
+            for name, value in (("x", 3.0), ("y", 4.0)):
+                with store.read(name).result(30) as lease:
+                    assert lease.array[0] == value
+            store.commit({"step": 2})
+            gc.collect()
+            assert not store._queue.reading.used
+            assert not store._queue.writing.used
+
+
+def test_deadlines_are_numbers(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    for call in (
+        lambda due: store.hasten(["x"], deadline=due),
+        lambda due: store.hasten_writes(deadline=due),
+        lambda due: store.read("x", deadline=due),
+        lambda due: store.write("x", np.ones(8), deadline=due),
+    ):
+        with pytest.raises(ValueError, match="deadline: expected a number, got NaN"):
+            call(float("nan"))
+        for wrong in ("soon", None):
+            with pytest.raises(TypeError, match="deadline: expected a number, got"):
+                call(wrong)
+    store.close()
+    for call in (lambda: store.hasten(["x"], deadline=1), lambda: store.hasten_writes(deadline=1)):
+        with pytest.raises(offload.StoreError, match="closed"):
+            call()
+
+
+def test_what_does_not_fit_leaves_no_store_behind(tmp_path: Path) -> None:
+    for options in ({"block": 1 << 50, "staging": None}, {"staging": 8 * PAGE}):
+        with pytest.raises(offload.CapacityError, match="staging"):
+            made(tmp_path, model={"a": 1}, **options)
+    with made(tmp_path, model={"a": 2}) as store:
+        assert store.names == ()
+
+
+def test_a_store_that_is_there_knows_its_capacity(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="capacity: expected bytes for the new store"):
+        TensorStore(tmp_path, backend="threads")
+    filled(tmp_path).close()
+    with TensorStore(tmp_path, backend="threads") as store:
+        assert "2 tensors, commit 1" in repr(store)
+        with store.read("y").result() as lease:
+            assert lease.array[0] == 2
+        with pytest.raises(offload.CapacityError, match="pass a capacity of at least"):
+            store.reserve({"more": np.ones(8)})
+    assert "closed" in repr(store)
+
+
+def test_reads_beside_the_staging_memory_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = np.ones(MIB, np.uint8)
+    with made(tmp_path, staging=4 * MIB) as store:
+        store.reserve({f"t{n}": data for n in range(12)})
+        for n in range(12):
+            store.write(f"t{n}", data).result(30)
+        leases = [store.read(f"t{n}").result(30) for n in range(3)]  # all there is for reads
+        reads = [store.read(f"t{n}") for n in range(3, 12)]
+        for n in range(3, 12):
+            store.write(f"t{n}", data).result(30)
+        assert store.statistics().overflow == 9 * MIB
+        for lease in (*leases, *(read.result(30) for read in reads)):
+            lease.release()
+    assert sum("beside the staging memory" in r.getMessage() for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.write_many([1]), "arrays: expected a mapping from names, got list"),
+        (lambda s: s.reserve(None), "tensors: expected a mapping from names, got NoneType"),
+        (lambda s: s.write("x", [[1, 2], [3]]), "x: expected an array, got list"),
+        (lambda s: s.write("x", np.ma.masked_equal(np.ones(8), 1)), "x: expected an array without"),
+        (lambda s: s.reserve({"z": SimpleNamespace(shape=(2.5,), dtype="f4")}),
+         "z: expected a shape of integers"),
+        (lambda s: s.reserve({"z": SimpleNamespace(shape=(None,), dtype="f4")}),
+         "z: expected a shape of integers"),
+        (lambda s: s.commit(1, barrier=5), "barrier: expected a function"),
+        (lambda s: TensorStore("a", 1, backend=5), "backend: expected a name of .* without"),
+        (lambda s: TensorStore("a", 1, options=5), "options: expected a mapping"),
+        (lambda s: TensorStore("a", 1, process=(0,)), "process: expected .number, count."),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_named(tmp_path: Path, call: Any, message: str) -> None:
+    with filled(tmp_path) as store:
+        with pytest.raises(TypeError, match=message):
+            call(store)
+        store.commit({"step": 2})

@@ -3,7 +3,7 @@
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,13 @@ from tensorjax.offload import _groups, _identity
 from tensorjax.offload._errors import MismatchError, StoreError
 from tensorjax.offload._group import Group
 from tensorjax.offload._homes import StoreHome
+from tensorjax.offload._layers import Layer
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._updates import Updater
 
-FORMAT = 2  # of what is kept beside the tensors
+FORMAT = 3  # of what is kept beside the tensors
 
 # Which trainer took a store last.
 _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
@@ -124,11 +125,16 @@ class Commits:
         """
         self.join()
         self._updater.hold_back(version)
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._behind, args=(meta, dict(pending), version), name="offload commit",
             daemon=True,
         )  # fmt: skip
-        self._thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._updater.hold_back(math.inf)
+            raise
+        self._thread = thread
 
     def join(self) -> None:
         """Waits for what `begin` began."""
@@ -170,6 +176,7 @@ class Commits:
 def resume(
     store: Any,
     home: StoreHome,
+    layers: Sequence[Layer],
     groups: Mapping[str, Group],
     *,
     key: jax.Array | None,
@@ -182,6 +189,7 @@ def resume(
     Args:
       store: with a committed state.
       home: the same, as a home of groups.
+      layers: of the model.
       groups: by name.
       key: of the trainer.
       stale: whether its updates are.
@@ -201,10 +209,10 @@ def resume(
     if meta["stale"] != stale and meta["steps"]:
         kind = "one-step-stale" if meta["stale"] else "exact"
         raise ValueError(f"schedule: the store was trained with {kind} updates; go on with them")
-    _identity.check(store, meta["model"], groups, gradients=gradients)
+    _identity.check(store, meta["model"], layers, groups, gradients=gradients)
     if meta["key"] != _numbers(key):
         raise ValueError(
-            f"key: the store was trained with key data {meta['key']}, got {_numbers(key)}; "
+            f"key: the store was trained with the key {meta['key']}, got {_numbers(key)}; "
             "give the same key"
         )
     for group in groups.values():
@@ -252,4 +260,7 @@ def same_step(processes: Processes, steps: int | None) -> None:
 
 
 def _numbers(key: jax.Array | None) -> Any:
-    return None if key is None else np.asarray(jax.random.key_data(key)).tolist()
+    """What makes a key: how it draws, and its numbers."""
+    if key is None:
+        return None
+    return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

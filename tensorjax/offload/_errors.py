@@ -1,9 +1,11 @@
 """What can go wrong with a store, one class for each thing a caller may want to catch."""
 
 import errno
+import logging
 import threading
 import warnings
 
+_LOG = logging.getLogger("tensorjax.offload")
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
 
@@ -32,9 +34,11 @@ class StoreWarning(UserWarning):
 
 
 class Notices(list[str]):
-    """What the store had to say; a warning too where the caller can see it."""
+    """What the store had to say; a warning too, or in other threads than the main one a log."""
 
     def __call__(self, message: str) -> None:
         self.append(message)
         if threading.current_thread() is threading.main_thread():
             warnings.warn(message, StoreWarning, stacklevel=4)
+        else:  # warnings that are errors would end a thread of the store
+            _LOG.warning(message)

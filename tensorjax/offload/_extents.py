@@ -6,6 +6,7 @@ written together are then adjacent in the file, and many small ones move in one 
 
 import json
 import math
+import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,9 @@ def checked(name: str, like: Any) -> Spec:
     if not isinstance(name, str) or not name:
         raise TypeError(f"name: expected a non-empty string, got {name!r}")
     try:
-        shape, dtype = tuple(int(n) for n in like.shape), like.dtype
+        shape, dtype = tuple(map(operator.index, like.shape)), like.dtype
+    except TypeError:
+        raise TypeError(f"{name}: expected a shape of integers, got {like.shape!r}") from None
     except AttributeError:
         raise TypeError(
             f"{name}: expected an array or jax.ShapeDtypeStruct, got {type(like).__name__}"

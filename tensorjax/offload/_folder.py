@@ -1,5 +1,6 @@
 """The folder of a store: whose it is, on what file system, and what its files say."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax.offload import _index
-from tensorjax.offload._errors import CorruptError, LockedError, MismatchError
+from tensorjax.offload._errors import (
+    FULL,
+    CapacityError,
+    CorruptError,
+    LockedError,
+    MismatchError,
+)
 from tensorjax.offload._extents import listed
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in names of mounts
-_IN_MEMORY = {"tmpfs", "ramfs"}
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
-            "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "beegfs"}  # fmt: skip
+            "beegfs", "gpfs", "ocfs2", "orangefs", "virtiofs", "fuse.sshfs", "fuse.s3fs",
+            "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.cephfs",
+            "fuse.ceph-fuse", "fuse.lustre"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,27 @@ class Paths:
         return self._file("lock")
 
 
-def lock(path: Path) -> int:
-    """Takes the lock of a store and returns the descriptor that holds it.
+@dataclass(frozen=True)
+class Lock:
+    """The lock of a store.
+
+    Attributes:
+        descriptor: What holds it.
+        owner: The process that took it; one that was forked from it has the descriptor too.
+    """
+
+    descriptor: int
+    owner: int
+
+    def release(self) -> None:
+        """Lets others have the store; where this is a fork of the owner, the owner keeps it."""
+        if self.owner == os.getpid():
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+def lock(path: Path) -> Lock:
+    """Takes the lock of a store.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -73,15 +101,27 @@ def lock(path: Path) -> int:
             f"{path.parent}: the store is open already, by process {holder}; close it there, or "
             "give each process of a sharded training its own number, process=(number, count)"
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+    with contextlib.suppress(OSError):  # only for a message; what needs a disk that is full says so
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return Lock(descriptor, os.getpid())
 
 
-def unlock(descriptor: int) -> None:
-    """Lets others have the store, forked processes that inherited the lock or not."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+def make(folder: Path) -> None:
+    """Makes a folder, if it is not there.
+
+    Raises:
+        CapacityError: if the disk has no room for one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise CapacityError(
+            f"{folder}: the disk is full, there is no room for a folder ({error.strerror}); free "
+            "some space and try again"
+        ) from error
 
 
 def file_system(path: Path) -> str:

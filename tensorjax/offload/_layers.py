@@ -191,9 +191,9 @@ class Engine:
         """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
-    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any) -> tuple[Any, Any]:
+    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
-        return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, None)
+        return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 
     def wait(self, value: Any) -> Any:
         """Returns a value once it has been computed."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
 from tensorjax.offload._host import owned
 from tensorjax.offload._layers import Engine, Layer
 from tensorjax.offload._optimizer import HostOptimizer
@@ -70,6 +71,7 @@ def measure(
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dtype: expected a floating one, got {dtype!r}")
+    _check.integer("size", size, low=4096)
     Path(path).mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="measure-", dir=path)
     try:
@@ -81,35 +83,50 @@ def measure(
 
 
 def layer_seconds(
-    layers: Sequence[Layer], params: Mapping[str, Any], batch: Any, engine: Engine, *, repeats: int
+    layers: Sequence[Layer],
+    params: Mapping[str, Any],
+    batch: Any,
+    engine: Engine,
+    *,
+    key: jax.Array | None = None,
+    repeats: int = 3,
 ) -> dict[str, tuple[float, float]]:
     """Seconds of the forward and the backward pass of each layer.
 
-    Layers of one function and one kind of parameters are measured once. Two layers are on the
-    device at a time.
+    Layers of one function, one kind of parameters and one kind of input are measured once. Two
+    layers are on the device at a time.
 
     Args:
       layers: as for `Trainer`.
       params: as for `Trainer`.
       batch: one microbatch.
       engine: what computes.
+      key: of `jax.random`, for layers that draw.
       repeats: runs whose median counts, after one that compiles.
     """
     found: dict[str, tuple[float, float]] = {}
-    known: dict[Any, tuple[float, float]] = {}
-    x, batch, key = None, engine.batch(batch), None
+    known: dict[Any, tuple[Any, tuple[float, float]]] = {}
+    x, batch = None, engine.batch(batch)
     for layer in layers:
+        last = layer is layers[-1]
         shapes = [jax.eval_shape(params[g]) if callable(params[g]) else params[g]
                   for g in layer.uses]  # fmt: skip
-        kind = (layer.apply, str(jax.tree.map(lambda s: (s.shape, str(s.dtype)), shapes)))
-        if kind not in known or layer is layers[-1]:
+        kind = (
+            layer.apply,
+            last,
+            str(jax.tree.map(lambda s: (s.shape, str(s.dtype)), (shapes, x))),
+        )
+        if kind not in known:
             mine = tuple(
                 engine.place(g, params[g]() if callable(params[g]) else params[g])
                 for g in layer.uses
             )
-            x, known[kind] = _one_layer(layer, mine, x, batch, key, engine, repeats,
-                                        last=layer is layers[-1])  # fmt: skip
-        found[layer.name] = known[kind]
+            try:
+                known[kind] = _one_layer(layer, mine, x, batch, key, engine, repeats, last=last)
+            except Exception as error:
+                error.add_note(f"in layer {layer.name!r}, which was measured")
+                raise
+        x, found[layer.name] = known[kind]
     return found
 
 

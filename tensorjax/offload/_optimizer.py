@@ -64,8 +64,13 @@ class HostOptimizer:
         """Shapes and dtypes of a group's state, and of its parameters on the device."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
+            with jax.numpy_dtype_promotion("standard"):
+                jax.eval_shape(self._transformation.update, params, state, params)
         except Exception as error:
-            error.add_note("of the optimizer's init, which gets one group of parameters at a time")
+            error.add_note(
+                "optimizer: it is given one group of parameters at a time, and gradients, state "
+                "and parameters alone: none that needs the loss, or a search along a line"
+            )
             raise
         return state, jax.eval_shape(self._cast, params)
 

@@ -73,7 +73,7 @@ def checked(
         gradient_bytes=gradient_bytes,
         gradient_overflow=gradient_overflow,
         microbatches=microbatches,
-        clip=_checked_clip(clip),
+        clip=checked_clip(clip),
         schedule=schedule,
         commit_every=commit_every,
         lookahead=0 if schedule == "sequential" else lookahead,
@@ -109,7 +109,8 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _checked_clip(clip: float | None) -> float | None:
+def checked_clip(clip: float | None) -> float | None:
+    """The largest norm, or None; ValueError if it is none."""
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

@@ -32,6 +32,7 @@ class Choice:
       gradient_bytes: of the host for gradients that wait; None for all.
       gradient_overflow: what becomes of others.
       stored: share of all gradients that are expected to be written and read again.
+      needs_store: whether something has to be on disk.
       host_bytes: what the host needs: activations, gradients that wait, updates under way, and
         parameters and states that live there; not the store's staging memory.
       refusal: why it is not possible; empty if it is.
@@ -46,6 +47,7 @@ class Choice:
     gradient_bytes: int | None
     gradient_overflow: Overflow
     stored: float
+    needs_store: bool
     host_bytes: int
     refusal: str = ""
 
@@ -55,6 +57,7 @@ class Work:
     """What a step does.
 
     Attributes:
+      activations: how they are treated.
       layers: of the model.
       groups: by name.
       machine: speeds.
@@ -64,6 +67,7 @@ class Work:
       clip: whether gradients are clipped by their norm.
     """
 
+    activations: Activations
     layers: Sequence[Layer]
     groups: dict[str, Group]
     machine: Machine
@@ -78,8 +82,8 @@ class Work:
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
-def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """A way of treating activations, host memory divided so that a step is shortest.
+def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
+    """One way of treating activations, host memory divided so that a step is shortest.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -88,18 +92,19 @@ def choose(kind: Activations, work: Work, device_bytes: int, host_bytes: int) ->
     needed = largest(work.layers, {name: g.device.nbytes for name, g in groups.items()}) * 2
     total = sum(g.device.nbytes for g in groups.values())
     weights = min(device_bytes - work.on_device, total)
-    refusal = ""
-    if weights < min(needed, total):
-        refusal = _needs(work.on_device + needed, "device")
     fixed = work.on_host + _work_bytes(work.layers, groups)
+    short = []
+    if weights < min(needed, total):
+        short.append(_needs(work.on_device + min(needed, total), "device", device_bytes))
     if host_bytes < fixed:
-        refusal = refusal or _needs(fixed, "host")
+        short.append(_needs(fixed, "host", host_bytes))
+    refusal = " and ".join(short)
     room = max(0, host_bytes - fixed)
     # Without clipping one waits while another is taken; else all may go to the store.
     two = sum(sorted(g.gradient.nbytes for g in groups.values())[-2:])
     least = 0 if work.clip else min(room, two)
     found = (
-        _choice(kind, work, max(0, weights), memory, room, refusal)
+        _choice(work, max(0, weights), memory, room, refusal)
         for memory in _candidates(work, room - least)
     )
     return min(found, key=lambda choice: choice.seconds * (1 + _STORING * choice.stored))
@@ -125,9 +130,7 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
     yield []
 
 
-def _choice(
-    kind: Activations, work: Work, weights: int, memory: list[str], room: int, refusal: str
-) -> Choice:
+def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
     """What follows from the groups that live in memory: gradients have the rest of the room."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
@@ -145,7 +148,7 @@ def _choice(
     later = 1.0 if gradients is None or not every else gradients / every
     times, once = _times(work, weights, {*memory}, spilled)
     return Choice(
-        activations=kind,
+        activations=work.activations,
         times=times,
         seconds=_predicted(work, times, once, later),
         weights=weights,
@@ -154,6 +157,7 @@ def _choice(
         gradient_bytes=gradients,
         gradient_overflow="wait" if waits else "store",
         stored=spilled / every if every else 0.0,
+        needs_store=len(memory) < len(groups) or spilled > 0,
         host_bytes=host,
         refusal=refusal,
     )
@@ -206,7 +210,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 
 
 def activation_bytes(
-    layers: Sequence[Layer], groups: dict[str, Group], batch: Any
+    layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
     """Bytes of all layers' inputs, and of what the backward pass can be spared, of a microbatch."""
     x, inputs, kept = None, 0, 0
@@ -218,7 +222,7 @@ def activation_bytes(
             )
             for g in layer.uses
         )
-        x, new = engine.shapes(layer, mine, x, batch)
+        x, new = engine.shapes(layer, mine, x, batch, key)
         inputs += _bytes(x)
         kept += _bytes(new)
     return inputs, kept
@@ -261,8 +265,8 @@ def _shared(layers: Sequence[Layer], groups: dict[str, Group]) -> list[Group]:
     return [groups[g] for g, count in uses.items() if count > 1]
 
 
-def _needs(nbytes: int, where: str) -> str:
-    return f"needs {nbytes} bytes of the {where} ({size(nbytes)})"
+def _needs(nbytes: int, where: str, given: int) -> str:
+    return f"needs {nbytes} bytes of the {where} ({size(nbytes)}), got {given}"
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:

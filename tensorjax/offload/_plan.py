@@ -4,16 +4,20 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
 
 from tensorjax import _check
-from tensorjax.offload import _groups
-from tensorjax.offload._extents import listed
+from tensorjax.offload import _groups, _options
+from tensorjax.offload._extents import capacity, listed
 from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._placement import Choice, Work, activation_bytes, choose, largest
+from tensorjax.offload._store import TensorStore
 from tensorjax.offload._units import size, time
 
 Row = tuple[str, int, int, str, str]
@@ -29,6 +33,9 @@ class Plan:
       rows: one for each group: name, bytes of parameters, of states, where each is.
       microbatches: in a step.
       compute_dtype: of the parameters on the device; None for their own.
+      clip: largest norm of the gradients, where that is known.
+      staging: bytes of staging memory that were set aside for a store; None if none were.
+      capacity: bytes of disk that a store of all of it takes.
     """
 
     chosen: Choice
@@ -36,6 +43,9 @@ class Plan:
     rows: tuple[Row, ...]
     microbatches: int = 1
     compute_dtype: Any = None
+    clip: float | None = None
+    staging: int | None = None
+    capacity: int = 0
 
     @property
     def weights(self) -> int:
@@ -68,25 +78,49 @@ class Plan:
         """P*, seconds that no exact schedule goes below."""
         return self.chosen.times.bound
 
+    @property
+    def needs_store(self) -> bool:
+        """Whether something has to be on disk: groups, or gradients that wait."""
+        return self.chosen.needs_store
+
+    def store(self, path: str | Path, **options: Any) -> TensorStore:
+        """Opens the store for this plan, of its capacity and staging memory.
+
+        Args:
+          path: a folder.
+          options: as for `TensorStore`.
+        """
+        return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
+
     def options(self, store: Any) -> dict[str, Any]:
         """Arguments for a `Trainer`, its engine included.
 
         Without clipping gradients wait for room where there is not enough; schedules other than
         "overlap" need ``gradient_overflow="store"`` instead.
+
+        Args:
+          store: what `store` opened, or None, where nothing has to be on disk.
+
+        Raises:
+          ValueError: no store, though something has to be on disk.
         """
+        if store is None and self.needs_store:
+            raise ValueError(
+                f"store: expected one, for only {len(self.in_memory)} of {len(self.rows)} groups "
+                "and what gradients there is room for live in memory, got None; Plan.store opens it"
+            )
         bounded = self.gradient_bytes is not None
-        if store is None and self.chosen.gradient_overflow == "store":
-            bounded = False
-        return {
+        found = {
             "device_bytes": self.weights,
             "in_memory": self.in_memory,
-            "gradient_bytes": self.gradient_bytes if bounded else None,
+            "gradient_bytes": self.gradient_bytes,
             "gradient_overflow": self.chosen.gradient_overflow if bounded else "store",
             "engine": Engine(activations=self.chosen.activations),
             "store": store,
             "microbatches": self.microbatches,
             "compute_dtype": self.compute_dtype,
         }
+        return found if self.clip is None else {**found, "clip": self.clip}
 
     def __str__(self) -> str:
         """The plan as a table; neighbours that are alike share a line."""
@@ -138,8 +172,10 @@ def plan(
     device_bytes: int,
     host_bytes: int,
     microbatches: int = 1,
-    clip: bool = False,
+    staging: int | Literal["auto"] | None = None,
+    clip: float | bool | None = None,
     compute_dtype: Any = None,
+    key: jax.Array | None = None,
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
@@ -156,30 +192,56 @@ def plan(
       layers: as for `Trainer`.
       params: as for `Trainer`.
       optimizer: as for `Trainer`.
-      batch: one microbatch: arrays, not shapes, where ``seconds`` is None.
+      batch: ONE MICROBATCH, not a whole batch: arrays, not shapes, where ``seconds`` is None.
       machine: speeds, as `measure` finds them.
       device_bytes: memory of the device, for everything.
-      host_bytes: memory of the host, without staging and what programs take.
+      host_bytes: memory of the host, without what programs take.
       microbatches: in a step.
-      clip: whether gradients are clipped by their norm.
+      staging: bytes of it that a store takes for transfers; "auto" for 64 MiB and 8 times the
+        largest group's parameters. They are set aside where something has to be on disk. With None
+        staging memory is not part of ``host_bytes``.
+      clip: largest norm of all gradients, which `Plan.options` hands on, or whether there is one.
       compute_dtype: as for `Trainer`.
+      key: of `jax.random`, for layers that draw.
       activations: ways of treating them that may be chosen.
       seconds: of the forward and the backward pass of each layer with recomputation, for one
         microbatch; measured here if None.
 
     Raises:
       ValueError: budgets that are too small for any way, with what is needed.
+      TypeError: budgets that are no integers.
+
+    Source: ours. The bound is that of `Times`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> def linear(params, x, batch, key):
+      ...     return (batch if x is None else x) @ params[0]
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((x @ params[0]) ** 2)
+      >>> layers = [offload.Layer(name="a", apply=linear), offload.Layer(name="b", apply=loss)]
+      >>> params = {"a": jnp.ones((256, 512)), "b": jnp.ones((512, 1))}
+      >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
+      >>> plan = offload.plan(
+      ...     layers, params, optax.adam(1e-3), jnp.ones((8, 256)), machine=machine,
+      ...     device_bytes=1 << 23, host_bytes=3 << 20, seconds=dict.fromkeys("ab", (1e-3, 2e-3)))
+      >>> plan.in_memory, plan.needs_store, plan.capacity
+      (('b',), True, 3178496)
     """
     layers = check_layers(layers, params)
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)
-    kinds = _kinds(activations)
+    kinds, clips = _kinds(activations), clip is not None and clip is not False
+    if clips and clip is not True:
+        clip = _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
     groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
-        seconds = layer_seconds(layers, cast, batch, Engine(), repeats=3)
+        seconds = layer_seconds(layers, cast, batch, Engine(), key=key)
     if missing := [layer.name for layer in layers if layer.name not in seconds]:
         raise ValueError(f"seconds: expected those of every layer, got none of {listed(missing)}")
     forward, backward = (
@@ -187,25 +249,50 @@ def plan(
     )
     sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
     whole = Work(
-        layers=layers, groups=groups, machine=machine, forward=forward, backward=backward,
-        on_device=2 * largest(layers, sums), on_host=0, clip=clip,
+        activations="recompute", layers=layers, groups=groups, machine=machine, forward=forward,
+        backward=backward, on_device=2 * largest(layers, sums), on_host=0, clip=clips,
     )  # fmt: skip
-    sizes = [microbatches * n for n in activation_bytes(layers, groups, batch)]
-    found = [choose(kind, _work(whole, kind, *sizes), device_bytes, host_bytes) for kind in kinds]
-    able = [choice for choice in found if not choice.refusal]
-    if not able:
+    sizes = [microbatches * n for n in activation_bytes(layers, groups, batch, key)]
+    works = [_work(whole, kind, *sizes) for kind in kinds]
+    aside = _aside(staging, groups)
+    found, chosen = _best(works, device_bytes, host_bytes)
+    if aside and (chosen is None or chosen.needs_store):
+        found, chosen = _best(works, device_bytes, max(0, host_bytes - aside))
+    else:
+        aside = None
+    if chosen is None:
+        said = f" beside {aside} bytes of staging memory" if aside else ""
         raise ValueError(
-            "device_bytes, host_bytes: no way fits; "
+            f"device_bytes, host_bytes: no way fits{said}; "
             + "; ".join(f"{choice.activations}: {choice.refusal}" for choice in found)
         )
-    chosen = min(able, key=lambda choice: choice.seconds)
+    spills = chosen.gradient_bytes is not None and chosen.gradient_overflow == "store"
     return Plan(
         chosen=chosen,
         choices=tuple(found),
         rows=_rows(groups, chosen),
         microbatches=microbatches,
         compute_dtype=compute_dtype,
+        clip=None if isinstance(clip, bool) else clip,
+        staging=aside,
+        capacity=capacity(_groups.specs(groups.values(), gradients=spills)),
     )
+
+
+def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
+    """Bytes of staging memory for a store, or None where they do not count."""
+    if staging == "auto":
+        return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
+    return None if staging is None else _check.integer("staging", staging, low=1)
+
+
+def _best(
+    works: Iterable[Work], device_bytes: int, host_bytes: int
+) -> tuple[list[Choice], Choice | None]:
+    """All ways of treating activations, and the fastest of those that fit, if one does."""
+    found = [choose(work, device_bytes, host_bytes) for work in works]
+    able = [choice for choice in found if not choice.refusal]
+    return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
@@ -240,7 +327,9 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
         on_device += kept
     if kind == "offload":
         backward, on_host = backward + 2 * kept / whole.machine.place, kept
-    return dataclasses.replace(whole, backward=backward, on_device=on_device, on_host=on_host)
+    return dataclasses.replace(
+        whole, activations=kind, backward=backward, on_device=on_device, on_host=on_host
+    )
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:

@@ -104,6 +104,8 @@ def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
         if not jax.distributed.is_initialized():
             return (0, 1)
         return (jax.process_index(), jax.process_count())
+    if not (isinstance(process, tuple) and len(process) == 2):
+        raise TypeError(f"process: expected (number, count), or None, got {process!r}")
     number, count = process
     _check.integer("process", count, low=1)
     return (_check.integer("process", number, low=0, high=count - 1), count)

@@ -80,15 +80,48 @@ class Queue:
                 self._pending[request] = None
 
     def add(self, op: Op) -> None:
-        """Hands over one transfer of a registered write; the caller holds the lock."""
-        op.request.left += 1
-        op.request.ops.append(op)
-        self._offer(op)
+        """Hands over one transfer of a registered write."""
+        with self.lock:
+            op.request.ops.append(op)
+            op.request.left += 1
+            self._offer(op)
 
-    def seal(self, request: Request) -> bool:
-        """Says that a write has no more transfers; True if it is complete (lock held)."""
-        request.sealed = True
-        return self._completed(request)
+    def seal(self, request: Request) -> None:
+        """Says that a write has no more transfers."""
+        with self.lock:
+            request.sealed = True
+            complete = self._completed(request)
+        if complete:
+            self.finish(request)
+
+    def cut(self, requests: Iterable[Request], error: BaseException) -> None:
+        """Ends requests whose caller was cut off, maybe in the middle of a call: Ctrl-C can be."""
+        complete = []
+        with self.lock:
+            queued = {id(op) for *_, op in self._heap}
+            self._queued = len({id(op) for *_, op in self._heap if not op.started})
+            for request in requests:
+                if request.complete or (request.sealed and request.write):
+                    continue
+                request.error = request.error or error
+                if not request.write:  # whether or not it had memory, or waited for others
+                    request.held, request.waits = [], 0
+                known = queued | {id(op) for op in request.held}
+                for op in request.ops:
+                    if not op.started and id(op) not in known:
+                        op.ended = True
+                        if op.write and op.place >= 0:
+                            self.writing.give(op.place, op.size)
+                request.left = sum(not op.ended for op in request.ops)
+                request.sealed = True
+                if self._completed(request):
+                    complete.append(request)
+            self._space.notify_all()
+            self._ready.notify_all()
+            if self.wake:
+                self.wake()
+        for request in complete:
+            self.finish(request)
 
     def read(self, batch: ReadBatch) -> None:
         """Queues registered reads, all their transfers known; the caller holds the lock."""
@@ -236,6 +269,7 @@ class Queue:
             counter.add(op.size, ended - op.begun, op.begun - op.queued, failed=error is not None)
             request.error = request.error or error
             request.left -= 1
+            op.ended = True
             if op.write and op.place >= 0:
                 self.writing.give(op.place, op.size)
                 self._space.notify_all()
@@ -251,7 +285,10 @@ class Queue:
         todo = [request]
         while todo:
             request = todo.pop()
-            request.resolve(request)
+            try:
+                request.resolve(request)
+            except BaseException:  # SystemExit, from a future's callback: it must not end a backend
+                _LOG.exception("a callback of a future raised")
             with self.lock:
                 self._leave(request)
                 request.forget()
@@ -351,7 +388,13 @@ class Queue:
         """Reads that a write waits for must not wait for staging: that could be a deadlock."""
         if not batch.admitted:
             sizes = [request.run.size for request in batch.requests]
-            self.overflow += sum(sizes)
+            before, self.overflow = self.overflow, self.overflow + sum(sizes)
+            if before <= self.reading.size < self.overflow:
+                _LOG.warning(
+                    "%d bytes were read beside the staging memory of %d for reads, as writes wait "
+                    "for them: release leases before you write, or open the store with a larger "
+                    "staging", self.overflow, self.reading.size,
+                )  # fmt: skip
             pools = [Pool(size) for size in sizes]
             self._attach(batch, None, [0] * len(sizes), [pool.memory for pool in pools])
 

@@ -29,17 +29,19 @@ class Op:
         pieces: The blocks of tensors in it.
         position: First byte within the run.
         place: First byte within the pool, or -1 if the memory is not of the pool.
+        started: Whether the backend has it.
+        ended: Whether it is done, well or not.
     """
 
-    __slots__ = ("begun", "memory", "offset", "pieces", "place", "position", "queued", "request",
-                 "size", "started", "write")  # fmt: skip
+    __slots__ = ("begun", "ended", "memory", "offset", "pieces", "place", "position", "queued",
+                 "request", "size", "started", "write")  # fmt: skip
 
     def __init__(self, request: "Request", transfer: Transfer):
         self.request, self.write = request, request.write
         self.position, self.size, self.pieces, _ = transfer
         self.offset, self.place = request.run.offset + self.position, -1
         self.memory: np.ndarray | None = None
-        self.started, self.queued, self.begun = False, 0.0, 0.0
+        self.started, self.ended, self.queued, self.begun = False, False, 0.0, 0.0
 
 
 def _nothing(_: object) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 
@@ -36,12 +36,15 @@ class TensorStore:
     Writes go to the slot that is not committed, reads give what was written last, `commit` makes
     everything written since the last one durable in one step, and opening a store gives the last
     committed state, however the process before ended. Reads and writes of one tensor keep their
-    order; otherwise the earliest deadline goes first. All methods may be called from any thread.
+    order; otherwise the earliest deadline goes first. All methods may be called from any thread,
+    but not from a signal's handler, which may have cut one of them off. A process that is forked
+    cannot use the store: what it inherits, leases included, is empty there.
 
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
         capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
-            `offload.tensors` says which ones a training has, `offload.capacity` what they take.
+            `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
+            a store that is there, None takes what it holds.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
         staging: Bytes of aligned memory for transfers: a quarter (at most 64 MiB) for writes, the
             rest for reads and the leases they give. By default 256 MiB, and more where the largest
@@ -77,7 +80,7 @@ class TensorStore:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        capacity: int,
+        capacity: int | None = None,
         *,
         backend: str | Backend = "auto",
         staging: int | None = None,
@@ -87,7 +90,10 @@ class TensorStore:
         options: Mapping[str, Any] | None = None,
     ):
         _checksums.require()
-        self._capacity = _check.integer("capacity", capacity, low=1)
+        if capacity is not None:
+            capacity = _check.integer("capacity", capacity, low=1)
+        if not isinstance(options, Mapping | None):
+            raise TypeError(f"options: expected a mapping, or None, got {options!r}")
         self._staging = None
         if staging is not None:
             self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
@@ -101,35 +107,44 @@ class TensorStore:
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
         self._pid = os.getpid()
-        self._lock: int | None = None
+        self._lock: _folder.Lock | None = None
         self._committing = 0.0
         try:
-            self._begin(_index.plain("model", model), block)
+            self._begin(_index.plain("model", model), block, capacity)
         except BaseException:
             if self._opened:
                 self._backend.close()
             if self._lock is not None:
-                _folder.unlock(self._lock)
+                self._lock.release()
             raise
 
-    def _begin(self, model: Any, block: int | None) -> None:
+    def _begin(self, model: Any, block: int | None, capacity: int | None) -> None:
         index = None
         if not self._backend.volatile:
-            self._paths.folder.mkdir(parents=True, exist_ok=True)
+            _folder.make(self._paths.folder)
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
             self._lock = _folder.lock(self._paths.lock)
             index = _folder.load(self._paths, model)
         fresh = index is None
         if index is None:
+            if capacity is None:
+                raise ValueError(
+                    f"capacity: expected bytes for the new store {self._paths.folder}, got None; "
+                    "offload.capacity says what tensors take"
+                )
             index = _index.Index(self._paths.process, model, block or self._backend.block)
-        elif index.end > self._capacity:
+        elif capacity is not None and index.end > capacity:
             raise CapacityError(
                 f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
-                f"{self._capacity}; pass at least that"
+                f"{capacity}; pass at least that"
             )
-        self._index = index
-        if fresh:
+        self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
+        self._tensors = {
+            name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
+        }
+        pools = _pools(*self._pools(self._tensors))
+        if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
@@ -139,19 +154,18 @@ class TensorStore:
                 "all that was committed is there, and the place of the rest is reserved again"
             )
             self._backend.allocate(index.end)
-        self._tensors = {
-            name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
-        }
         layouts = _extents.Layouts(self._index.block)
         self._writer, self._reader = Writer(self._index.block, layouts), Reader(layouts)
-        self._start(*_pools(*self._pools(self._tensors)))
+        self._start(*pools)
         self._open = True
 
     def _start(self, reading: Pool, writing: Pool) -> None:
         self._queue = Queue(reading, writing)
         self._backend.start(self._queue)
         self._writer.queue = self._reader.queue = self._queue
-        self._finalizer = weakref.finalize(self, _abandon, self._queue, self._backend, self._lock)
+        self._finalizer = weakref.finalize(
+            self, _abandon, self._queue, self._backend, self._lock, self._pid
+        )
 
     def _pools(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
         """Bytes for reads and for writes."""
@@ -208,6 +222,7 @@ class TensorStore:
             CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
+        tensors = _mapping("tensors", tensors)
         specs = {name: _extents.checked(name, like) for name, like in tensors.items()}
         with self._mutex:
             self._check_open()
@@ -220,6 +235,25 @@ class TensorStore:
                     )
             if specs:
                 self._reserve(_extents.place(specs, self._index.end))
+
+    def forget(self) -> None:
+        """Gives up the places of all tensors, of which none has been written.
+
+        Raises:
+            StoreError: if one has.
+        """
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            if written := self.written:
+                raise StoreError(
+                    "forget: expected tensors that were only reserved, got "
+                    f"{_extents.listed(written)}, which were written; remove the folder of the "
+                    "store to begin anew"
+                )
+            if self._tensors:
+                index = replace(self._index, extents={})
+                self._save(index)
+                self._tensors, self._index = {}, index
 
     def _reserve(self, extents: tuple[Extent, ...]) -> None:
         index = replace(
@@ -280,7 +314,7 @@ class TensorStore:
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.extent, array))
-                for name, array in arrays.items()]  # fmt: skip
+                for name, array in _mapping("arrays", arrays).items()]  # fmt: skip
         return self._writer.write(todo, _when(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
@@ -323,16 +357,18 @@ class TensorStore:
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Brings reads of tensors that are under way forward, where their deadline is later."""
-        tensors, queue = [self._tensor(name) for name in names], self._queue
+        self._check_open()
+        tensors, queue, due = [self._tensor(name) for name in names], self._queue, _when(deadline)
         with queue.lock:
             for tensor in tensors:
                 if tensor.newest is not None:
                     for request in tensor.slots[tensor.newest.slot].readers:
-                        queue.hasten(request, float(deadline))
+                        queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
         """Brings all writes that are under way forward, where their deadline is later."""
-        self._queue.hasten_writes(float(deadline))
+        self._check_open()
+        self._queue.hasten_writes(_when(deadline))
 
     def starved(self) -> bool:
         """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
@@ -357,6 +393,8 @@ class TensorStore:
                 old state or the new one.
         """
         meta, began = _index.plain("meta", meta), time.perf_counter()
+        if barrier is not None and not callable(barrier):
+            raise TypeError(f"barrier: expected a function, or None, got {barrier!r}")
         with self._mutex, self._writer.paused():
             self._check_open()
             index = replace(
@@ -393,7 +431,12 @@ class TensorStore:
 
     def _replace(self, fresh: Path | None, barrier: Callable[[], object] | None) -> None:
         """Syncs the data, and puts a new index in the place of the old one."""
-        self._backend.sync()
+        try:
+            self._backend.sync()
+        except BaseException:
+            if fresh is not None:
+                fresh.unlink()
+            raise
         if fresh is not None and barrier is None:
             _index.rename(fresh, self._paths.index)
         elif fresh is not None and barrier is not None:
@@ -444,6 +487,9 @@ class TensorStore:
 
     def close(self) -> None:
         """Finishes what is under way and lets the store go; what was not committed is lost."""
+        if self._pid != os.getpid():
+            self._leave()
+            return
         with self._mutex:
             if not self._open:
                 return
@@ -456,7 +502,19 @@ class TensorStore:
             self._finalizer.detach()
             self._backend.close()
             if self._lock is not None:
-                _folder.unlock(self._lock)
+                self._lock.release()
+
+    def _leave(self) -> None:
+        """Closes what a fork inherited: its locks may be held by threads that are not here."""
+        if self._open:
+            self._open = False
+            self._finalizer.detach()
+            if self._lock is not None:
+                self._lock.release()
+
+    def __repr__(self) -> str:
+        state = f"commit {self.commits}" if self._open else "closed"
+        return f"TensorStore({str(self._paths.folder)!r}, {len(self._tensors)} tensors, {state})"
 
     def __enter__(self) -> "TensorStore":
         return self
@@ -469,7 +527,7 @@ class TensorStore:
     def _tensor(self, name: str) -> Tensor:
         try:
             return self._tensors[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise KeyError(
                 f"name: expected one of {len(self._tensors)} reserved tensors "
                 f"({_extents.listed(self.names)}), got {name!r}"
@@ -490,10 +548,18 @@ class TensorStore:
             )
 
 
-def _when(deadline: float) -> float:
+def _when(deadline: Any) -> float:
+    if isinstance(deadline, str) or not isinstance(deadline, SupportsFloat):
+        raise TypeError(f"deadline: expected a number, got {deadline!r}")
     if (found := float(deadline)) != found:
         raise ValueError("deadline: expected a number, got NaN")
     return found
+
+
+def _mapping(name: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name}: expected a mapping from names, got {type(given).__name__}")
+    return given
 
 
 def _pools(reading: int, writing: int) -> tuple[Pool, Pool]:
@@ -501,8 +567,9 @@ def _pools(reading: int, writing: int) -> tuple[Pool, Pool]:
         return Pool(reading), Pool(writing)
     except (OSError, MemoryError) as error:
         raise CapacityError(
-            f"staging: {reading + writing} bytes of memory are not to be had ({error}); give a "
-            "smaller one, staging=, of at least the largest tensor and a third of it"
+            f"staging, block: {reading + writing} bytes of memory are not to be had ({error}); "
+            "give a smaller staging=, of at least the largest tensor and a third of it, and of a "
+            "few blocks"
         ) from error
 
 
@@ -513,15 +580,16 @@ def _refuse(requests: Iterable[Request]) -> None:
         request.resolve(request)
 
 
-def _abandon(queue: Queue, backend: Backend, lock: int | None) -> None:
+def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
     """What is left to do for a store that was dropped or is open when the interpreter ends."""
 
     def end() -> None:
-        _refuse(queue.close())
-        backend.stop()
-        backend.close()
+        if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held
+            _refuse(queue.close())
+            backend.stop()
+            backend.close()
         if lock is not None:
-            _folder.unlock(lock)
+            lock.release()
 
     try:  # not here: the collector may have come from a thread that holds the queue's lock
         threading.Thread(target=end, name="tensorjax-store-end").start()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorjax import _check
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -60,7 +62,8 @@ class Trace:
     """
 
     def __init__(self, capacity: int = 200_000) -> None:
-        self._capacity, self._lock = capacity, threading.Lock()
+        self._capacity = _check.integer("capacity", capacity, low=1)
+        self._lock = threading.Lock()
         self._spans: list[Span] = []
 
     @contextlib.contextmanager
@@ -77,7 +80,7 @@ class Trace:
         with self._lock:
             self._spans.append(Span(track, name, start, stop, step))
             if len(self._spans) > self._capacity:
-                del self._spans[: self._capacity // 4]
+                del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
         """The spans of one track, or of all, from step ``first`` on."""

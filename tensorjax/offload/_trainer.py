@@ -1,9 +1,11 @@
 """Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +17,7 @@ import numpy as np
 from tensorjax.offload import _ahead, _commits, _groups, _identity, _index, _options
 from tensorjax.offload._across import looks_across
 from tensorjax.offload._commits import Commits, Progress
+from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
 from tensorjax.offload._host import owned
@@ -163,6 +166,7 @@ class Trainer:
             engine=engine, trace=trace,
         )  # fmt: skip
         self._closed = True  # until it is whole
+        self._turn = threading.Lock()
         _commits.take(store, self)
         self._store: Any = store
         self._key = key
@@ -184,7 +188,7 @@ class Trainer:
             in_memory=self._options.in_memory,
             shards=self._shards,
         )
-        self._model = _identity.describe(self._groups)
+        self._model = _identity.describe(self._layers, self._groups)
         if looks_across(optimizer, shapes):
             warnings.warn(
                 "optimizer: its updates of all groups together are not those of each group by "
@@ -192,8 +196,11 @@ class Trainer:
                 "go by what is in a group",
                 stacklevel=2,
             )
+        sizes = {name: g.device.nbytes for name, g in self._groups.items()}
+        on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
+        self._shares: _ahead.Shares | None = None
         resumed = self._begin(params, spills=self._options.spills or self._order.stale)
-        self._start_threads(device_bytes)
+        self._start_threads(sizes, on_device)
         self._failure: BaseException | None = None
         self._closed = False
         # Threads that are in compiled code when the interpreter ends would abort the process.
@@ -216,30 +223,37 @@ class Trainer:
             self._store.revert()  # another trainer may have gone on in it, without a commit
             if resumed:
                 self._progress = _commits.resume(
-                    self._store, self._home, self._groups, key=self._key, stale=self._order.stale,
-                    gradients=spills, owned=owned,
+                    self._store, self._home, self._layers, self._groups, key=self._key,
+                    stale=self._order.stale, gradients=spills, owned=owned,
                 )  # fmt: skip
             else:
-                self._store.reserve(_groups.specs(self._groups.values(), gradients=spills))
+                _identity.check_new(self._store)
+                try:
+                    self._store.reserve(_groups.specs(self._groups.values(), gradients=spills))
+                except CapacityError as error:
+                    error.add_note(
+                        "offload.capacity(offload.tensors(params, optimizer, compute_dtype=, "
+                        f"gradients={spills})) is what this training takes"
+                    )
+                    raise
             _commits.same_step(self._processes, self.steps if resumed else None)
+            # What would fail later does so before anything is written.
+            self._shares = _ahead.shared(
+                self._store, self._home, self._groups.values(), spills=self._options.spills
+            )
+            self._home.together = self._shares.tight
         if not resumed:
             _groups.begin(self._groups, params, self._optimizer, self._shards)
         return resumed
 
-    def _start_threads(self, device_bytes: Any) -> None:
+    def _start_threads(self, sizes: dict[str, int], device_bytes: int) -> None:
         options, order = self._options, self._order
         unbounded = options.gradient_bytes is None
-        sizes = {name: g.device.nbytes for name, g in self._groups.items()}
-        shares = None
-        if self._home is not None:
-            shares = _ahead.shared(
-                self._store, self._home, self._groups.values(), spills=options.spills
-            )
-            self._home.together = shares.tight
+        shares = self._shares
         self._stream = WeightStream(
             order.uses,
             sizes,
-            capacity=room(device_bytes, order.forward, sizes, everything=self._store is None),
+            capacity=device_bytes,
             ahead=4,
             early=shares.early if shares else 0,
             handed=2 * max(sizes.values()) if shares is not None and unbounded else 0,
@@ -314,7 +328,8 @@ class Trainer:
           Number, loss and norm.
 
         Raises:
-          RuntimeError: a thread failed, of this step or one before; its cause is the error.
+          RuntimeError: a thread failed, of this step or one before, its cause is the error; or
+            another thread is in a step.
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
@@ -326,6 +341,14 @@ class Trainer:
           a new trainer on the store, opened again, goes on from what was committed.
         """
         self._check_open()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("step: another thread is in one; a trainer makes one at a time")
+        try:
+            return self._one_step(batch, data)
+        finally:
+            self._turn.release()
+
+    def _one_step(self, batch: Any, data: Any) -> Step:
         batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
         data = _index.plain("data", data)  # as it is now: it is committed later
         self._begun = False
@@ -420,6 +443,9 @@ class Trainer:
     def commit(self) -> None:
         """Makes the state after the last step the one that a restart goes on from.
 
+        Commits that ``commit_every`` makes wait for the next loss, so their parameters gave one
+        that is finite; this one does not look.
+
         Raises:
           ValueError: there is no store.
         """
@@ -493,11 +519,15 @@ class Trainer:
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
-            if self._commits is not None:
-                self._commits.join()
-            self._gradients.close()
-            self._updater.close()
-            self._stream.close()
+            with contextlib.ExitStack() as stack:  # each, whatever becomes of those before
+                for close in (self._stream.close, self._updater.close, self._gradients.close):
+                    stack.callback(close)
+                if self._commits is not None:
+                    stack.callback(self._commits.join)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"step {self.steps}"
+        return f"Trainer({len(self._layers)} layers, {len(self._groups)} groups, {state})"
 
     def __enter__(self) -> Self:
         return self

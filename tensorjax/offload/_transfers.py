@@ -49,10 +49,15 @@ def flat(extent: Extent, array: Any) -> np.ndarray:
     """The bytes of an array of the reserved shape and dtype."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{extent.name}: expected an array, got only its shape and dtype")
-    if getattr(array, "shape", None) != extent.shape or array.dtype != extent.dtype:
-        got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{extent.name}: expected an array without a mask; write its data and mask")
+    shape, dtype = getattr(array, "shape", None), getattr(array, "dtype", None)
+    if shape is None or dtype is None:
+        raise TypeError(f"{extent.name}: expected an array, got {type(array).__name__}")
+    if shape != extent.shape or dtype != extent.dtype:
         raise ValueError(
-            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
+            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got "
+            f"{dtype}{list(shape)}"
         )
     return np.asarray(array).ravel().view(np.uint8)
 
@@ -68,39 +73,45 @@ class Writer:
 
     def __init__(self, block: int, layouts: Layouts):
         self._block, self._layouts = block, layouts
-        self._turn = threading.Condition()
-        self._copying: set[str] = set()
+        # Entered by the lock itself: a signal's handler that raises while a condition is entered
+        # would leave it locked.
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._copying: dict[str, object] = {}  # by whom
         self._paused = 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Lets no write begin, once those that are copying have ended."""
-        with self._turn:
+        with self._lock:
             self._paused += 1
         try:
-            with self._turn:
+            with self._lock:
                 while self._copying:
                     self._turn.wait()
             yield
         finally:
-            with self._turn:
+            with self._lock:
                 self._paused -= 1
                 self._turn.notify_all()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         """Writes arrays of bytes to the slots that are not committed."""
-        names = {tensor.extent.name for tensor, _ in todo}
-        with self._turn:
-            # One write of a tensor at a time fills staging: the transfers of a later one, waiting
-            # for those of an earlier one, could otherwise take all of it.
-            while self._paused or self._copying & names:
-                self._turn.wait()
-            self._copying |= names
+        me = object()
+        mine = dict.fromkeys((tensor.extent.name for tensor, _ in todo), me)
         try:
+            with self._lock:
+                # One write of a tensor at a time fills staging: the transfers of a later one,
+                # waiting for those of an earlier one, could otherwise take all of it.
+                while self._paused or not self._copying.keys().isdisjoint(mine):
+                    self._turn.wait()
+                self._copying.update(mine)
             return self._write(todo, deadline)
         finally:
-            with self._turn:
-                self._copying -= names
+            with self._lock:
+                for name in mine:
+                    if self._copying.get(name) is me:
+                        del self._copying[name]
                 self._turn.notify_all()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
@@ -121,12 +132,11 @@ class Writer:
                     contents[extent.name].error = error
             countdown.down(error)
 
-        requests = []
+        requests: list[Request] = []
         for run in found:
             members = [sources[extent.name] for extent in run.members]
             slots = [tensor.slots[content.slot] for tensor, _, content in members]
             requests.append(Request(run, slots, write=True, deadline=deadline, resolve=resolve))
-        sealed = 0
         try:
             with queue.lock:
                 queue.enter(requests)
@@ -136,20 +146,11 @@ class Writer:
             for request in requests:
                 queue.turn(request)
                 self._fill(request, sources)
-                self._seal(request)
-                sealed += 1
+                queue.seal(request)
         except BaseException as error:
-            for rest in requests[sealed:]:
-                rest.error = rest.error or error
-                self._seal(rest)
+            queue.cut(requests, error)
             raise
         return countdown.future
-
-    def _seal(self, request: Request) -> None:
-        with self.queue.lock:
-            complete = self.queue.seal(request)
-        if complete:
-            self.queue.finish(request)
 
     def _fill(self, request: Request, sources: _Sources) -> None:
         for transfer in request.run.transfers:
@@ -164,8 +165,7 @@ class Writer:
                 raise
             op = Op(request, transfer)
             op.memory, op.place = memory, start
-            with self.queue.lock:
-                self.queue.add(op)
+            self.queue.add(op)
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
@@ -226,9 +226,14 @@ class Reader:
                 )
             batch, countdown = self._requests(tensors, contents, found, deadline)
             queue.reads.tensors += len(contents)
-            if batch.requests:
-                queue.enter(batch.requests)
-                queue.read(batch)
+        try:
+            with queue.lock:
+                if batch.requests:
+                    queue.enter(batch.requests)
+                    queue.read(batch)
+        except BaseException as error:
+            queue.cut(batch.requests, error)
+            raise
         return countdown.future
 
     def _requests(
@@ -297,7 +302,7 @@ def _verify(op: Op, piece: _extents.Piece, content: Content) -> None:
         raise CorruptError(
             f"{name}: bytes {piece.start} to {piece.stop} are not what was written (checksum "
             f"{found}, expected {content.sums[piece.number]}, at byte {op.offset + at} "
-            "of the data file); the disk or another program changed them; restore the tensor "
+            "of the data file); the disk or another program changed them; restore the folder "
             "from a copy"
         )
 

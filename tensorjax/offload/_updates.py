@@ -257,7 +257,9 @@ class Updater:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise RuntimeError("the training cannot go on: a thread of it failed") from self._error
+            raise RuntimeError(
+                f"the training cannot go on: a thread of it failed: {self._error!r}"
+            ) from self._error
 
     def _guarded(self, body: Callable[[], None]) -> None:
         try:

@@ -195,7 +195,9 @@ class WeightStream:
 
     def _wait(self) -> None:
         if self._error is not None:
-            raise RuntimeError("the training cannot go on: a thread of it failed") from self._error
+            raise RuntimeError(
+                f"the training cannot go on: a thread of it failed: {self._error!r}"
+            ) from self._error
         if self._closed:
             raise RuntimeError("the trainer is closed; make a new one")
         self._cond.wait()

@@ -16,6 +16,20 @@ _BUILT_IN: dict[str, Callable[..., Backend]] = {
 }
 
 
+_METHODS = (
+    "name",
+    "block",
+    "volatile",
+    "open",
+    "size",
+    "allocate",
+    "start",
+    "stop",
+    "sync",
+    "close",
+)
+
+
 def available() -> tuple[str, ...]:
     """Names that ``backend=`` takes here.
 
@@ -40,15 +54,26 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
         options: For the backend's constructor.
     """
     if not isinstance(backend, str):
+        if lacking := [name for name in _METHODS if not hasattr(backend, name)]:
+            raise TypeError(
+                f"backend: expected a name of {available()} or an object with the methods of "
+                f"offload.Backend, got {backend!r} without {', '.join(lacking)}"
+            )
         return backend
     if backend == "auto":
         return _auto(folder, say, options)
     if backend == "io_uring":
         try:
-            return _with(_uring.UringBackend, backend, options)
+            made, why = _with(_uring.UringBackend, backend, options), ""
         except (ImportError, OSError) as error:
-            say(f"io_uring cannot be used here ({error}); going on with a pool of threads")
-            return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
+            made, why = None, str(error)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = _uring.probe(folder)["io_uring"]
+        if made is not None and not why:
+            return made
+        say(f"io_uring cannot be used here ({why}); going on with a pool of threads")
+        return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
     ways = {**_BUILT_IN, **_plugins.plugins()}
     if backend not in ways:
         raise ValueError(f"backend: expected one of {available()}, got {backend!r}")
