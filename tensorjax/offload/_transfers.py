@@ -52,12 +52,13 @@ def flat(extent: Extent, array: Any) -> np.ndarray:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{extent.name}: expected an array without a mask; write its data and mask")
     shape, dtype = getattr(array, "shape", None), getattr(array, "dtype", None)
-    if shape is None or dtype is None:
-        raise TypeError(f"{extent.name}: expected an array, got {type(array).__name__}")
     if shape != extent.shape or dtype != extent.dtype:
+        try:
+            got = f"{dtype or type(array).__name__}{list(np.shape(array))}"
+        except ValueError:  # of lists that are not of one length
+            got = type(array).__name__
         raise ValueError(
-            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got "
-            f"{dtype}{list(shape)}"
+            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
         )
     return np.asarray(array).ravel().view(np.uint8)
 
@@ -100,6 +101,15 @@ class Writer:
         me = object()
         mine = dict.fromkeys((tensor.extent.name for tensor, _ in todo), me)
         try:
+            return self._write_alone(todo, deadline, mine)
+        finally:  # once more: a signal may have cut off the one in there
+            if self._copying.get(next(iter(mine), "")) is me:
+                self._leave(mine)
+
+    def _write_alone(
+        self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[str, object]
+    ) -> Future[None]:
+        try:
             with self._lock:
                 # One write of a tensor at a time fills staging: the transfers of a later one,
                 # waiting for those of an earlier one, could otherwise take all of it.
@@ -108,11 +118,14 @@ class Writer:
                 self._copying.update(mine)
             return self._write(todo, deadline)
         finally:
-            with self._lock:
-                for name in mine:
-                    if self._copying.get(name) is me:
-                        del self._copying[name]
-                self._turn.notify_all()
+            self._leave(mine)
+
+    def _leave(self, mine: dict[str, object]) -> None:
+        with self._lock:
+            for name, me in reversed(mine.items()):  # the first one last: it tells
+                if self._copying.get(name) is me:
+                    del self._copying[name]
+            self._turn.notify_all()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         queue, block = self.queue, self._block
