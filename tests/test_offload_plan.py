@@ -1,6 +1,7 @@
 """The plan: its bound, what it puts where, and that a trainer follows it."""
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,55 @@ def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:
         losses = [trainer.step(cases.batch(n)).loss for n in range(4)]
         assert trainer.statistics()["device_peak_bytes"] <= found.weights
     assert losses == pytest.approx(wanted[0], rel=1e-6)
+
+
+def linear(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+    return (batch["x"] if x is None else x) @ params[0]["w"]
+
+
+def halved(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+    y = x.reshape(len(x), -1, 2).mean(-1)
+    return y * jax.random.bernoulli(key, 0.5, y.shape).astype(y.dtype)
+
+
+def squared(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+    return jnp.mean((x @ params[0]["w"]) ** 2)
+
+
+def test_layers_that_draw_and_change_shapes_can_be_planned() -> None:
+    """Two layers of one function get inputs of different shapes."""
+    applies = {"first": linear, "half": halved, "quarter": halved, "last": squared}
+    layers = [offload.Layer(name=name, apply=apply) for name, apply in applies.items()]
+    params = {"first": {"w": jnp.ones((24, 160), jnp.float32)}, "half": {}, "quarter": {},
+              "last": {"w": jnp.ones((40, 2), jnp.float32)}}  # fmt: skip
+    given: dict[str, Any] = {"machine": MACHINE, "device_bytes": 1 << 30, "host_bytes": 1 << 30}
+    batch, key = cases.batch(0), jax.random.key(0)
+    found = offload.plan(layers, params, optax.sgd(0.1), batch, key=key, **given)
+    assert found.seconds > 0
+    with pytest.raises(TypeError) as caught:
+        offload.plan(layers, params, optax.sgd(0.1), batch, **given)
+    assert "in layer 'half', which was measured" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("make", "looks"),
+    [
+        (lambda: optax.adamw(1e-3), False),
+        (lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), True),
+        (lambda: optax.contrib.muon(1e-3), False),
+        (lambda: optax.adafactor(1e-3), False),
+        (
+            lambda: optax.multi_transform(
+                {"train": optax.adam(1e-3), "freeze": optax.set_to_zero()},
+                lambda params: {k: "freeze" if k == "table" else "train" for k in params},
+            ),
+            True,
+        ),
+    ],
+)
+def test_optimisers_that_look_across_groups_are_told_of(make: Any, looks: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        offload.Trainer(cases.layers(), cases.params(), make()).close()
+    said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    assert [text.split(":")[0] for text in said] == (["optimizer"] if looks else [])

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tests import offload_cases as cases
+from tests.oracles import compilations
 
 
 def one_program(steps: int, optimizer: Any) -> tuple[list[float], Any]:
@@ -744,3 +746,82 @@ def test_an_empty_batch_is_refused() -> None:
         pytest.raises(ValueError, match=r"batch: expected .* not empty, got shapes"),
     ):
         trainer.step(cases.batch(0, rows=0))
+
+
+def test_a_layer_that_returns_integers_is_refused() -> None:
+    """All would train, but those before it."""
+
+    def rounded(params: Any, x: jax.Array, batch: Any, key: Any) -> Any:
+        return {"a": x, "b": x.astype(jnp.int32)}
+
+    layers = cases.layers()
+    layers[2] = offload.Layer(name="block1", apply=rounded)
+    with offload.Trainer(layers, cases.params(), cases.optimizer()) as trainer:
+        with pytest.raises(
+            TypeError, match=r"expected floating arrays .*, got int32 for \['b'\]"
+        ) as e:
+            trainer.step(cases.batch(0))
+        assert "layer 'block1'" in str(e.value.__notes__)
+        assert trainer.steps == 0
+
+
+def test_one_program_updates_what_lives_on_disk_and_in_memory(tmp_path: Path) -> None:
+    """Blocks of one shape, drawn by JAX: some are read as views of NumPy, some were computed."""
+    params = {
+        name: (lambda p=p: jax.tree.map(jnp.asarray, p)) for name, p in cases.params().items()
+    }
+    optimizer = optax.adamw(2e-3)  # one of its own: nothing of it is compiled
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), params, optimizer, store=store, in_memory=("block0", "block2")
+        ) as trainer,
+    ):
+        trainer.step(cases.batch(0))  # compiles the layers, which other tests may have done
+        trainer.flush()
+        with compilations() as compiled:
+            for number in (1, 2, 3):
+                trainer.step(cases.batch(number))
+            trainer.flush()
+        assert compiled == []
+        with (
+            offload.Trainer(cases.layers(), params, optimizer) as other,
+            compilations() as compiled,
+        ):
+            other.step(cases.batch(0))
+            other.flush()
+        assert compiled == []
+
+
+def test_two_threads_make_no_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    class Engine(offload.Engine):
+        def forward(self, *arguments: Any) -> Any:
+            inside.set()
+            assert go.wait(30)
+            return super().forward(*arguments)
+
+    with offload.Trainer(
+        cases.layers(), cases.params(), cases.optimizer(), engine=Engine()
+    ) as trainer:
+        other = threading.Thread(target=trainer.step, args=(cases.batch(0),))
+        other.start()
+        assert inside.wait(30)
+        with pytest.raises(RuntimeError, match="another thread is in one"):
+            trainer.step(cases.batch(0))
+        go.set()
+        other.join(30)
+        assert trainer.steps == 1
+        assert "step 1" in repr(trainer)
+
+
+def test_a_trace_keeps_no_more_than_it_may() -> None:
+    for capacity in (1, 3, 8):
+        trace = offload.Trace(capacity)
+        for number in range(20):
+            trace.add("compute", "a", 0.0, 1.0, number)
+            assert len(trace.spans()) <= capacity
+        assert trace.spans()[-1].step == 19
+    with pytest.raises(ValueError, match="capacity"):
+        offload.Trace(0)

@@ -1,5 +1,6 @@
 """Whether an optimiser looks across groups of parameters, which a trainer gives it one by one."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,17 @@ def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
     gradients = {g: [jax.tree.map(lambda x, s=scale: _small(rng, x, s), params[g])
                      for scale in _SCALES] for g in some}  # fmt: skip
 
+    try:
+        with jax.default_device(cpu()), jax.numpy_dtype_promotion("standard"):
+            return bool(_differ(transformation)(params, gradients))
+    except Exception:
+        return False
+
+
+@functools.lru_cache(maxsize=16)
+def _differ(transformation: Any) -> Any:
+    """Compiled once for a transformation and structures."""
+
     def last(params: Any, gradients: Any) -> Any:
         state, updates = transformation.init(params), None
         for gradient in gradients:
@@ -58,11 +70,7 @@ def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
             for a, b in zip(together, alone, strict=True)
         ]))  # fmt: skip
 
-    try:
-        with jax.default_device(cpu()), jax.numpy_dtype_promotion("standard"):
-            return bool(differ(params, gradients))
-    except Exception:
-        return False
+    return differ
 
 
 def _small(rng: np.random.Generator, like: Any, scale: float) -> np.ndarray:

@@ -44,8 +44,6 @@ class HostOptimizer:
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = cpu()
         self._init, self._update, self._cast = _programs(transformation, self._dtype)
-        self._finite = jax.jit(_finite)
-        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=(0,))
 
     @property
     def casts(self) -> bool:
@@ -89,7 +87,7 @@ class HostOptimizer:
 
     def add(self, sums: Any, gradient: Any) -> Any:
         """Sum of two gradients, in the place of the first."""
-        return self._add(sums, gradient)
+        return _add(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
         """Sum of the squares of all numbers in a gradient, by one pass over it.
@@ -100,7 +98,7 @@ class HostOptimizer:
 
     def finite(self, tree: Any) -> jax.Array:
         """Whether no number is NaN or infinite; found where the arrays are."""
-        return self._finite(tree)
+        return _finite(tree)
 
 
 @functools.lru_cache(maxsize=16)
@@ -159,5 +157,11 @@ def _widened(x: Any) -> Iterator[np.ndarray]:
         yield np.frombuffer(held, x.dtype, count, start).astype(np.float32)
 
 
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _add(sums: Any, gradient: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, gradient)
+
+
+@jax.jit
 def _finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
