@@ -10,13 +10,13 @@ Source: HiTrain, Journal of Computer Research and Development, DOI 10.7544/issn1
 of which only the abstract was at hand. Ours: the budgets, and these ways.
 """
 
-import contextlib
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,6 +32,7 @@ from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.main import SIZES
 from experiments.offload.memory import peak, resident
 from experiments.offload.resident import Resident
+from experiments.offload.variants import forget_steps
 from tensorjax import offload
 from tensorjax.models import gpt2
 
@@ -129,17 +130,13 @@ class Work:
         if self.emulated is not None:
             return self.emulated.seconds
         engine = offload.Engine()
-        return offload.layer_seconds(self.layers, self.params, self.micro(), engine, repeats=3)
-
-    def largest(self) -> int:
-        """Bytes of the largest group's parameters."""
-        shapes = [jax.tree.leaves(jax.eval_shape(draw)) for draw in self.params.values()]
-        return max(sum(x.size * x.dtype.itemsize for x in leaves) for leaves in shapes)
+        return offload.layer_seconds(self.layers, self.params, self.micro(), engine)
 
 
 def run(config: Config, run: Run) -> None:
     """Measures, plans, and trains in every way."""
     return_memory()
+    forget_steps()
     if config.folder:
         Path(config.folder).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))
@@ -147,12 +144,12 @@ def run(config: Config, run: Run) -> None:
         made = work(config)
         machine = offload.measure(folder, made.optimizer, dtype=config.dtype)
         run.console.print(str(machine))
-        plan, staging = planned(made, machine, config)
-        run.console.print(f"staging memory {staging / GB:.2f} GB")
+        plan = planned(made, machine, config)
+        run.console.print(f"staging memory {(plan.staging or 0) / GB:.2f} GB")
         run.console.print(str(plan))
         (run.folder / "plan.txt").write_text(f"{machine}\n{plan}\n")
         rows = []
-        with stored(made, plan, folder, staging) as store:
+        with plan.store(folder / "store") if plan.needs_store else nullcontext() as store:
             for way in run.progress(config.ways, made.name):
                 if made.emulated is not None and way == "in memory":
                     continue
@@ -210,8 +207,8 @@ def text_bytes(count: int) -> np.ndarray:
     return np.resize(np.frombuffer(found, np.uint8), count)
 
 
-def planned(made: Work, machine: offload.Machine, config: Config) -> tuple[offload.Plan, int]:
-    """A plan, and bytes of staging memory: none where nothing has to be on disk.
+def planned(made: Work, machine: offload.Machine, config: Config) -> offload.Plan:
+    """A plan.
 
     What the programs of the layers take on the device is found by running them, and what the
     process has already counts as the host's.
@@ -219,41 +216,18 @@ def planned(made: Work, machine: offload.Machine, config: Config) -> tuple[offlo
     seconds = made.seconds()
     kinds = get_args(offload.Activations) if made.emulated is None else ("recompute",)
     scratch, before = on_device(), resident() if config.process else 0
-
-    def at(host: int) -> offload.Plan:
-        return offload.plan(
-            made.layers, made.params, made.optimizer, made.micro(), machine=machine,
-            device_bytes=int(config.device * GB) - scratch, host_bytes=host,
-            microbatches=made.microbatches, activations=kinds, seconds=seconds,
-        )  # fmt: skip
-
-    staging = config.staging * MIB or 8 * made.largest() + 64 * MIB
-    host = int(config.host * GB) - before
-    with contextlib.suppress(ValueError):
-        found = at(host)
-        if len(found.in_memory) == len(made.params):
-            return found, 0
-    return at(max(0, host - staging)), staging
+    return offload.plan(
+        made.layers, made.params, made.optimizer, made.micro(), machine=machine,
+        device_bytes=max(0, int(config.device * GB) - scratch),
+        host_bytes=max(0, int(config.host * GB) - before), microbatches=made.microbatches,
+        staging=config.staging * MIB or "auto", activations=kinds, seconds=seconds,
+    )  # fmt: skip
 
 
 def on_device() -> int:
     """The most bytes that the device had; 0 where JAX does not know."""
     found = jax.devices()[0].memory_stats()
     return 0 if found is None else int(found["peak_bytes_in_use"])
-
-
-@contextlib.contextmanager
-def stored(
-    made: Work, plan: offload.Plan, folder: Path, staging: int
-) -> Iterator[offload.TensorStore | None]:
-    """A store for what does not fit the memory of the host, or None."""
-    if not staging:
-        yield None
-        return
-    spills = plan.gradient_bytes is not None and plan.chosen.gradient_overflow == "store"
-    needed = offload.capacity(offload.tensors(made.params, made.optimizer, gradients=spills))
-    with offload.TensorStore(folder / "store", needed, staging=staging) as store:
-        yield store
 
 
 def tried(
@@ -278,7 +252,7 @@ def measured(
     """Seconds and losses of the steps of a way; a store is as it was before."""
     predicted = {"overlap": plan.seconds, "after backward": plan.chosen.times.after_backward,
                  "in memory": plan.chosen.times.compute}[way]  # fmt: skip
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if way == "in memory":
             step = Resident(made.layers, made.params, made.optimizer, made.microbatches).step
         else:
@@ -289,10 +263,8 @@ def measured(
                 options.update(schedule="after_backward", gradient_bytes=None,
                                gradient_overflow="store")  # fmt: skip
             trainer = stack.enter_context(
-                offload.Trainer(
-                    made.layers, made.params, made.optimizer, **options
-                )
-            )  # fmt: skip
+                offload.Trainer(made.layers, made.params, made.optimizer, **options)
+            )
 
             def step(batch: Any) -> float:
                 return trainer.step(batch).loss

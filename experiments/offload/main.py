@@ -30,6 +30,7 @@ from experiments.offload.variants import (
     VARIANTS,
     Setting,
     Variant,
+    forget_steps,
     measure,
 )
 from tensorjax import offload
@@ -107,6 +108,7 @@ def run(config: Config, run: Run) -> None:
     """Measures parts, then whole steps by turns."""
     if config.return_memory:
         return_memory()
+    forget_steps()
     config = replace(config, memory=config.memory or available() // MIB)
     if config.folder:
         Path(config.folder).mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -249,3 +250,12 @@ def _flush(trainer: offload.Trainer, folder: Path) -> None:
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
+
+
+def forget_steps() -> None:
+    """Lets no trainer warn of steps that are not committed: those of an experiment are not kept."""
+    logging.getLogger("tensorjax.offload").addFilter(_kept)
+
+
+def _kept(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("closed after step")
