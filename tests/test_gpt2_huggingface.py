@@ -16,7 +16,8 @@ pytest.importorskip("safetensors", reason="published weights have an extra of th
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from tensorjax import nn
+from tensorjax import nn, offload
+from tensorjax.models import gpt2
 from tensorjax.models.gpt2 import GPT2, GPT2Config, from_huggingface, to_huggingface
 
 CONFIG = GPT2Config.tiny(vocabulary=50, dropout=0.1)
@@ -235,3 +236,50 @@ def test_hugging_face_has_the_same_logits(tmp_path, head) -> None:
     with torch.no_grad():
         found = full(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
     np.testing.assert_allclose(made()(TOKENS), found, rtol=1e-4, atol=1e-4)
+
+
+def test_published_weights_are_tuned_a_layer_at_a_time(written, tmp_path) -> None:
+    """From the published folder through a trainer to a published folder; the padding stays zero."""
+    optax = pytest.importorskip("optax", reason="the trainer needs an optimiser")
+    pytest.importorskip("xxhash", reason="the store has an extra of its own")
+    config, params = gpt2.read_groups(written, dropout=0.0)
+    batch = gpt2.batch(np.asarray(TOKENS[:, :-1]), np.asarray(TOKENS[:, 1:]))
+    capacity = offload.capacity(offload.tensors(params, optax.sgd(0.1)))
+    with (
+        offload.TensorStore(tmp_path / "store", capacity, backend="threads") as store,
+        offload.Trainer(gpt2.layers(config), params, optax.sgd(0.1), store=store) as trainer,
+    ):
+        gpt2.write_groups(config, trainer.groups(), tmp_path / "before")
+        first = trainer.step(batch).loss
+        gpt2.write_groups(config, trainer.groups(), tmp_path / "after")
+        second = trainer.step(batch).loss
+        trainer.commit()
+    same(from_huggingface(tmp_path / "before"))
+    model = from_huggingface(tmp_path / "after", dropout=0.0)
+    total, count = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert float(total / count) == pytest.approx(second, rel=1e-5)
+    assert second < first
+    _, again = gpt2.read_groups(tmp_path / "after")
+    trained = dict(gpt2.groups(model))
+    for name, read in again.items():
+        jax.tree.map(np.testing.assert_array_equal, read(), trained[name])
+
+
+def test_groups_that_are_no_gpt2_leave_nothing(written, tmp_path) -> None:
+    config, params = gpt2.read_groups(written, param_dtype=jnp.bfloat16)
+    held = {name: read() for name, read in params.items()}
+    assert {x.dtype for x in jax.tree.leaves(held)} == {jnp.dtype(jnp.bfloat16)}
+    few = {name: group for name, group in held.items() if name != "block001"}
+    with pytest.raises(ValueError, match=r"12 missing \(h.1.attn.c_attn.bias"):
+        gpt2.write_groups(config, few, tmp_path / "new")
+    with pytest.raises(ValueError, match=r"expected those of a dense GPT-2, got norm.core"):
+        gpt2.write_groups(config, {**held, "norm": {"core": np.ones(3)}}, tmp_path / "new")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_damaged_groups_are_named_when_they_are_read(copy) -> None:
+    change(copy, **{"h.1.mlp.c_fc.bias": np.full(4 * CONFIG.features, np.nan, np.float32)})
+    _, params = gpt2.read_groups(copy)
+    params["block000"]()
+    with pytest.raises(ValueError, match=r"h.1.mlp.c_fc.bias: expected finite numbers"):
+        params["block001"]()

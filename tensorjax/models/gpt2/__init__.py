@@ -4,7 +4,8 @@
 layers dense or in a format of `tensorjax.nn`, and everything that would communicate asked of a
 layout of `tensorjax.parallel`. `from_huggingface` and `to_huggingface` read and write weights as
 they are published, `generate` continues prompts with a cache of keys and values. `layers`,
-`initial`, `batch`, `engine`, `groups` and `load_groups` are for `tensorjax.offload`, by layers.
+`initial`, `batch`, `engine`, `groups` and `load_groups` are for `tensorjax.offload`, by layers;
+`read_groups` and `write_groups` take published weights to it and back, a layer at a time.
 
 Source: A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language Models are
 Unsupervised Multitask Learners" (2019), and the released code and weights.
@@ -12,6 +13,7 @@ Unsupervised Multitask Learners" (2019), and the released code and weights.
 
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._generate import generate
+from tensorjax.models.gpt2._groups import read_groups, write_groups
 from tensorjax.models.gpt2._huggingface import from_huggingface, to_huggingface
 from tensorjax.models.gpt2._layers import batch, engine, groups, initial, layers, load_groups
 from tensorjax.models.gpt2._model import GPT2
@@ -27,5 +29,7 @@ __all__ = [
     "initial",
     "layers",
     "load_groups",
+    "read_groups",
     "to_huggingface",
+    "write_groups",
 ]

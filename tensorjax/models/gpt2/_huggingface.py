@@ -1,10 +1,11 @@
 """GPT-2's weights as they are published: a folder of config.json and safetensors."""
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from flax import nnx
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._model import GPT2
 
-_WEIGHTS = "model.safetensors"
-_INDEX = f"{_WEIGHTS}.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 _PREFIX = "transformer."
 _TANH = ("gelu_new", "gelu_pytorch_tanh")  # one function
 _MOST = 8  # names that an error lists
@@ -34,7 +35,7 @@ _FIXED = {
 }
 
 # Path of a stacked parameter inside a block, and its published name behind "h.{i}.".
-_BLOCK: dict[tuple[str, ...], str] = {
+BLOCK: dict[tuple[str, ...], str] = {
     ("norm1", "scale"): "ln_1.weight",
     ("norm1", "bias"): "ln_1.bias",
     ("qkv", "kernel"): "attn.c_attn.weight",
@@ -48,7 +49,7 @@ _BLOCK: dict[tuple[str, ...], str] = {
     ("down", "kernel"): "mlp.c_proj.weight",
     ("down", "bias"): "mlp.c_proj.bias",
 }
-_MODEL: dict[tuple[str, ...], str] = {
+MODEL: dict[tuple[str, ...], str] = {
     ("tokens",): "wte.weight",
     ("positions",): "wpe.weight",
     ("norm", "scale"): "ln_f.weight",
@@ -98,16 +99,7 @@ def from_huggingface(
       >>> bool((again(tokens) == model(tokens)).all())
       True
     """
-    folder = Path(path)
-    given = _read_json(folder / "config.json")
-    config = _config(given, dropout, changes)
-    arrays = _Arrays(folder)
-    if given.get("tie_word_embeddings") is False and "lm_head.weight" not in arrays.places:
-        raise ValueError(
-            "config.json, tie_word_embeddings: expected True, or an lm_head.weight that is the "
-            "token table, got False and no such array"
-        )
-    _check_names(set(arrays.names), config, folder)
+    config, arrays = opened(path, dropout, changes)
     model = nnx.eval_shape(
         lambda: GPT2(
             config, dtype=dtype, param_dtype=param_dtype, attention=attention, rngs=nnx.Rngs(0)
@@ -117,13 +109,9 @@ def from_huggingface(
 
     def load(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names, stacked = _published(path, config.layers)
-        rows = leaf.shape[1:] if stacked else leaf.shape
-        wanted = (config.vocabulary, *rows[1:]) if names == ["wte.weight"] else rows
         out = np.zeros(leaf.shape, leaf.dtype)
         for place, name in enumerate(names):
-            found = arrays(name, _flat(name, wanted)).reshape(wanted)
-            target = out[place] if stacked else out
-            target[: wanted[0]] = found.astype(leaf.dtype)
+            arrays.read(name, config, out[place] if stacked else out)
         return jnp.asarray(out)
 
     params = jax.tree_util.tree_map_with_path(load, abstract)
@@ -145,25 +133,47 @@ def to_huggingface(model: GPT2, path: Any) -> None:
       ValueError: the layers are tensorised, for which there is no published form.
       ModuleNotFoundError: safetensors is not installed.
     """
-    from_numpy = _safetensors().numpy
-    config, folder = model.config, Path(path).absolute()
+    config = model.config
+    tensors: dict[str, np.ndarray] = {}
+    with new_folder(path) as folder:
+        for where, leaf in jax.tree_util.tree_leaves_with_path(nnx.split(model)[1]):
+            names, stacked = _published(where, config.layers)
+            value = np.asarray(leaf)
+            for place, name in enumerate(names):
+                tensors[name] = as_published(name, config, value[place] if stacked else value)
+        save(tensors, folder / WEIGHTS)
+        write_config(config, model.tokens[...].dtype, folder)
+
+
+def opened(
+    path: Any, dropout: float | None, changes: Mapping[str, Any]
+) -> tuple[GPT2Config, "Arrays"]:
+    """The configuration of a folder, and its arrays, none of which is read yet."""
+    folder = Path(path)
+    given = _read_json(folder / "config.json")
+    config = _config(given, dropout, changes)
+    arrays = Arrays(folder)
+    if given.get("tie_word_embeddings") is False and "lm_head.weight" not in arrays.places:
+        raise ValueError(
+            "config.json, tie_word_embeddings: expected True, or an lm_head.weight that is the "
+            "token table, got False and no such array"
+        )
+    check_names(set(arrays.names), config, folder)
+    return config, arrays
+
+
+@contextlib.contextmanager
+def new_folder(path: Any) -> Iterator[Path]:
+    """A hidden folder that takes its name, its files durable, when all went well."""
+    _safetensors()
+    folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder}: expected no such folder, or an empty one; name another")
-    tensors: dict[str, np.ndarray] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.split(model)[1]):
-        names, stacked = _published(path, config.layers)
-        value = np.asarray(leaf)
-        for place, name in enumerate(names):
-            part = value[place] if stacked else value
-            part = part[: config.vocabulary] if name == "wte.weight" else part
-            tensors[name] = np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     partial.mkdir(parents=True)
     try:
-        text = json.dumps(_published_config(config, model), indent=2) + "\n"
-        (partial / "config.json").write_text(text)
-        from_numpy.save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
-        for written in (partial / "config.json", partial / _WEIGHTS):
+        yield partial
+        for written in partial.iterdir():
             with written.open("rb+") as file:
                 os.fsync(file.fileno())
         partial.replace(folder)
@@ -171,11 +181,22 @@ def to_huggingface(model: GPT2, path: Any) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-class _Arrays:
+def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes arrays as PyTorch reads them."""
+    _safetensors().numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray:
+    """An array in the shape in which it is published, without the padding of the vocabulary."""
+    part = value[: config.vocabulary] if name == "wte.weight" else value
+    return np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
+
+
+class Arrays:
     """The arrays of a folder's safetensors, read one by one, by their names without prefix."""
 
     def __init__(self, folder: Path) -> None:
-        index, single = folder / _INDEX, folder / _WEIGHTS
+        index, single = folder / INDEX, folder / WEIGHTS
         if index.exists() and not single.exists():
             places = _read_json(index).get("weight_map")
             if not isinstance(places, dict) or not places:
@@ -209,6 +230,12 @@ class _Arrays:
             raise ValueError(f"{self.folder}, {held}: expected finite numbers, got NaN or Inf")
         return array
 
+    def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
+        """Reads an array into one of the shape and dtype that it has here."""
+        shape = out.shape
+        wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
+        out[: wanted[0]] = self(name, _flat(name, wanted)).reshape(wanted).astype(out.dtype)
+
     def check_head(self) -> None:
         """Raises where there is an output layer that is not the token table."""
         if "lm_head.weight" in self.places:
@@ -220,9 +247,10 @@ class _Arrays:
                 )
 
 
-def _check_names(found: set[str], config: GPT2Config, folder: Path) -> None:
-    wanted = {*_MODEL.values()}
-    wanted |= {f"h.{i}.{name}" for i in range(config.layers) for name in _BLOCK.values()}
+def check_names(found: set[str], config: GPT2Config, folder: Path) -> None:
+    """Raises where names are not those of a whole GPT-2."""
+    wanted = {*MODEL.values()}
+    wanted |= {f"h.{i}.{name}" for i in range(config.layers) for name in BLOCK.values()}
     missing, unknown = sorted(wanted - found), sorted(found - wanted - {"lm_head.weight"})
     if missing or unknown:
         raise ValueError(
@@ -242,10 +270,10 @@ def _listed(names: list[str]) -> str:
 def _published(path: Any, layers: int) -> tuple[list[str], bool]:
     """The names of a parameter's parts, and whether it is stacked."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
-    if names in _MODEL:
-        return [_MODEL[names]], False
-    if names[0] == "blocks" and names[1:] in _BLOCK:
-        return [f"h.{i}.{_BLOCK[names[1:]]}" for i in range(layers)], True
+    if names in MODEL:
+        return [MODEL[names]], False
+    if names[0] == "blocks" and names[1:] in BLOCK:
+        return [f"h.{i}.{BLOCK[names[1:]]}" for i in range(layers)], True
     raise ValueError(
         f"model: expected dense linear layers, got the parameter {'.'.join(names)}, for which "
         "there is no published form"
@@ -295,7 +323,13 @@ def _config(
     return config
 
 
-def _published_config(config: GPT2Config, model: GPT2) -> dict[str, Any]:
+def write_config(config: GPT2Config, dtype: Any, folder: Path) -> None:
+    """Writes ``config.json``."""
+    text = json.dumps(_published_config(config, dtype), indent=2) + "\n"
+    (folder / "config.json").write_text(text)
+
+
+def _published_config(config: GPT2Config, dtype: Any) -> dict[str, Any]:
     return {
         **_FIXED,
         "architectures": ["GPT2LMHeadModel"],
@@ -310,14 +344,14 @@ def _published_config(config: GPT2Config, model: GPT2) -> dict[str, Any]:
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
         "initializer_range": 0.02,
-        "torch_dtype": jnp.dtype(model.tokens[...].dtype).name,
+        "torch_dtype": jnp.dtype(dtype).name,
     }
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(
-            f"{path}: expected a folder with config.json and {_WEIGHTS}, as GPT-2 is published; "
+            f"{path}: expected a folder with config.json and {WEIGHTS}, as GPT-2 is published; "
             "fetch it first, nothing is downloaded here"
         )
     try:
