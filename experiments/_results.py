@@ -222,7 +222,8 @@ def rich_table(title: str, rows: Sequence[Row], published: Sequence[str]) -> Any
 
     table = Table(title=Text(title), title_justify="left")
     for column in rows[0]:
-        table.add_column(Text(column), style="dim" if column in published else None)
+        style = "dim" if column in published else None
+        table.add_column(Text(column), style=style, overflow="fold")  # no number loses its end
     for row in rows:
         table.add_row(*(Text(short(value)) for value in row.values()))
     return table

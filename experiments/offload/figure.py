@@ -19,7 +19,9 @@ def bars(rows: Sequence[dict[str, Any]]) -> "Figure":
         place.bar([row["way"] for row in mine], [row["seconds"] for row in mine], color=colours)
         place.axhline(mine[0]["P*"], color="black", linestyle="--", linewidth=1)
         place.set_title(", ".join(group), fontsize=9)
-        place.tick_params(axis="x", rotation=60, labelsize=8)
+        ways = [row["way"] for row in mine]
+        place.set_xticks(range(len(ways)), ways, rotation=60, ha="right", rotation_mode="anchor",
+                         fontsize=8)  # fmt: skip
         place.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("seconds per step (dashed: P*)")
     figure.tight_layout()

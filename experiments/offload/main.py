@@ -178,7 +178,8 @@ def goals(
     for row, what, value, goal, least in reached:
         if value is None:
             continue
-        asked = not least or row["device"] == "emulated × 1"
+        # Of the quick run's model, nothing is asked: a step is over before threads have met.
+        asked = (not least or row["device"] == "emulated × 1") and row["size"] != "tiny"
         met = value >= goal if least else value <= goal
         yield {
             "size": row["size"],

@@ -31,8 +31,26 @@ Example: three steps, two of them committed; what comes after goes on from there
     >>> training(3), training(5)
     (0, 2)
 
-`measure` and `plan` say what should live where, ``Plan.options`` hands that to a trainer.
-`to_safetensors` and `to_orbax` export; `Trainer.trace` shows what happened when.
+`measure` and `plan` say what should live where, ``Plan.store`` and ``Plan.options`` hand that to a
+store and a trainer. `to_safetensors` and `to_orbax` export; `Trainer.trace` shows what happened.
+
+Words:
+  group: parameters that are updated together, under one name; a layer uses one or more.
+  home: where a group's parameters and states live, the store or host memory.
+  bundle: the arrays of one pytree of a group, as tensors of a store; small ones share a tensor.
+  version: how many updates a group has had.
+  deadline: position, in the layers of all steps, of the layer that waits for something.
+  lease: a tensor in staging memory, until it is released.
+  spill: a gradient that waits in the store, for want of memory.
+  gated: held back until the norm of all gradients is known.
+
+Modules, those that stand on others first:
+  the trainer: _trainer, _passes (forward, backward), _weights (parameters to the device),
+    _gradients (to the host), _updates (with _turns and _ahead: which is next), _commits, _export;
+    _layers, _group, _groups, _homes, _optimizer, _order, _shards, _processes, _trace.
+  the plan: _plan, _placement, _machine, _bound.
+  the store: _store, _transfers (staging, checksums), _queue (order and back-pressure), _backends;
+    _extents, _index, _folder, _files (what is on disk); _lease, _staging, _statistics.
 """
 
 from tensorjax.offload._backends import Backend

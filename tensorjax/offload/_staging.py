@@ -28,7 +28,7 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
     """
     if staging is None:
         return max(_STAGING - _WRITING, 4 * largest), max(_WRITING, 4 * block)
-    writing = min(max(staging // 4, block), _WRITING)
+    writing = max(staging // 4, block)
     reading = staging - writing
     if writing < block or reading < max(largest, block):
         raise CapacityError(

@@ -46,9 +46,8 @@ class TensorStore:
             `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
             a store that is there, None takes what it holds.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
-        staging: Bytes of aligned memory for transfers: a quarter (at most 64 MiB) for writes, the
-            rest for reads and the leases they give. By default 256 MiB, and more where the largest
-            tensors need it.
+        staging: Bytes of aligned memory for transfers: a quarter for writes, the rest for reads and
+            the leases they give. By default 256 MiB, and more where the largest tensors need it.
         model: What the store belongs to, as JSON (for example the configuration of the model). A
             store that was created with another one is refused, with the difference named.
         process: Number of this process and count of processes, for sharded training: each has its
