@@ -825,3 +825,20 @@ def test_a_trace_keeps_no_more_than_it_may() -> None:
         assert trace.spans()[-1].step == 19
     with pytest.raises(ValueError, match="capacity"):
         offload.Trace(0)
+
+
+def test_an_error_of_the_last_layer_is_not_said_to_be_of_a_backward_pass() -> None:
+    def failing(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+        raise KeyError("labels")
+
+    layers = cases.layers()
+    layers[-1] = offload.Layer(name="last", apply=failing, uses=("table",))
+    with offload.Trainer(layers, cases.params(), cases.optimizer()) as trainer:
+        with pytest.raises(KeyError, match="labels") as found:
+            trainer.step(cases.batch(0))
+        assert found.value.__notes__[-1] == "in the last layer, 'last', step 1"
+
+
+def test_parameters_that_are_too_wide_say_what_to_do() -> None:
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"got float64.*JAX_ENABLE_X64=1"):
+        offload.Trainer(cases.layers(), cases.params(dtype=np.float64), cases.optimizer())

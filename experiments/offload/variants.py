@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,9 +164,11 @@ class Setting:
         path = self.folder / f"offload-{os.getpid()}"
         capacity = offload.capacity(self.specs())
         try:
-            with offload.TensorStore(
-                path, capacity, backend=backend, staging=self.staging
-            ) as store:
+            with warnings.catch_warnings():
+                if backend == "buffered":  # the naive way is there to be slow
+                    warnings.simplefilter("ignore", offload.StoreWarning)
+                store = offload.TensorStore(path, capacity, backend=backend, staging=self.staging)
+            with store:
                 yield store
         finally:
             shutil.rmtree(path, ignore_errors=True)

@@ -115,9 +115,11 @@ class Bundle:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")
         for leaf, x in zip(self.leaves, leaves, strict=True):
             if tuple(x.shape) != leaf.shape or np.dtype(x.dtype) != leaf.dtype:
+                wide = np.dtype(x.dtype).itemsize == 8 and leaf.dtype.itemsize == 4
                 raise ValueError(
                     f"{self.name}/{leaf.path}: expected {leaf.dtype}{leaf.shape}, "
                     f"got {x.dtype}{tuple(x.shape)}"
+                    + ("; cast it, or let JAX use 64 bits (JAX_ENABLE_X64=1)" if wide else "")
                 )
         return leaves
 

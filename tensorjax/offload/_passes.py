@@ -134,7 +134,10 @@ class Passes:
             try:
                 yield
             except Exception as error:
-                error.add_note(f"in the {way} pass of layer {layer.name!r}, step {step + 1}")
+                where = f"the {way} pass of layer {layer.name!r}"
+                if layer is self._layers[-1]:  # both passes are one program
+                    where = f"the last layer, {layer.name!r}"
+                error.add_note(f"in {where}, step {step + 1}")
                 raise
 
     def _keyed(self, step: int, layer: int, microbatch: int) -> Any:

@@ -96,7 +96,9 @@ class Plan:
         """Arguments for a `Trainer`, its engine included.
 
         Without clipping gradients wait for room where there is not enough; schedules other than
-        "overlap" need ``gradient_overflow="store"`` instead.
+        "overlap" need ``gradient_overflow="store"`` instead. Another engine may take the place of
+        the one here, such as ``gpt2.engine(config, layout, activations=plan.chosen.activations)``;
+        of shardings a plan knows nothing: its sizes are those of whole arrays.
 
         Args:
           store: what `store` opened, or None, where nothing has to be on disk.

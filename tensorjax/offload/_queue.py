@@ -104,8 +104,9 @@ class Queue:
                 if request.complete or (request.sealed and request.write):
                     continue
                 request.error = request.error or error
-                if not request.write:  # whether or not it had memory, or waited for others
+                if request.batch is not None:  # which needs no memory, and waits for no one
                     request.held, request.waits = [], 0
+                    request.batch.admitted = True
                 known = queued | {id(op) for op in request.held}
                 for op in request.ops:
                     if not op.started and id(op) not in known:

@@ -219,28 +219,21 @@ class Reader:
             return self._read(tensors, deadline)
 
     def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        queue = self.queue
-        with queue.lock:
-            contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
-            absent = [t.extent.name for t in tensors if t.newest is None]
-            if absent:
-                raise StoreError(
-                    f"read: these tensors were reserved but never written, or not committed "
-                    f"before the store was closed: {_extents.listed(absent)}"
-                )
-            places = [(t.extent, contents[t.extent.name].slot) for t in tensors]
-            found = self._layouts.runs(places)
-            total = sum(run.size for run in found)
-            if total > queue.reading.size:
-                raise CapacityError(
-                    f"read: {total} bytes at once, the staging pool for reads has "
-                    f"{queue.reading.size}; read fewer at a time, or open the store with a larger "
-                    "staging"
-                )
-            batch, countdown = self._requests(tensors, contents, found, deadline)
-            queue.reads.tensors += len(contents)
+        queue, batch = self.queue, ReadBatch([])
         try:
             with queue.lock:
+                contents = self._contents(tensors)
+                places = [(t.extent, contents[t.extent.name].slot) for t in tensors]
+                found = self._layouts.runs(places)
+                total = sum(run.size for run in found)
+                if total > queue.reading.size:
+                    raise CapacityError(
+                        f"read: {total} bytes at once, the staging pool for reads has "
+                        f"{queue.reading.size}; read fewer at a time, or open the store with a "
+                        "larger staging"
+                    )
+                countdown = self._requests(batch, tensors, contents, found, deadline)
+                queue.reads.tensors += len(contents)
                 if batch.requests:
                     queue.enter(batch.requests)
                     queue.read(batch)
@@ -249,16 +242,27 @@ class Reader:
             raise
         return countdown.future
 
+    def _contents(self, tensors: Sequence[Tensor]) -> dict[str, Content]:
+        """What was written last; the queue's lock is held."""
+        contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
+        absent = [t.extent.name for t in tensors if t.newest is None]
+        if absent:
+            raise StoreError(
+                f"read: these tensors were reserved but never written, or not committed "
+                f"before the store was closed: {_extents.listed(absent)}"
+            )
+        return contents
+
     def _requests(
         self,
+        batch: ReadBatch,
         tensors: Sequence[Tensor],
         contents: dict[str, Content],
         found: Sequence[Run],
         deadline: float,
-    ) -> tuple[ReadBatch, _Countdown]:
+    ) -> _Countdown:
         queue = self.queue
         slots = {t.extent.name: t.slots[contents[t.extent.name].slot] for t in tensors}
-        batch = ReadBatch([])
 
         def check(op: Op) -> None:
             for piece in op.pieces:
@@ -295,7 +299,7 @@ class Reader:
             request.batch = batch
             requests.append(request)
         batch.requests = requests
-        return batch, countdown
+        return countdown
 
 
 def _empty(extent: Extent, queue: Queue) -> Lease:
