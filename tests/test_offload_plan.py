@@ -343,3 +343,16 @@ def test_optimisers_that_look_across_groups_are_told_of(make: Any, looks: bool) 
         offload.Trainer(cases.layers(), cases.params(), make()).close()
     said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     assert [text.split(":")[0] for text in said] == (["optimizer"] if looks else [])
+
+
+def test_gradients_that_just_fit_need_no_store() -> None:
+    """With clipping all of them wait; what a trainer without bounds takes besides does not fit."""
+    options = {"device_bytes": 1 << 30, "clip": 0.5}
+    most = planned(**options).chosen.host_bytes
+    found = planned(**options, host_bytes=most - 4)
+    assert not found.needs_store
+    assert found.gradient_bytes is not None
+    with offload.Trainer(
+        cases.layers(), cases.params(), cases.optimizer(), **found.options(None)
+    ) as trainer:
+        assert trainer.step(cases.batch(0)).norm is not None

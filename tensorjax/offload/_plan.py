@@ -112,10 +112,12 @@ class Plan:
                 "and what gradients there is room for live in memory, got None; Plan.store opens it"
             )
         bounded = self.gradient_bytes is not None
+        if store is None and self.chosen.gradient_overflow == "store":
+            bounded = False  # all have room, and there is no other place
         found = {
             "device_bytes": self.weights,
             "in_memory": self.in_memory,
-            "gradient_bytes": self.gradient_bytes,
+            "gradient_bytes": self.gradient_bytes if bounded else None,
             "gradient_overflow": self.chosen.gradient_overflow if bounded else "store",
             "engine": Engine(activations=self.chosen.activations),
             "store": store,
