@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import threading
-import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
@@ -73,7 +72,7 @@ class Trainer:
         with goes on from its committed state; of ``params``, only shapes are then used.
       optimizer: an Optax transformation, APPLIED TO EACH GROUP BY ITSELF: what looks at all of them
         at once, such as clipping by their norm (here ``clip``), labels by names of groups, or a
-        step size found for all, GIVES OTHER RESULTS, of which a warning tells.
+        step size found for all, GIVES OTHER RESULTS, which is logged as a warning.
       store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
         there; what was written since is forgotten.
       in_memory: groups that live in host memory all the same; they are written to the store when
@@ -190,11 +189,10 @@ class Trainer:
         )
         self._model = _identity.describe(self._layers, self._groups)
         if looks_across(optimizer, shapes):
-            warnings.warn(
+            _LOG.warning(
                 "optimizer: its updates of all groups together are not those of each group by "
                 "itself, as a trainer makes them; clip by Trainer(clip=), and let labels and masks "
-                "go by what is in a group",
-                stacklevel=2,
+                "go by what is in a group"
             )
         sizes = {name: g.device.nbytes for name, g in self._groups.items()}
         on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
