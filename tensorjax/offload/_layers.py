@@ -22,9 +22,9 @@ class Layer:
       name: for traces and messages.
       apply: pure function ``apply(params, x, batch, key) -> y``. ``params`` is a tuple with the
         parameters of each group in ``uses``; ``x`` what the layer before returned (None for the
-        first), a pytree of floating arrays; ``batch`` a microbatch; ``key`` of `jax.random`, or
-        None. The last layer returns a scalar, the mean loss of the microbatch. Layers that share
-        one function share its compiled programs.
+        first), a pytree of arrays, of which gradients pass through the floating ones; ``batch`` a
+        microbatch; ``key`` of `jax.random`, or None. The last layer returns a scalar, the mean loss
+        of the microbatch. Layers that share one function share its compiled programs.
       uses: names of groups of parameters; ``(name,)`` if empty. Two layers may use one group, as
         the embedding and the logits of GPT-2 do.
 

@@ -56,7 +56,7 @@ class Passes:
           batches: the microbatches.
         """
         x: list[Any] = [None] * len(batches)
-        inputs = []
+        inputs, trained = [], False
         for number, layer in enumerate(self._layers[:-1]):
             params = self._stream.take(base + number)
             with self._computing(layer, "forward", step):
@@ -65,7 +65,9 @@ class Passes:
                     for m, batch in enumerate(batches)
                 ]
                 self._engine.wait(out)
-                _check_floating(out)
+                trained = trained or bool(jax.tree.leaves(params))
+                if trained:
+                    _check_floating(out)
             inputs.append([(x[m], kept) for m, (_, kept) in enumerate(out)])
             x = [y for y, _ in out]
             del params, out
@@ -149,13 +151,13 @@ class Passes:
 
 def _check_floating(out: Sequence[tuple[Any, Any]]) -> None:
     for y, _ in out:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(y):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                where = jax.tree_util.keystr(path) or "its result"
-                raise TypeError(
-                    f"layers: expected floating arrays of all but the last, got {leaf.dtype} for "
-                    f"{where}: no gradient would pass through; take what is none from the batch"
-                )
+        leaves = jax.tree.leaves(y)
+        if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+            got = ", ".join(str(leaf.dtype) for leaf in leaves) or "nothing"
+            raise TypeError(
+                "layers: expected a floating array, maybe among others, from all but the last, got "
+                f"{got}: no gradient would pass through"
+            )
 
 
 def _check_finite(losses: Sequence[Any], step: int) -> None:
