@@ -32,7 +32,7 @@ from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.main import SIZES
 from experiments.offload.memory import peak, resident
 from experiments.offload.resident import Resident
-from experiments.offload.variants import forget_steps
+from experiments.offload.variants import forgetting
 from tensorjax import offload
 from tensorjax.models import gpt2
 
@@ -133,10 +133,10 @@ class Work:
         return offload.layer_seconds(self.layers, self.params, self.micro(), engine)
 
 
+@forgetting()
 def run(config: Config, run: Run) -> None:
     """Measures, plans, and trains in every way."""
     return_memory()
-    forget_steps()
     if config.folder:
         Path(config.folder).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="offload-", dir=config.folder or None))

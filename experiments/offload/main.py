@@ -30,7 +30,7 @@ from experiments.offload.variants import (
     VARIANTS,
     Setting,
     Variant,
-    forget_steps,
+    forgetting,
     measure,
 )
 from tensorjax import offload
@@ -104,11 +104,11 @@ class Config:
         return cls(sizes=("tiny",), steps=3, length=32, real=False)
 
 
+@forgetting()
 def run(config: Config, run: Run) -> None:
     """Measures parts, then whole steps by turns."""
     if config.return_memory:
         return_memory()
-    forget_steps()
     config = replace(config, memory=config.memory or available() // MIB)
     if config.folder:
         Path(config.folder).mkdir(parents=True, exist_ok=True)

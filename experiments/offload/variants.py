@@ -255,9 +255,15 @@ def _flush(trainer: offload.Trainer, folder: Path) -> None:
                 os.close(handle)
 
 
-def forget_steps() -> None:
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
     """Lets no trainer warn of steps that are not committed: those of an experiment are not kept."""
-    logging.getLogger("tensorjax.offload").addFilter(_kept)
+    log = logging.getLogger("tensorjax.offload")
+    log.addFilter(_kept)
+    try:
+        yield
+    finally:
+        log.removeFilter(_kept)
 
 
 def _kept(record: logging.LogRecord) -> bool:
