@@ -329,10 +329,12 @@ def test_callbacks_that_raise_end_no_thread(tmp_path: Path, backend: str, kind: 
     with filled(tmp_path, backend, options=options) as store:
         for n in range(6):
             written = store.write("x", np.full(8, float(n)))
-            written.add_done_callback(fail)
+            with contextlib.suppress(kind):  # called here, and raised, if it is done already
+                written.add_done_callback(fail)
             written.result(30)
             read = store.read("x")
-            read.add_done_callback(fail)
+            with contextlib.suppress(kind):
+                read.add_done_callback(fail)
             with read.result(30) as lease:
                 assert lease.array[0] == n
         store.commit({"step": 2})

@@ -283,13 +283,17 @@ class Queue:
 
     def finish(self, request: Request) -> None:
         """Resolves a complete request and lets its followers go; the lock is free."""
-        todo = [request]
+        todo, cut = [request], None
         while todo:
             request = todo.pop()
             try:
                 request.resolve(request)
-            except BaseException:  # SystemExit, from a future's callback: it must not end a backend
-                _LOG.exception("a callback of a future raised")
+            except BaseException as error:
+                # SystemExit, of a future's callback, must not end a backend; no Ctrl-C may be lost.
+                if threading.current_thread() is threading.main_thread():
+                    cut = error
+                else:
+                    _LOG.exception("a callback of a future raised")
             with self.lock:
                 self._leave(request)
                 request.forget()
@@ -300,6 +304,8 @@ class Queue:
                         todo.append(follower)
                 self._pending.pop(request, None)
                 self._idle.notify_all()
+        if cut is not None:
+            raise cut
 
     # The lock is held in all that follows.
 
