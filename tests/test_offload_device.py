@@ -118,13 +118,19 @@ def test_first_states_are_made_on_the_host(device: Any) -> None:
     assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {_host.cpu()}
 
 
-def test_what_comes_from_the_device_may_be_overwritten(device: Any) -> None:
-    """Updates write to a gradient's memory; XLA does not where that is somebody else's."""
+def test_what_comes_from_the_device_is_not_copied(device: Any) -> None:
+    """XLA does not write to memory that is somebody else's, but to what is owned."""
     x = jnp.arange(1 << 16, dtype=jnp.float32)
-    (found,) = _host.to_host([x])
+    begun = _host.begin([x])
+    (found,) = _host.to_host(begun)
     assert found.devices() == {_host.cpu()}
-    pointer = found.unsafe_buffer_pointer()
-    doubled = jax.jit(lambda a: 2 * a, donate_argnums=0)(found)
+    assert _host.lends(device)
+    assert not _host.lends(_host.cpu())
+    assert found.unsafe_buffer_pointer() == begun[0].unsafe_buffer_pointer()
+    owned = _host.owned(x)
+    assert owned.devices() == {_host.cpu()}
+    pointer = owned.unsafe_buffer_pointer()
+    doubled = jax.jit(lambda a: 2 * a, donate_argnums=0)(owned)
     assert doubled.unsafe_buffer_pointer() == pointer
     assert np.array_equal(np.asarray(x), np.arange(1 << 16))
 
@@ -164,8 +170,10 @@ def test_no_bit_changes_on_the_way_to_the_host(device: Any, dtype: str) -> None:
     bits = np.random.default_rng(0).integers(0, 256, 1 << 12, np.uint8)
     bits[:64] = np.arange(64) % 2  # tiny numbers
     given = bits.view(jnp.dtype(dtype)) if dtype != "bool" else bits > 99
-    (found,) = _host.to_host([jax.device_put(given, device)])
+    there = jax.device_put(given, device)
+    (found,) = _host.to_host([there])
     assert np.asarray(found).tobytes() == given.tobytes()
+    assert np.asarray(_host.owned(there)).tobytes() == given.tobytes()
 
 
 def test_a_batch_may_lie_on_the_host(device: Any) -> None:

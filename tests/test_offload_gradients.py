@@ -40,7 +40,8 @@ def offers() -> Offers:
 def gradients(offers: Offers) -> Iterator[Gradients]:
     made = Gradients(
         (A, B), dict.fromkeys(("tied", "a", "b"), (np.dtype(np.float32),)),
-        HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, offer=offers, trace=Trace(),
+        HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, lent=False,
+        offer=offers, trace=Trace(),
     )  # fmt: skip
     yield made
     offers.let.set()
@@ -54,8 +55,8 @@ def of(*values: float) -> list[Any]:
 def test_layers_that_share_a_group_add_to_it(gradients: Gradients, offers: Offers) -> None:
     for step in range(2):
         gradients.begin(step)
-        gradients.take(B, of(1.0, 2.0))
-        gradients.take(A, of(3.0, 4.0))
+        gradients.take(gradients.look(B, of(1.0, 2.0)))
+        gradients.take(gradients.look(A, of(3.0, 4.0)))
         gradients.wait()
         assert float(gradients.squares) == 2 * (2.0**2 + 4.0**2 + 4.0**2)
     # While b is offered, the tied group is not whole yet: 8 bytes.
@@ -67,9 +68,9 @@ def test_one_layer_is_taken_while_the_next_is_computed(
 ) -> None:
     gradients.begin(0)
     offers.let.clear()
-    gradients.take(B, of(1.0, 2.0))  # returns, though nothing can be offered
+    gradients.take(gradients.look(B, of(1.0, 2.0)))  # returns, though nothing can be offered
     assert offers.got == []
-    second = threading.Thread(target=gradients.take, args=(A, of(3.0, 4.0)))
+    second = threading.Thread(target=gradients.take, args=(gradients.look(A, of(3.0, 4.0)),))
     second.start()
     second.join(0.2)
     assert second.is_alive()  # the device holds the gradients of no third layer
@@ -84,7 +85,7 @@ def test_what_goes_wrong_is_raised(gradients: Gradients, monkeypatch: pytest.Mon
         raise RuntimeError("no way to the host")
 
     monkeypatch.setattr(gradients, "_offer", fail)
-    gradients.take(B, of(1.0, 2.0))
+    gradients.take(gradients.look(B, of(1.0, 2.0)))
     with pytest.raises(RuntimeError, match="no way"):
         gradients.wait()
     gradients.wait()  # it was told once

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -77,12 +78,15 @@ def test_gradients_that_wait_in_the_store_change_nothing(tmp_path: Path) -> None
     assert cases.equal(found[0], found[2])
 
 
-def sized(name: str, width: int) -> Group:
+STORED = SimpleNamespace(in_place=False)
+
+
+def sized(name: str, width: int, *, lent: bool = False, home: Any = STORED) -> Group:
     """A group of some numbers, with two arrays of state."""
     params = {"w": jax.ShapeDtypeStruct((width,), jnp.float32)}
     trees = {"params": params, "state": [params, params], "gradient": params}
     bundles = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
-    return Group(name=name, weights=None, home=HostHome(), **bundles)
+    return Group(name=name, weights=None, home=home, lent=lent, **bundles)
 
 
 def test_memory_is_kept_for_one_update_only() -> None:
@@ -90,14 +94,14 @@ def test_memory_is_kept_for_one_update_only() -> None:
     spare = Spare([a, b, small, large], bounded=True)
     assert a.results == 3 * 32
     arrays = [np.zeros(8), np.ones(8)]
-    spare.keep(large, arrays)
+    spare.keep(large, arrays[:1], arrays)
     assert spare.nbytes == 0  # the only one of its kind
-    spare.keep(a, arrays)
+    spare.keep(a, arrays[:1], arrays)
     assert spare.nbytes == 64
     assert spare.take(small) is None
     assert spare.take(b)[1]["w"] is arrays[1]  # what a small one could do without
     assert (spare.nbytes, spare.take(a)) == (0, None)
-    spare.keep(b, arrays)
+    spare.keep(b, arrays[:1], arrays)
     assert spare.take(large) is None
     assert spare.nbytes == 0  # there would be more than the largest needs
 
@@ -106,13 +110,39 @@ def test_unbounded_memory_is_kept_for_every_kind() -> None:
     a, b, c, large = sized("a", 8), sized("b", 8), sized("c", 8), sized("d", 16)
     spare = Spare([a, b, c, large], bounded=False)
     for group in (a, b, c, large):
-        spare.keep(group, [np.zeros(8), np.full(8, len(group.name))])
+        spare.keep(group, [np.ones(8)], [np.zeros(8), np.full(8, len(group.name))])
     assert spare.nbytes == 2 * 64 + 128  # of a third of a kind, nothing
     assert spare.take(large) is not None
     assert spare.take(large) is None
     assert spare.nbytes == 2 * 64
     assert None not in (spare.take(c), spare.take(a))
     assert (spare.take(b), spare.nbytes) == (None, 0)
+
+
+def test_what_lives_in_memory_is_updated_there() -> None:
+    here, there = sized("a", 8, home=HostHome()), sized("b", 8)
+    assert (here.into, there.into) == ("place", "gradient")
+    assert (here.results, there.results) == (32, 3 * 32)
+    spare = Spare([here, there, sized("c", 8)], bounded=False)
+    spare.keep(here, [np.ones(8)], [np.ones(8)] * 2)
+    assert spare.nbytes == 0
+    assert spare.take(here) is None
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_lent_gradients_leave_parameters_to_the_next_update(bounded: bool) -> None:
+    """But where the device may still be handed them."""
+    a, b = sized("a", 8, lent=True), sized("b", 8, lent=True)
+    assert (a.into, a.results) == ("spare", 4 * 32)
+    spare = Spare([a, b], bounded=bounded)
+    params = [np.ones(8)]
+    spare.keep(a, params, [np.zeros(8)] * 2)
+    found = spare.take(b)
+    if not bounded:
+        assert found is None
+        return
+    assert found[0]["w"] is params[0]
+    assert spare.nbytes == 0
 
 
 @pytest.mark.slow

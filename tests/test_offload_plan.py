@@ -55,9 +55,10 @@ def test_all_in_memory_where_it_fits() -> None:
     assert found.seconds == found.bound
 
 
-def test_a_small_host_leaves_the_last_layers_on_disk() -> None:
+def test_a_small_host_leaves_layers_on_disk_in_even_distances() -> None:
     found = planned(host_bytes=WORK + 2 * BLOCK + 3 * BLOCK + 3 * TABLE + 1000)
-    assert found.in_memory == ("table", "block0")
+    assert found.in_memory == ("table", "block1")
+    assert "3 of block0 ... block3" in str(found)
     assert 2 * BLOCK <= (found.gradient_bytes or 0) < 3 * BLOCK
     moved = 3 * 3 * BLOCK + 3 * 4  # parameters, two moments and a count of three blocks
     assert found.chosen.times.write == pytest.approx(moved / MACHINE.write)
@@ -193,12 +194,15 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
         assert found.host_bytes <= budget
         assert found.seconds >= found.times.bound
         room = budget - int(needed.split()[1])
+        room += _placement._under_way(groups, ())
         two = 0 if work.clip else 4 * int(np.sort(sizes)[-2:].sum())
         best = min(
             _placement._choice(work, found.weights, list(some), room, "").seconds
             for count in range(len(groups) + 1)
             for some in itertools.combinations(groups, count)
-            if sum(_placement._lives(groups[name]) for name in some) <= max(0, room - two)
+            if not some
+            or sum(_placement._lives(groups[name]) for name in some)
+            <= room - two - _placement._under_way(groups, some)
         )
         assert found.seconds <= (1.15 if work.clip else 1.05) * best  # with fewer to store
 
@@ -345,13 +349,13 @@ def test_optimisers_that_look_across_groups_are_told_of(
     )
 
 
-def test_gradients_that_just_fit_need_no_store() -> None:
-    """With clipping all of them wait; what a trainer without bounds takes besides does not fit."""
+def test_what_just_fits_needs_no_store() -> None:
+    """With clipping all gradients wait."""
     options = {"device_bytes": 1 << 30, "clip": 0.5}
     most = planned(**options).chosen.host_bytes
-    found = planned(**options, host_bytes=most - 4)
+    found = planned(**options, host_bytes=most)
+    assert planned(**options, host_bytes=most - 4).needs_store
     assert not found.needs_store
-    assert found.gradient_bytes is not None
     with offload.Trainer(
         cases.layers(), cases.params(), cases.optimizer(), **found.options(None)
     ) as trainer:

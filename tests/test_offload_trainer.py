@@ -797,7 +797,9 @@ def test_integers_may_go_along() -> None:
     assert losses == pytest.approx(cases.train(3)[0], rel=1e-6)
 
 
-def test_one_program_updates_what_lives_on_disk_and_in_memory(tmp_path: Path) -> None:
+def test_one_program_updates_what_lives_on_disk_and_one_what_lives_in_memory(
+    tmp_path: Path,
+) -> None:
     """Blocks of one shape, drawn by JAX: some are read as views of NumPy, some were computed."""
     params = {
         name: (lambda p=p: jax.tree.map(jnp.asarray, p)) for name, p in cases.params().items()
@@ -806,7 +808,7 @@ def test_one_program_updates_what_lives_on_disk_and_in_memory(tmp_path: Path) ->
     with (
         cases.store(tmp_path) as store,
         offload.Trainer(
-            cases.layers(), params, optimizer, store=store, in_memory=("block0", "block2")
+            cases.layers(), params, optimizer, store=store, in_memory=("table", "block0", "block2")
         ) as trainer,
     ):
         trainer.step(cases.batch(0))  # compiles the layers, which other tests may have done

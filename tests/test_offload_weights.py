@@ -47,6 +47,7 @@ class Recorded:
             ahead=4,
             early=early,
             handed=handed,
+            stored="abcd",
             start=0,
             version=lambda step: step,
             read=self.read,

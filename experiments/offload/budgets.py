@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import SingleDeviceSharding
 
 from experiments import Run
 from experiments._malloc import return_memory
@@ -211,9 +212,11 @@ def planned(made: Work, machine: offload.Machine, config: Config) -> offload.Pla
     """A plan.
 
     What the programs of the layers take on the device is found by running them, and what the
-    process has already counts as the host's.
+    process has already counts as the host's, pinned memory for two gradients included.
     """
     seconds = made.seconds()
+    if made.emulated is None:
+        pinned(made.params)
     kinds = get_args(offload.Activations) if made.emulated is None else ("recompute",)
     scratch, before = on_device(), resident() if config.process else 0
     return offload.plan(
@@ -222,6 +225,19 @@ def planned(made: Work, machine: offload.Machine, config: Config) -> offload.Pla
         host_bytes=max(0, int(config.host * GB) - before), microbatches=made.microbatches,
         staging=config.staging * MIB or "auto", activations=kinds, seconds=seconds,
     )  # fmt: skip
+
+
+def pinned(params: Mapping[str, Any]) -> None:
+    """Takes arrays as large as two groups from the device, for which JAX keeps pinned memory."""
+    largest = max((jax.eval_shape(draw) for draw in params.values()), key=nbytes)
+    arrays = [jnp.zeros(x.shape, x.dtype) for x in jax.tree.leaves([largest, largest])]
+    where = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    jax.block_until_ready(jax.device_put(arrays, where))
+
+
+def nbytes(shapes: Any) -> int:
+    """Bytes of all arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def on_device() -> int:

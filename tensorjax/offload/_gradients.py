@@ -16,6 +16,9 @@ from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._shards import Shards
 from tensorjax.offload._trace import Trace
 
+# Of groups: the gradient, and whether it is finite, if that is looked at on the device.
+Looked = dict[str, tuple[Any, Any]]
+
 
 class Gradients:
     """Takes gradients to the host, and adds up those of groups that several layers use.
@@ -30,6 +33,7 @@ class Gradients:
       optimizer: whose device they go to.
       shards: which part of them is this process's.
       measured: whether their squares are wanted.
+      lent: whether they come to memory that XLA cannot write to.
       offer: called in the thread with a group, its whole gradient, and the bytes of the gradients
         that layers are still to add to.
       trace: gains spans.
@@ -50,16 +54,15 @@ class Gradients:
         shards: Shards,
         *,
         measured: bool,
+        lent: bool,
         offer: Callable[[str, Any, int], None],
         trace: Trace,
     ) -> None:
         self._dtypes, self._optimizer, self._shards = dtypes, optimizer, shards
-        self._measured = measured
+        self._measured, self._lent = measured, lent
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
-        # Gradients of groups, and whether those are finite that are looked at on the device.
-        self._given: queue.SimpleQueue[tuple[dict[str, Any], dict[str, Any]] | None]
-        self._given = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Looked | None] = queue.SimpleQueue()
         self._there = threading.Event()
         self._error: BaseException | None = None
         self._there.set()
@@ -73,20 +76,28 @@ class Gradients:
         self._partial: dict[str, Any] = {}
         self.squares = 0.0
 
-    def take(self, layer: Layer, gradients: Sequence[Any]) -> None:
-        """Begins to take a layer's gradients, once those of the layer before are there.
+    def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
+        """A layer's gradients as `take` wants them, where they may still be computed.
 
-        They are used up; the caller should not keep them.
+        What that takes of the device comes before the next layer that it is given. They are used
+        up; the caller should not keep them.
         """
-        self.wait()
-        self._there.clear()
-        # Here, for what the device is given next would come first.
-        given = {
+        found = {
             group: self._narrowed(group, gradient) if self._alone(group, gradient) else gradient
             for group, gradient in zip(layer.uses, gradients, strict=True)
         }
-        checks = {group: self._check(group, gradient) for group, gradient in given.items()}
-        self._given.put(({group: _host.begin(x) for group, x in given.items()}, checks))
+        return {group: (x, self._check(group, x)) for group, x in found.items()}
+
+    def take(self, looked: Looked) -> None:
+        """Begins to take a layer's gradients, once those of the layer before are there.
+
+        They are used up, as by `look`.
+        """
+        self.wait()
+        self._there.clear()
+        for group, (gradient, check) in looked.items():
+            looked[group] = _host.begin(gradient), check
+        self._given.put(looked)
 
     def wait(self) -> None:
         """Until all that was taken has been offered; raises what went wrong."""
@@ -106,17 +117,17 @@ class Gradients:
         """Thread: one layer after the other."""
         while (given := self._given.get()) is not None:
             try:
-                self._take(*given)
+                self._take(given)
             except BaseException as error:
                 self._error = error
             finally:
                 del given
                 self._there.set()
 
-    def _take(self, gradients: dict[str, Any], checks: dict[str, Any]) -> None:
-        for group in [*gradients]:
+    def _take(self, given: Looked) -> None:
+        for group in [*given]:
             with self._trace.span("gradient", group, self._step):
-                whole = self._add(group, gradients.pop(group), checks[group])
+                whole = self._add(group, *given.pop(group))
             if whole is not None:
                 held = sum(x.nbytes for x in jax.tree.leaves(self._partial))
                 self._offer(group, whole, held)
@@ -128,7 +139,7 @@ class Gradients:
         if self._uses[group] > 1:
             held = widened(held)
         if group in self._partial:
-            held = self._optimizer.add(self._partial.pop(group), held)
+            held = self._optimizer.add(self._partial.pop(group), held, lent=self._lent)
         self._left[group] -= 1
         if self._left[group]:
             self._partial[group] = held

@@ -8,6 +8,7 @@ from typing import Any
 from tensorjax import linalg
 from tensorjax.offload._bundle import Bundle
 from tensorjax.offload._homes import Home
+from tensorjax.offload._optimizer import Into
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Group:
         parameters as the device computes with them (None if they are the same), and of a gradient
         that waits in the store.
       home: of the first three.
+      lent: whether its gradients are in memory that updates cannot write to.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Group:
     weights: Bundle | None
     gradient: Bundle
     home: Home
+    lent: bool = False
 
     @property
     def device(self) -> Bundle:
@@ -45,9 +48,22 @@ class Group:
         return self.params.staged + self.state.staged
 
     @property
+    def into(self) -> Into:
+        """What an update writes its results to."""
+        if self.home.in_place:
+            return "place"
+        return "spare" if self.lent else "gradient"
+
+    @property
     def results(self) -> int:
-        """Bytes that the results of an update take."""
-        return sum(b.nbytes for b in self.bundles)
+        """Bytes that an update takes, its gradient's included, until its results are home."""
+        return self.taken(self.into)
+
+    def taken(self, into: Into) -> int:
+        """Bytes that an update takes which writes its results to that."""
+        if into == "place":
+            return self.gradient.nbytes + (0 if self.weights is None else self.weights.nbytes)
+        return sum(b.nbytes for b in self.bundles) + self.gradient.nbytes * (into == "spare")
 
     @property
     def sums(self) -> int:
@@ -60,16 +76,18 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Groups of one kind can use the memory of each other's states."""
-        return self.state.tree, tuple((x.shape, x.dtype) for x in self.state.leaves)
+        """Groups of one kind can use each other's memory."""
+        leaves = (*self.params.leaves, *self.state.leaves)
+        return self.params.tree, self.state.tree, tuple((x.shape, x.dtype) for x in leaves)
 
 
 class Spare:
-    """Memory of states that are not needed any more, for the next updates of such groups.
+    """Memory of results that are home in the store, for the next updates of such groups.
 
-    Where memory is bounded, no more than one is kept, and none beside results with which it would
-    take more than those of the largest group do; else two of every kind, for while one is written
-    another is updated, or one where a kind has one group. The caller holds a lock.
+    That of states, and of parameters too where gradients are lent. Where memory is bounded, no more
+    than one is kept, and none beside results with which it would take more than those of the
+    largest group do; else two of every kind, for while one is written another is updated, or one
+    where a kind has one group. The caller holds a lock.
 
     Args:
       groups: all there are.
@@ -77,7 +95,7 @@ class Spare:
     """
 
     def __init__(self, groups: Collection[Group], *, bounded: bool) -> None:
-        counts = Counter(g.kind for g in groups)
+        counts = Counter(g.kind for g in groups if g.into != "place")
         self._bounded, self._most = bounded, max(g.results for g in groups)
         self._room = {
             kind: min(count - 1 if bounded else count, 2) for kind, count in counts.items()
@@ -85,21 +103,27 @@ class Spare:
         self._held: dict[Any, list[Any]] = {}
         self.nbytes = 0
 
-    def keep(self, group: Group, arrays: Any) -> None:
-        """Takes the arrays of a state."""
+    def keep(self, group: Group, params: Any, state: Any) -> None:
+        """Takes the arrays of parameters and of a state that are home."""
+        # Parameters that the device has no room for yet may be kept for it where memory is free.
+        wanted = self._bounded or group.weights is not None
+        if group.into == "place" or (group.into == "spare" and not wanted):
+            return
         if self._bounded and self._room[group.kind]:
             self.clear()
         held = self._held.setdefault(group.kind, [])
         if len(held) < self._room[group.kind]:
-            held.append(group.state.unflatten(arrays))
-            self.nbytes += group.state.nbytes
+            found = group.state.unflatten(state)
+            both = (group.params.unflatten(params), found)
+            held.append(found if group.into == "gradient" else both)
+            self.nbytes += self._bytes(group)
 
     def take(self, group: Group) -> Any:
-        """A state whose memory the results of a group may use, or None."""
+        """Memory that the results of a group may use, or None."""
         held = self._held.get(group.kind)
         found = held.pop() if held else None
         if found is not None:
-            self.nbytes -= group.state.nbytes
+            self.nbytes -= self._bytes(group)
         if self._bounded and self.nbytes + group.results > self._most:
             self.clear()
         return found
@@ -107,3 +131,6 @@ class Spare:
     def clear(self) -> None:
         """Keeps nothing."""
         self._held, self.nbytes = {}, 0
+
+    def _bytes(self, group: Group) -> int:
+        return group.state.nbytes + group.params.nbytes * (group.into == "spare")

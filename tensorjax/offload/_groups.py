@@ -73,6 +73,7 @@ def make_groups(
     store: Home | None,
     in_memory: Collection[str],
     shards: Shards | None = None,
+    lent: bool = False,
 ) -> dict[str, Group]:
     """Groups of parameters, by name, or of this process's parts of them; no array is made."""
     unknown = sorted(set(in_memory) - set(shapes))
@@ -90,6 +91,7 @@ def make_groups(
             weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
             gradient=Bundle(f"{name}/gradient", part),
             home=memory if store is None or name in in_memory else store,
+            lent=lent,
         )
     return found
 

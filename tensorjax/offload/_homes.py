@@ -1,21 +1,16 @@
 """Where bundles of arrays live between their uses: in host memory, or in a tensor store."""
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._host import cpu
+from tensorjax.offload._host import view
 from tensorjax.offload._trace import Trace
-
-# A commit and a spill may ask for one array at a time; JAX fills a cache of it when it is asked.
-_POINTERS = threading.Lock()
 
 
 class Reading(Protocol):
@@ -43,7 +38,13 @@ class Reading(Protocol):
 
 
 class Home(Protocol):
-    """Keeps the newest arrays of every bundle it was given."""
+    """Keeps the newest arrays of every bundle it was given.
+
+    Attributes:
+      in_place: whether updates may write to the arrays that are read.
+    """
+
+    in_place: bool
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
         """Begins to read what was written last."""
@@ -76,7 +77,9 @@ class Home(Protocol):
 
 
 class HostHome:
-    """Arrays in the memory of the host."""
+    """Arrays in the memory of the host, which XLA has allocated."""
+
+    in_place = True
 
     def __init__(self) -> None:
         self.held: dict[str, list[Any]] = {}
@@ -88,11 +91,8 @@ class HostHome:
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Keeps the arrays, and returns the ones before."""
-        before = [self.held.get(bundle.name) for bundle, _ in parts]
+        """Keeps the arrays, which may be those that were here, written to."""
         self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
-        known = [arrays for arrays in before if arrays is not None]
-        return known if len(known) == len(before) else None
 
     def hasten(self, deadline: float) -> None:
         """Nothing is under way."""
@@ -148,6 +148,8 @@ class StoreHome:
         comes as soon as it can.
     """
 
+    in_place = False
+
     def __init__(self, store: Any, trace: Trace) -> None:
         self._store, self._trace = store, trace
         self.together = False
@@ -196,7 +198,7 @@ class StoreHome:
         """Copies the arrays to the store's staging memory; they are free again on return."""
         tensors: dict[str, np.ndarray] = {}
         for bundle, arrays in parts:
-            tensors.update(bundle.tensors([_view(x) for x in arrays]))
+            tensors.update(bundle.tensors([view(x) for x in arrays]))
         start = time.perf_counter()
         self._forget(bundle for bundle, _ in parts)
         future = self._store.write_many(tensors, deadline=deadline)
@@ -306,18 +308,3 @@ class _Leased:
 def _done(write: Any) -> bool:
     """Whether a write is done; raises what went wrong with it."""
     return write.done() and write.result() is None
-
-
-def _view(x: Any) -> np.ndarray:
-    """An array of the host as NumPy sees it, without a reference that would outlive the caller's.
-
-    NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
-    XLA then copies where it could write in place.
-    """
-    if not isinstance(x, jax.Array) or not x.nbytes or x.devices() != {cpu()}:
-        return np.asarray(x)
-    jax.block_until_ready(x)
-    with _POINTERS:
-        pointer = x.unsafe_buffer_pointer()
-    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(pointer)
-    return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)

@@ -1,5 +1,8 @@
 """Arrays of a device in the memory of the host, where the optimiser computes."""
 
+import ctypes
+import functools
+import threading
 from typing import Any
 
 import jax
@@ -7,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 PINNED = "pinned_host"  # kind of memory
+
+# A commit and a spill may ask for one array at a time; JAX fills a cache of it when it is asked.
+_POINTERS = threading.Lock()
 
 
 def cpu() -> Any:
@@ -21,29 +27,53 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Arrays on their way to the host, for `to_host`: before anything else the device is given."""
-    return jax.tree.map(_begin, tree)
+    """Arrays on their way to the host, for `to_host`, through pinned memory if there is some."""
+    leaves, structure = jax.tree.flatten(tree)
+    going = [n for n, x in enumerate(leaves) if _goes(x)]
+    where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
+    for n, x in zip(going, jax.device_put([leaves[n] for n in going], where), strict=True):
+        leaves[n] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays as the host's own, once they are there; those that are so already as they are.
+    """Arrays that the host can read, once they are there; those that are its own as they are.
 
     An accelerator writes to pinned memory by itself, many times as fast as it hands out memory that
-    is not. From there they are copied, by several cores: XLA writes results to the memory of an
-    array, such as a gradient, only where it has allocated that itself.
+    is not. There they stay: no memory of XLA's own, so it cannot write results to it. Fresh memory
+    to copy them to would take longer than the way from the device.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(begin(tree))
     host = cpu()
-    begun = [_begin(x) for x in leaves]
-    return jax.tree.unflatten(structure, jax.block_until_ready([_end(x, host) for x in begun]))
+    found = [jax.device_put(np.asarray(x) if elsewhere(x) else x, host) for x in leaves]
+    return jax.tree.unflatten(structure, jax.block_until_ready(found))
+
+
+def lends(device: Any) -> bool:
+    """Whether what comes from a device, by `to_host`, is in memory that XLA cannot write to."""
+    return device != cpu()
 
 
 def owned(x: Any) -> jax.Array:
-    """A copy of an array, in memory of the host that nothing else uses."""
-    host = cpu()
+    """A copy of an array, in memory of the host that XLA has allocated, and nothing else uses."""
     if elsewhere(x):
-        return to_host(x)
-    return jax.block_until_ready(jnp.array(x, copy=True, device=host))
+        return jax.block_until_ready(_copied(to_host(x)))
+    return jax.block_until_ready(jnp.array(x, copy=True, device=cpu()))
+
+
+def view(x: Any) -> np.ndarray:
+    """An array of the host as NumPy sees it, without a reference that would outlive the caller's.
+
+    NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
+    XLA then copies where it could write in place.
+    """
+    if not isinstance(x, jax.Array) or not x.nbytes or x.devices() != {cpu()}:
+        return np.asarray(x)
+    jax.block_until_ready(x)
+    with _POINTERS:
+        pointer = x.unsafe_buffer_pointer()
+    raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(pointer)
+    return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)
 
 
 def elsewhere(x: Any) -> bool:
@@ -51,26 +81,26 @@ def elsewhere(x: Any) -> bool:
     return isinstance(x, jax.Array) and cpu() not in x.sharding.device_set
 
 
-def _begin(x: Any) -> Any:
-    """An array on its way through pinned memory, if it has to go there, and there is some."""
+def _goes(x: Any) -> bool:
+    """Whether an array is to go to pinned memory: it is here as a whole, and on a device."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
-        return x
-    kinds = {memory.kind for d in x.sharding.device_set for memory in d.addressable_memories()}
-    return jax.device_put(x, x.sharding.with_memory_kind(PINNED)) if PINNED in kinds else x
+        return False
+    return all(map(_pins, x.sharding.device_set))
 
 
-def _end(x: Any, host: Any) -> Any:
-    if not elsewhere(x):
-        return jax.device_put(x, host)
-    pinned = jax.device_put(np.asarray(x), host)
-    size = pinned.dtype.itemsize
-    if size > 4 or not jnp.issubdtype(pinned.dtype, jnp.floating):
-        return _copied(pinned, None)
-    return _copied(pinned, np.zeros((), f"u{size}"))
+@functools.cache
+def _pins(device: Any) -> bool:
+    return any(memory.kind == PINNED for memory in device.addressable_memories())
+
+
+def _copied(x: Any) -> Any:
+    size = x.dtype.itemsize
+    exact = size <= 4 and jnp.issubdtype(x.dtype, jnp.floating)
+    return _copy(x, np.zeros((), f"u{size}") if exact else None)
 
 
 @jax.jit
-def _copied(x: Any, zero: Any) -> Any:
+def _copy(x: Any, zero: Any) -> Any:
     """A copy. XLA copies by one core; arithmetic, which changes no bit here, it shares out."""
     if zero is None:
         return jnp.copy(x)

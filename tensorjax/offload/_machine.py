@@ -216,10 +216,10 @@ def _update(optimizer: Any, dtype: Any) -> float:
     numbers = 1 << 23
     params = owned(np.ones(numbers, dtype))
     gradient = owned(np.ones(numbers, dtype))
-    state, spare = host.init(params), None
+    state = host.init(params)
 
     def work() -> None:
-        nonlocal gradient, spare
-        gradient, spare = host.update(params, state, gradient, None, spare)  # in their memory
+        nonlocal params, state
+        params, state = host.update(params, state, gradient, None, into="place")
 
     return numbers / _median(work, 5)

@@ -3,7 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jax.sharding import SingleDeviceSharding
 
 from tensorjax.offload._host import cpu, to_host
 
+Into = Literal["place", "gradient", "spare"]
+
 _ROW = 512  # numbers that are added up in their own precision; their sums are in double
 _PART = 1 << 18  # bytes that are widened at once
 
@@ -19,10 +21,11 @@ _PART = 1 << 18  # bytes that are widened at once
 class HostOptimizer:
     """Updates the parameters of one group at a time.
 
-    One program serves parameters wherever they come from, so that results do not depend on it. Its
-    results are written to buffers that are donated for that: on a CPU fresh memory would cost more
-    than the arithmetic. New parameters take the gradient's place, the state that of one which is
-    not needed any more. What is read may be a view of a staging buffer, which stays as it is.
+    One program serves parameters wherever they come from, so that results do not depend on it; it
+    is compiled for each kind of memory that results are written to. On a CPU fresh memory would
+    cost more than the arithmetic. So results take the place of what they replace; or, where that is
+    a view of a staging buffer, which stays as it is, parameters that of the gradient, and the state
+    that of one which is not needed any more.
 
     Args:
       transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
@@ -43,7 +46,7 @@ class HostOptimizer:
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = cpu()
-        self._init, self._update, self._cast = _programs(transformation, self._dtype)
+        self._init, self._updates, self._cast = _programs(transformation, self._dtype)
 
     @property
     def casts(self) -> bool:
@@ -72,22 +75,27 @@ class HostOptimizer:
             raise
         return state, jax.eval_shape(self._cast, params)
 
-    def update(self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+    def update(
+        self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
+    ) -> Any:
         """New parameters and state.
 
         Args:
           params, state: of one group.
-          gradient: of it, of the dtypes of the parameters; it is used up.
+          gradient: of it, of the dtypes of the parameters.
           scale: what the gradient is multiplied by, or None.
-          spare: a state like this one that may be overwritten, or None.
+          spare: what may be overwritten besides, or None.
+          into: what results are written to: with "place" to parameters and state, with "gradient"
+            to it and to ``spare``, a state; with "spare" to that, parameters and a state. These are
+            used up.
         """
-        if spare is None:
+        if into == "gradient" and spare is None:
             spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
-        return jax.block_until_ready(self._update(params, state, gradient, scale, spare))
+        return jax.block_until_ready(self._updates[into](params, state, gradient, scale, spare))
 
-    def add(self, sums: Any, gradient: Any) -> Any:
-        """Sum of two gradients, in the place of the first."""
-        return _add(sums, gradient)
+    def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
+        """Sum of two gradients, in the place of the first if that is not lent."""
+        return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
         """Sum of the squares of all numbers in a gradient, by one pass over it.
@@ -102,8 +110,8 @@ class HostOptimizer:
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
-    """Compiled init, update and cast: the same ones for the same transformation."""
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
+    """Compiled init, updates and cast: the same ones for the same transformation."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -130,7 +138,11 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, Any, Any]:
     jit = functools.partial(jax.jit, in_shardings=host, out_shardings=host)
     return (
         jit(init),
-        jit(update, donate_argnums=(2, 4), keep_unused=True),
+        {
+            "place": jit(update, donate_argnums=(0, 1)),
+            "gradient": jit(update, donate_argnums=(2, 4), keep_unused=True),
+            "spare": jit(update, donate_argnums=(4,), keep_unused=True),
+        },
         # By itself: a cast in the program of the update would more than halve its speed.
         jit(lambda params: jax.tree.map(cast, params)),
     )
@@ -157,9 +169,11 @@ def _widened(x: Any) -> Iterator[np.ndarray]:
         yield np.frombuffer(held, x.dtype, count, start).astype(np.float32)
 
 
-@functools.partial(jax.jit, donate_argnums=(0,))
-def _add(sums: Any, gradient: Any) -> Any:
+def _added(sums: Any, gradient: Any) -> Any:
     return jax.tree.map(jnp.add, sums, gradient)
+
+
+_add, _sum = jax.jit(_added, donate_argnums=(0,)), jax.jit(_added)
 
 
 @jax.jit

@@ -2,13 +2,15 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tensorjax.offload._gradients import Gradients
+from tensorjax.offload._gradients import Gradients, Looked
 from tensorjax.offload._layers import Engine, Layer, nbytes
 from tensorjax.offload._trace import Trace
 from tensorjax.offload._weights import WeightStream
@@ -17,8 +19,25 @@ from tensorjax.offload._weights import WeightStream
 Inputs = list[list[Any]]
 
 
+@dataclass
+class _Begun:
+    """A backward pass that the device was given."""
+
+    layer: Layer
+    step: int
+    position: int
+    start: float
+    dy: Any  # of the last microbatch
+    gradients: Looked
+    losses: list[Any]
+    checked: Callable[[], None] | None = None
+
+
 class Passes:
     """Computes the layers one after the other, each for all microbatches before the next.
+
+    In the backward pass an accelerator is given a layer while it computes the one before, if the
+    parameters are there: it need not wait for what the host does between two layers.
 
     Args:
       layers: of the model; the last one gives the loss.
@@ -45,6 +64,7 @@ class Passes:
         self._layers, self._engine = layers, engine
         self._stream, self._gradients = stream, gradients
         self._key, self._trace = key, trace
+        self._ended = 0.0  # when the last backward pass of a layer had been computed
         self.peak_activations = 0
 
     def forward(self, step: int, base: int, batches: Sequence[Any]) -> Inputs:
@@ -59,7 +79,7 @@ class Passes:
         inputs, trained = [], False
         for number, layer in enumerate(self._layers[:-1]):
             params = self._stream.take(base + number)
-            with self._computing(layer, "forward", step):
+            with self._computing(layer, step):
                 out = [
                     self._engine.forward(layer, params, x[m], batch, self._keyed(step, number, m))
                     for m, batch in enumerate(batches)
@@ -96,51 +116,93 @@ class Passes:
         Raises:
           FloatingPointError: the loss, or a gradient, is not finite.
         """
-        last, share = len(self._layers) - 1, 1.0 / len(batches)
+        last = len(self._layers) - 1
         dy: list[Any] = [None] * len(batches)
-        losses = []
         self._gradients.begin(step)
+        losses: list[Any] = []
+        begun: _Begun | None = None
         for number in range(last, -1, -1):
-            layer, position = self._layers[number], base + 2 * last - number
-            params = self._stream.take(position)
-            sums: Any = None
-            with self._computing(layer, "backward", step):
-                for m, batch in enumerate(batches):
-                    x, kept = inputs[number][m]
-                    key = self._keyed(step, number, m)
-                    if number == last:
-                        loss, dy[m], sums = self._engine.last(
-                            layer, params, x, batch, key, share, sums
-                        )
-                        losses.append(loss)
-                    else:
-                        dy[m], sums = self._engine.backward(
-                            layer, params, x, batch, key, kept, dy[m], sums
-                        )
-                    inputs[number][m] = x = kept = None
-                self._engine.wait((dy, sums))
-            del params
-            self._stream.done(position)
+            position = base + 2 * last - number
+            if begun is not None:
+                if self._engine.ahead and self._stream.has(position):
+                    self._gradients.wait()  # the device holds those of two layers, not of three
+                else:
+                    self._end(begun)
+                    begun = None
+            before, begun = begun, self._begin(step, number, position, batches, inputs, dy)
             if number == last:
-                _check_finite(losses, step)
-                checked()
-            self._gradients.take(layer, sums)
-            del sums
+                losses, begun.checked = begun.losses, checked
+            if before is not None:
+                self._end(before)
+        if begun is not None:
+            self._end(begun)
         self._gradients.wait()
         return float(sum(float(loss) for loss in losses))
 
+    def _begin(
+        self,
+        step: int,
+        number: int,
+        position: int,
+        batches: Sequence[Any],
+        inputs: Inputs,
+        dy: list[Any],
+    ) -> "_Begun":
+        """Gives the backward pass of a layer to the device; ``dy`` becomes that of its input."""
+        layer, losses = self._layers[number], []
+        sums: Any = None
+        params = self._stream.take(position)
+        start = time.perf_counter()
+        with self._noted(layer, "backward", step):
+            for m, batch in enumerate(batches):
+                x, kept = inputs[number][m]
+                key = self._keyed(step, number, m)
+                if number == len(self._layers) - 1:
+                    loss, dy[m], sums = self._engine.last(
+                        layer, params, x, batch, key, 1.0 / len(batches), sums
+                    )
+                    losses.append(loss)
+                else:
+                    dy[m], sums = self._engine.backward(
+                        layer, params, x, batch, key, kept, dy[m], sums
+                    )
+                inputs[number][m] = x = kept = None
+            looked = self._gradients.look(layer, sums)
+        return _Begun(layer, step, position, start, dy[-1], looked, losses)
+
+    def _end(self, begun: "_Begun") -> None:
+        """Waits until a layer has been computed, and takes its gradients."""
+        layer, step = begun.layer, begun.step
+        with self._noted(layer, "backward", step):
+            self._engine.wait((begun.dy, begun.gradients))
+        begun.dy, end = None, time.perf_counter()
+        start, self._ended = max(begun.start, self._ended), end
+        self._trace.add("compute", f"{layer.name} backward", start, end, step)
+        self._stream.done(begun.position)
+        if begun.checked is not None:
+            _check_finite(begun.losses, step)
+            begun.checked()
+        self._gradients.take(begun.gradients)
+
     @contextlib.contextmanager
-    def _computing(self, layer: Layer, way: str, step: int) -> Iterator[None]:
+    def _computing(self, layer: Layer, step: int) -> Iterator[None]:
         """In the trace, and in what is said of an error."""
-        with self._trace.span("compute", f"{layer.name} {way}", step):
-            try:
-                yield
-            except Exception as error:
-                where = f"the {way} pass of layer {layer.name!r}"
-                if layer is self._layers[-1]:  # both passes are one program
-                    where = f"the last layer, {layer.name!r}"
-                error.add_note(f"in {where}, step {step + 1}")
-                raise
+        with (
+            self._trace.span("compute", f"{layer.name} forward", step),
+            self._noted(layer, "forward", step),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _noted(self, layer: Layer, way: str, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            where = f"the {way} pass of layer {layer.name!r}"
+            if layer is self._layers[-1]:  # both passes are one program
+                where = f"the last layer, {layer.name!r}"
+            error.add_note(f"in {where}, step {step + 1}")
+            raise
 
     def _keyed(self, step: int, layer: int, microbatch: int) -> Any:
         if self._key is None:

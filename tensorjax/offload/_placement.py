@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from tensorjax.offload._bound import Times
 from tensorjax.offload._group import Group
 from tensorjax.offload._layers import Activations, Engine, Layer
 from tensorjax.offload._machine import Machine
+from tensorjax.offload._optimizer import Into
 from tensorjax.offload._options import Overflow
 from tensorjax.offload._units import size
 
@@ -92,58 +93,76 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
     needed = largest(work.layers, {name: g.device.nbytes for name, g in groups.items()}) * 2
     total = sum(g.device.nbytes for g in groups.values())
     weights = min(device_bytes - work.on_device, total)
-    fixed = work.on_host + _work_bytes(work.layers, groups)
+    fixed = work.on_host + _arriving(work)
     short = []
     if weights < min(needed, total):
         short.append(_needs(work.on_device + min(needed, total), "device", device_bytes))
-    if host_bytes < fixed:
-        short.append(_needs(fixed, "host", host_bytes))
+    if host_bytes < (least := fixed + _under_way(groups, ())):
+        short.append(_needs(least, "host", host_bytes))
     refusal = " and ".join(short)
     room = max(0, host_bytes - fixed)
-    # Without clipping one waits while another is taken; else all may go to the store.
-    two = sum(sorted(g.gradient.nbytes for g in groups.values())[-2:])
-    least = 0 if work.clip else min(room, two)
     found = (
-        _choice(work, max(0, weights), memory, room, refusal)
-        for memory in _candidates(work, room - least)
+        _choice(work, max(0, weights), memory, room, refusal) for memory in _candidates(work, room)
     )
     return min(found, key=lambda choice: choice.seconds * (1 + _STORING * choice.stored))
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Groups that may live in memory, most first.
+    """Groups that may live in memory.
 
-    Those of the first layers, because their update is what a step waits for; or small ones first,
-    where a large one would take the room of all; or large ones first.
+    All but some in even distances, so that the disk is busy in the whole of both passes; or those
+    of the first layers, because their update is what a step waits for; or small ones first, where a
+    large one would take the room of all; or large ones first. Those whose update would take most
+    from the disk may all have to be in memory.
     """
+    groups = work.groups
+    # Without clipping one gradient waits while another is taken; else all may go to the store.
+    two = 0 if work.clip else sum(sorted(g.gradient.nbytes for g in groups.values())[-2:])
     order = list(dict.fromkeys(g for layer in work.layers for g in layer.uses))
-    by_size = sorted(order, key=lambda name: _lives(work.groups[name]))
-    for names in (order, by_size, by_size[::-1]):
-        fitting: list[str] = []
-        held = 0
-        for name in names:
-            if held + _lives(work.groups[name]) <= room:
-                held += _lives(work.groups[name])
-                fitting.append(name)
-        for count in range(len(fitting), 0, -max(1, len(fitting) // _TRIES)):
-            yield fitting[:count]
+    by_size = sorted(order, key=lambda name: _lives(groups[name]))
+    step = max(1, len(order) // _TRIES)
+    tried = [_spread(order, away) for away in range(0, len(order), step)]
+    takes = {name: g.taken(_from_disk(g)) for name, g in groups.items()}
+    for most in sorted({*takes.values()}):
+        first = [name for name in order if takes[name] > most]
+        for names in (order, by_size, by_size[::-1]):
+            held, fitting = sum(_lives(groups[name]) for name in first), [*first]
+            for name in names:
+                if name not in first and held + _lives(groups[name]) + most + two <= room:
+                    held += _lives(groups[name])
+                    fitting.append(name)
+            tried += [fitting[:n] for n in range(len(fitting), max(0, len(first) - 1), -step)]
+    for memory in tried:
+        left = room - sum(_lives(groups[name]) for name in memory)
+        everything = len(memory) == len(groups) and _unbounded(work) - _arriving(work) <= left
+        if everything or _under_way(groups, memory) + two <= left:
+            yield memory
     yield []
+
+
+def _spread(order: list[str], away: int) -> list[str]:
+    """All names but some in even distances, which are not the first."""
+    rest = len(order) - 1
+    places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
+    return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
     """What follows from the groups that live in memory: gradients have the rest of the room."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
-    fixed = _work_bytes(work.layers, groups)
-    gradients: int | None = min(every, room - held)
-    host = work.on_host + fixed + held
-    # Each has to have room by itself.
-    waits = not work.clip and gradients >= max(g.gradient.nbytes for g in groups.values())
-    free = _free_work_bytes(work.layers, groups) - fixed
-    if len(memory) == len(groups) and free <= room - held:
-        gradients, host = None, host + free
+    host, left = work.on_host + _arriving(work) + held, room - held
+    free = _unbounded(work) - _arriving(work)
+    gradients: int | None = None
+    if len(memory) < len(groups) or free > left:
+        under_way = _under_way(groups, memory)
+        gradients = min(every, max(0, left - under_way))
+        host += under_way + gradients
     else:
-        host += gradients
+        host += free
+    # Each has to have room by itself.
+    largest = max(g.gradient.nbytes for g in groups.values())
+    waits = not work.clip and gradients is not None and gradients >= largest
     spilled = 0 if waits or gradients is None else every - gradients
     later = 1.0 if gradients is None or not every else gradients / every
     times, once = _times(work, weights, {*memory}, spilled)
@@ -237,32 +256,38 @@ def _lives(group: Group) -> int:
     return sum(bundle.nbytes for bundle in group.bundles)
 
 
-def _work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
-    """What a trainer with bounded gradients takes beside them, states and staging.
+def _arriving(work: Work) -> int:
+    """What a trainer takes beside gradients that wait, updates, states and staging.
 
-    The gradient that arrives, those that other layers are to add to, the results of an update.
+    The gradient that arrives, and those that other layers are to add to.
     """
-    shared = _shared(layers, groups)
-    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in groups.values())
-    partial = sum(g.sums for g in shared)
-    return arriving + partial + max(g.results for g in groups.values())
+    shared = _shared(work)
+    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in work.groups.values())
+    return arriving + sum(g.sums for g in shared)
 
 
-def _free_work_bytes(layers: Sequence[Layer], groups: dict[str, Group]) -> int:
-    """What a trainer without bounds takes: gradients, two updates, spare states, handed on."""
-    kinds = {g.kind: g.state.nbytes for g in groups.values()}
-    counts = Counter(g.kind for g in groups.values())
-    spare = sum(min(counts[kind], 2) * nbytes for kind, nbytes in kinds.items())
-    gradients = sum(g.gradient.nbytes for g in groups.values())
-    gradients += sum(g.sums for g in _shared(layers, groups) if g.sums > g.gradient.nbytes)
-    handed = 2 * max(g.device.nbytes for g in groups.values())
-    return gradients + 2 * max(g.results for g in groups.values()) + spare + handed
+def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
+    """The most that an update takes, of groups some of which are in memory."""
+    return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
-def _shared(layers: Sequence[Layer], groups: dict[str, Group]) -> list[Group]:
+def _from_disk(group: Group) -> Into:
+    """What its updates write to if it is not in memory."""
+    return "spare" if group.lent else "gradient"
+
+
+def _unbounded(work: Work) -> int:
+    """What a trainer takes beside states if all is in memory: gradients, parameters handed on."""
+    gradients = work.gradients()
+    gradients += sum(max(0, g.sums - g.gradient.nbytes) for g in _shared(work))
+    weights = [0 if g.weights is None else g.weights.nbytes for g in work.groups.values()]
+    return gradients + 2 * max(weights)
+
+
+def _shared(work: Work) -> list[Group]:
     """Groups that several layers use, whose gradients are added up on the host."""
-    uses = Counter(g for layer in layers for g in layer.uses)
-    return [groups[g] for g, count in uses.items() if count > 1]
+    uses = Counter(g for layer in work.layers for g in layer.uses)
+    return [work.groups[g] for g, count in uses.items() if count > 1]
 
 
 def _needs(nbytes: int, where: str, given: int) -> str:

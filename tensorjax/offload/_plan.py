@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +12,7 @@ from tensorjax import _check
 from tensorjax.offload import _groups, _options
 from tensorjax.offload._extents import capacity, listed
 from tensorjax.offload._group import Group
+from tensorjax.offload._host import lends
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
@@ -111,14 +111,11 @@ class Plan:
                 f"store: expected one, for only {len(self.in_memory)} of {len(self.rows)} groups "
                 "and what gradients there is room for live in memory, got None; Plan.store opens it"
             )
-        bounded = self.gradient_bytes is not None
-        if store is None and self.chosen.gradient_overflow == "store":
-            bounded = False  # all have room, and there is no other place
         found = {
             "device_bytes": self.weights,
             "in_memory": self.in_memory,
-            "gradient_bytes": self.gradient_bytes if bounded else None,
-            "gradient_overflow": self.chosen.gradient_overflow if bounded else "store",
+            "gradient_bytes": self.gradient_bytes,
+            "gradient_overflow": self.chosen.gradient_overflow,
             "engine": Engine(activations=self.chosen.activations),
             "store": store,
             "microbatches": self.microbatches,
@@ -127,7 +124,7 @@ class Plan:
         return found if self.clip is None else {**found, "clip": self.clip}
 
     def __str__(self) -> str:
-        """The plan as a table; neighbours that are alike share a line."""
+        """The plan as a table; groups that are alike share a line."""
         width = max(14, *(len(name) for name, _ in _alike(self.rows)))
         lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
         for name, (_, params, state, device, home) in _alike(self.rows):
@@ -157,11 +154,16 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Rows that follow each other and differ in nothing but the name as one, with its name."""
+    """Rows that differ in nothing but the name as one, with a name for all."""
+    places: dict[Any, list[int]] = {}
+    for n, row in enumerate(rows):
+        places.setdefault(row[1:], []).append(n)
     found = []
-    for _, some in itertools.groupby(rows, key=lambda row: row[1:]):
-        first, *rest = some
-        title = f"{first[0]} ... {rest[-1][0]}, each of {len(rest) + 1}" if rest else first[0]
+    for some in places.values():
+        first, last, count = rows[some[0]], rows[some[-1]], len(some)
+        title = f"{first[0]} ... {last[0]}, each of {count}" if count > 1 else first[0]
+        if some[-1] - some[0] >= count:  # others are between
+            title = f"{count} of {first[0]} ... {last[0]}"
         found.append((title, first))
     return found
 
@@ -242,7 +244,9 @@ def plan(
     if clips and clip is not True:
         clip = _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
-    groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=())
+    groups = _groups.make_groups(
+        _groups.shapes(params), host, store=None, in_memory=(), lent=lends(Engine().device)
+    )
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
         seconds = layer_seconds(layers, cast, batch, Engine(), key=key)

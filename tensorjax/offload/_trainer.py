@@ -19,7 +19,7 @@ from tensorjax.offload._commits import Commits, Progress
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._gradients import Gradients
 from tensorjax.offload._homes import StoreHome
-from tensorjax.offload._host import owned
+from tensorjax.offload._host import lends, owned, view
 from tensorjax.offload._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._optimizer import HostOptimizer
 from tensorjax.offload._options import Overflow, Schedule
@@ -186,6 +186,7 @@ class Trainer:
             store=self._home,
             in_memory=self._options.in_memory,
             shards=self._shards,
+            lent=lends(where),
         )
         self._model = _identity.describe(self._layers, self._groups)
         if looks_across(optimizer, shapes):
@@ -248,13 +249,15 @@ class Trainer:
         options, order = self._options, self._order
         unbounded = options.gradient_bytes is None
         shares = self._shares
+        stored = {name: sizes[name] for name, g in self._groups.items() if not g.home.in_place}
         self._stream = WeightStream(
             order.uses,
             sizes,
             capacity=device_bytes,
             ahead=4,
             early=shares.early if shares else 0,
-            handed=2 * max(sizes.values()) if shares is not None and unbounded else 0,
+            handed=2 * max(stored.values(), default=0) if unbounded else 0,
+            stored=stored.keys(),
             start=order.start(self.steps),
             version=order.version,
             read=lambda g, deadline, step: self._groups[g].home.read(
@@ -285,6 +288,7 @@ class Trainer:
             self._optimizer,
             self._shards,
             measured=options.clip is not None,
+            lent=lends(self._engine.device),
             offer=self._offer,
             trace=self.trace,
         )
@@ -563,6 +567,9 @@ class Trainer:
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
         """Parameters on the device: in a thread, so no other process may have to take part."""
+        if lends(self._engine.device):
+            # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
+            arrays = [view(x) for x in arrays]
         held = self._groups[name].device.unflatten(arrays)
         placed = self._shards.place(name, held)
         return self._engine.wait(self._engine.place(name, held) if placed is None else placed)

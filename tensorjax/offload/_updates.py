@@ -375,7 +375,9 @@ class Updater:
             gradient = group.gradient.unflatten(more.pop())
         spare, ready.spare = ready.spare, None
         with self._trace.span("update", group.name, ready.version - 1):
-            params, state = self._optimizer.update(params, state, gradient, ready.scale, spare)
+            params, state = self._optimizer.update(
+                params, state, gradient, ready.scale, spare, into=group.into
+            )
             weights = None if group.weights is None else self._optimizer.cast(params)
         return params, state, weights
 
@@ -384,7 +386,7 @@ class Updater:
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Takes a gradient to update with, whose memory the results take; the lock is held."""
+        """Takes a gradient to update with, which counts with the results; the lock is held."""
         group, ready = self._groups[name], self._turns.ready.pop(name)
         self._turns.unwritten += 1
         self._turns.results_bytes += group.results
@@ -424,14 +426,12 @@ class Updater:
         back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
-        state = None if back is None else back[1]
-        del back  # before the next update begins
         with self._cond:
             self._turns.results_bytes -= group.results
-            if state is not None:
-                self._spare.keep(group, state)
+            if back is not None:
+                self._spare.keep(group, back[0], back[1])
                 self._bound_spare()
-            del state
+            del back  # before the next update begins
             self._turns.version[group.name] = ready.version
             self._turns.unwritten -= 1
             self._cond.notify_all()

@@ -3,7 +3,7 @@
 import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class WeightStream:
       early: bytes of the host for what is read while the device has no room for it.
       handed: bytes of the host for what is handed over while the device has no room for it, so that
         it need not be written and read again before its use; what is used first is kept.
+      stored: groups that have to be read; others are there, and need not be kept.
       start: position to begin with.
       version: of the parameters that a step computes with.
       read: begins to read a group, by name, deadline and step.
@@ -66,6 +67,7 @@ class WeightStream:
         ahead: int,
         early: int,
         handed: int,
+        stored: Collection[str],
         start: int,
         version: Callable[[int], int],
         read: Callable[[str, float, int], Reading],
@@ -85,6 +87,7 @@ class WeightStream:
         self._early_left = early
         self._handed: dict[str, tuple[int, list[Any]]] = {}  # version and arrays
         self._handed_most, self.peak_handed = handed, 0
+        self._stored = frozenset(stored)
         self._now = self._cursor = start
         self._rewound: int | None = None
         first = version(start // len(uses))
@@ -114,6 +117,12 @@ class WeightStream:
                     while not self._present(names, version):
                         self._wait()
             return tuple(self._cache[g].params for g in self._uses[names])
+
+    def has(self, position: int) -> bool:
+        """Whether `take` would return at once."""
+        step, names = divmod(position, len(self._uses))
+        with self._cond:
+            return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
         """Says that a position has been computed."""
@@ -217,6 +226,8 @@ class WeightStream:
 
     def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
         """Keeps what was handed over for a use at ``position``, unless others are nearer."""
+        if group not in self._stored:
+            return
         self._handed.pop(group, None)
         left = self._handed_most - sum(self._sizes[g] for g in self._handed)
         by_use = sorted(self._handed, key=lambda g: self._next_use(g, self._now))
