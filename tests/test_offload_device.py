@@ -1,5 +1,8 @@
 """A device that is not the host: here another one of the CPU, as an accelerator would be."""
 
+import contextlib
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import _host
+from tensorjax.offload._homes import HostHome
 from tests import offload_cases as cases
 
 
@@ -180,3 +184,83 @@ def test_a_batch_may_lie_on_the_host(device: Any) -> None:
     given = jax.device_put(cases.batch(0), _host.cpu())
     with offload.Trainer(cases.layers(), cases.params(), optax.sgd(0.1)) as trainer:
         assert trainer.step(given).loss > 0
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("options", [{}, {"clip": 0.5}, {"compute_dtype": "bfloat16"}], ids=str)
+def test_what_lives_in_memory_is_updated_in_its_place(
+    request: pytest.FixtureRequest, elsewhere: bool, options: dict[str, Any]
+) -> None:
+    if elsewhere:
+        request.getfixturevalue("device")
+    with offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), **options) as trainer:
+        home = trainer._groups["block0"].home
+
+        def places() -> dict[str, list[int]]:
+            trainer.flush()
+            assert isinstance(home, HostHome)
+            held = {name: x for name, x in home.held.items() if not name.endswith("/weights")}
+            return {name: [x.unsafe_buffer_pointer() for x in xs] for name, xs in held.items()}
+
+        trainer.step(cases.batch(0))
+        before = places()
+        for number in (1, 2):
+            trainer.step(cases.batch(number))
+            assert places() == before
+        # Results take no memory, but for the parameters of another dtype.
+        assert (trainer.statistics()["update_peak_bytes"] > 0) == ("compute_dtype" in options)
+
+
+class Ordered(offload.Engine):
+    """Notes what the device is given, and when that is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def backward(self, layer: offload.Layer, *arguments: Any) -> Any:
+        self.noted.append(layer.name)
+        return super().backward(layer, *arguments)
+
+    def last(self, layer: offload.Layer, *arguments: Any) -> Any:
+        self.noted.append(layer.name)
+        return super().last(layer, *arguments)
+
+    def wait(self, value: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            self.noted.append("")
+        return super().wait(value)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "store"])
+def test_a_device_is_given_a_layer_while_it_computes_another(
+    tmp_path: Path, device: Any, stored: bool
+) -> None:
+    """Not where parameters are read, which would wait for all that it was given."""
+    engine = Ordered()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(cases.store(tmp_path)) if stored else None
+        trainer = stack.enter_context(
+            offload.Trainer(
+                cases.layers(), cases.params(), cases.optimizer(), store=store, engine=engine
+            )
+        )
+        trainer.step(cases.batch(0))
+        trainer.flush()
+        engine.noted.clear()
+        trainer.step(cases.batch(1))
+    pairs = itertools.pairwise(engine.noted)
+    assert any(a and b for a, b in pairs) != stored
+
+
+def test_an_accelerator_adds_up_what_layers_share(device: Any) -> None:
+    """So that comes once; from the host's own device each layer's comes."""
+    came = []
+    for lent in (True, False):
+        if not lent:
+            jax.config.update("jax_default_device", None)
+        with offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as trainer:
+            trainer.step(cases.batch(0))
+            trainer.flush()
+            came.append([span.name for span in trainer.trace.spans("gradient")].count("table"))
+    assert came == [1, 2]

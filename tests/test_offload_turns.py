@@ -20,6 +20,7 @@ NAMES = ("a", "b", "c", "d", "e", "f")
 class Cold(HostHome):
     """A home that has to read parameters, but for those that something else holds."""
 
+    in_place = False
     held_now: frozenset[str] = frozenset()
 
     def holds(self, bundle: Bundle) -> bool:
@@ -35,9 +36,9 @@ class Late(Held):
     begun = ready
 
 
-def turns(lookahead: int = 9, at_once: int = 2, **options: Any) -> Turns:
-    """Of six groups of one size; results of two updates fit."""
-    home, like = Cold(), {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+def turns(lookahead: int = 9, at_once: int = 2, memory: str = "", **options: Any) -> Turns:
+    """Of six groups of one size, some in memory; results of two updates fit."""
+    cold, hot, like = Cold(), HostHome(), {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     groups = {
         name: Group(
             name,
@@ -45,12 +46,12 @@ def turns(lookahead: int = 9, at_once: int = 2, **options: Any) -> Turns:
             Bundle(f"{name}/state", like),
             None,
             Bundle(f"{name}/gradient", like),
-            home,
+            hot if name in memory else cold,
         )
         for name in NAMES
     }
     ahead = Ahead(groups, lookahead=lookahead, staging=None, spills=False)
-    results = groups["a"].results
+    results = groups["f"].results
     options = {"together": False, "results_most": at_once * results} | options
     return Turns(groups, ahead, lookahead=lookahead, start=0, **options)
 
@@ -88,6 +89,21 @@ def test_results_leave_room_for_what_is_more_urgent() -> None:
     assert known.able() == ("a", True)
     known.unwritten = 1
     assert known.able() == ("a", False)
+
+
+def test_what_lives_in_memory_waits_for_no_room() -> None:
+    """Its results take none, and its gradient's memory is free again."""
+    known = turns(at_once=1, memory="ab")
+    for name, deadline in (("b", 5.0), ("a", 4.0), ("c", 1.0)):
+        there(known, name, deadline)
+    assert known.able() == ("c", True)
+    known.unwritten, known.results_bytes = 1, known._results_most
+    assert known.able() == ("a", True)
+    del known.ready["a"], known.fetched["a"]
+    known.expected = {"d": (1, 0.0)}
+    assert known.able() == ("b", True)
+    del known.ready["b"], known.fetched["b"]
+    assert known.able() == ("c", False)
 
 
 def test_nothing_begins_while_the_gate_is_closed() -> None:

@@ -24,8 +24,9 @@ class Gradients:
     """Takes gradients to the host, and adds up those of groups that several layers use.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
-    device holds two layers' gradients at most. All are taken in the order they were given. They are
-    offered in the dtypes of the parameters, which may be half as wide as those they are summed in.
+    device holds two layers' gradients at most, and sums of several layers' that an accelerator adds
+    up by itself. All are taken in the order they were given. They are offered in the dtypes of the
+    parameters, which may be half as wide as those they are summed in.
 
     Args:
       layers: of the model.
@@ -62,6 +63,9 @@ class Gradients:
         self._measured, self._lent = measured, lent
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
+        # How often a group's gradient comes to the host: an accelerator adds up by itself.
+        alone = lent and jax.process_count() == 1
+        self._comes = Counter({*self._uses}) if alone else self._uses
         self._given: queue.SimpleQueue[Looked | None] = queue.SimpleQueue()
         self._there = threading.Event()
         self._error: BaseException | None = None
@@ -72,31 +76,45 @@ class Gradients:
 
     def begin(self, step: int) -> None:
         """Forgets the gradients of the step before."""
-        self._step, self._left = step, self._uses.copy()
-        self._partial: dict[str, Any] = {}
+        self._step, self._left, self._missing = step, self._comes.copy(), self._uses.copy()
+        self._partial: dict[str, Any] = {}  # of the host
+        self._sums: dict[str, Any] = {}  # of the device
         self.squares = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """A layer's gradients as `take` wants them, where they may still be computed.
+        """A layer's gradients as `take` wants them, on their way while they may still be computed.
 
-        What that takes of the device comes before the next layer that it is given. They are used
-        up; the caller should not keep them.
+        What that takes of the device comes before the next layer that it is given: a transfer waits
+        for all that was given before it.
         """
-        found = {
-            group: self._narrowed(group, gradient) if self._alone(group, gradient) else gradient
-            for group, gradient in zip(layer.uses, gradients, strict=True)
-        }
-        return {group: (x, self._check(group, x)) for group, x in found.items()}
+        found = {}
+        for group, gradient in zip(layer.uses, gradients, strict=True):
+            whole = gradient
+            if self._comes[group] < self._uses[group]:
+                whole = self._summed(group, gradient)
+                if whole is None:
+                    continue
+            if self._alone(group, whole):
+                whole = self._narrowed(group, whole)
+            check = self._check(group, whole)
+            found[group] = _host.begin(whole), check
+        return found
+
+    def _summed(self, group: str, gradient: Any) -> Any:
+        """The sum of what all layers gave, on the device; None if more is to come."""
+        held = widened(gradient)
+        if group in self._sums:
+            held = self._optimizer.add(self._sums.pop(group), held)
+        self._missing[group] -= 1
+        if not self._missing[group]:
+            return held
+        self._sums[group] = held
+        return None
 
     def take(self, looked: Looked) -> None:
-        """Begins to take a layer's gradients, once those of the layer before are there.
-
-        They are used up, as by `look`.
-        """
+        """Takes a layer's gradients, once those of the layer before are there; they are used up."""
         self.wait()
         self._there.clear()
-        for group, (gradient, check) in looked.items():
-            looked[group] = _host.begin(gradient), check
         self._given.put(looked)
 
     def wait(self) -> None:
@@ -136,7 +154,7 @@ class Gradients:
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
         """The gradient of a group once all layers that use it have had their say, or None."""
         held = self._shards.take(group, gradient)
-        if self._uses[group] > 1:
+        if self._comes[group] > 1:
             held = widened(held)
         if group in self._partial:
             held = self._optimizer.add(self._partial.pop(group), held, lent=self._lent)
@@ -177,7 +195,7 @@ class Gradients:
         """
         leaves = jax.tree.leaves(gradient)
         here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
-        return here and self._uses[group] == 1
+        return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
         """A whole gradient, as it is offered."""

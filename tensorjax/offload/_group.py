@@ -56,14 +56,14 @@ class Group:
 
     @property
     def results(self) -> int:
-        """Bytes that an update takes, its gradient's included, until its results are home."""
+        """Bytes that the results of an update take until they are home."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Bytes that an update takes which writes its results to that."""
+        """Bytes of results that are written to that; what they replace is not counted twice."""
         if into == "place":
-            return self.gradient.nbytes + (0 if self.weights is None else self.weights.nbytes)
-        return sum(b.nbytes for b in self.bundles) + self.gradient.nbytes * (into == "spare")
+            return 0 if self.weights is None else self.weights.nbytes
+        return sum(b.nbytes for b in self.bundles)
 
     @property
     def sums(self) -> int:

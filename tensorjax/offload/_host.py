@@ -62,10 +62,10 @@ def owned(x: Any) -> jax.Array:
 
 
 def view(x: Any) -> np.ndarray:
-    """An array of the host as NumPy sees it, without a reference that would outlive the caller's.
+    """An array of the host as NumPy sees it, which an update may write to.
 
     NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
-    XLA then copies where it could write in place.
+    XLA then copies where it could write in place. This one only keeps the array.
     """
     if not isinstance(x, jax.Array) or not x.nbytes or x.devices() != {cpu()}:
         return np.asarray(x)
@@ -73,6 +73,7 @@ def view(x: Any) -> np.ndarray:
     with _POINTERS:
         pointer = x.unsafe_buffer_pointer()
     raw: Any = (ctypes.c_uint8 * x.nbytes).from_address(pointer)
+    raw.array = x
     return np.frombuffer(raw, np.uint8).view(np.dtype(x.dtype)).reshape(x.shape)
 
 

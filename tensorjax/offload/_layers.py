@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.offload._host import lends
 
 Activations = Literal["recompute", "keep", "offload"]
 
@@ -154,14 +153,6 @@ class Engine:
     def device(self) -> Any:
         """Where groups without shardings lie: the device that JAX uses if none is named."""
         return next(iter(jnp.empty(()).devices()))
-
-    @property
-    def ahead(self) -> bool:
-        """Whether the device is given a layer while it computes another.
-
-        Not where it is the host, which would need memory for both at once.
-        """
-        return lends(self.device)
 
     def place(self, group: str, params: Any) -> Any:
         """Parameters on the device: copies, never views of the host's memory."""

@@ -27,8 +27,8 @@ class _Begun:
     step: int
     position: int
     start: float
-    dy: Any  # of the last microbatch
-    gradients: Looked
+    results: Any  # the last microbatch's cotangent, and the sums of gradients
+    gradients: Looked  # on their way
     losses: list[Any]
     checked: Callable[[], None] | None = None
 
@@ -36,14 +36,13 @@ class _Begun:
 class Passes:
     """Computes the layers one after the other, each for all microbatches before the next.
 
-    In the backward pass an accelerator is given a layer while it computes the one before, if the
-    parameters are there: it need not wait for what the host does between two layers.
-
     Args:
       layers: of the model; the last one gives the loss.
       engine: what computes.
       stream: brings parameters.
       gradients: takes gradients.
+      ahead: whether, in the backward pass, the device is given a layer while it computes the one
+        before, if the parameters are there: then it need not wait for what the host does between.
       key: of `jax.random`, or None.
       trace: gains spans.
 
@@ -58,10 +57,11 @@ class Passes:
         stream: WeightStream,
         gradients: Gradients,
         *,
+        ahead: bool,
         key: jax.Array | None,
         trace: Trace,
     ) -> None:
-        self._layers, self._engine = layers, engine
+        self._layers, self._engine, self._ahead = layers, engine, ahead
         self._stream, self._gradients = stream, gradients
         self._key, self._trace = key, trace
         self._ended = 0.0  # when the last backward pass of a layer had been computed
@@ -124,7 +124,7 @@ class Passes:
         for number in range(last, -1, -1):
             position = base + 2 * last - number
             if begun is not None:
-                if self._engine.ahead and self._stream.has(position):
+                if self._ahead and self._stream.has(position):
                     self._gradients.wait()  # the device holds those of two layers, not of three
                 else:
                     self._end(begun)
@@ -168,14 +168,14 @@ class Passes:
                     )
                 inputs[number][m] = x = kept = None
             looked = self._gradients.look(layer, sums)
-        return _Begun(layer, step, position, start, dy[-1], looked, losses)
+        return _Begun(layer, step, position, start, (dy[-1], sums), looked, losses)
 
     def _end(self, begun: "_Begun") -> None:
         """Waits until a layer has been computed, and takes its gradients."""
         layer, step = begun.layer, begun.step
         with self._noted(layer, "backward", step):
-            self._engine.wait((begun.dy, begun.gradients))
-        begun.dy, end = None, time.perf_counter()
+            self._engine.wait(begun.results)
+        begun.results, end = None, time.perf_counter()
         start, self._ended = max(begun.start, self._ended), end
         self._trace.add("compute", f"{layer.name} backward", start, end, step)
         self._stream.done(begun.position)

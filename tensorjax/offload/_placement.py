@@ -259,10 +259,13 @@ def _lives(group: Group) -> int:
 def _arriving(work: Work) -> int:
     """What a trainer takes beside gradients that wait, updates, states and staging.
 
-    The gradient that arrives, and those that other layers are to add to.
+    The gradient that arrives, and those that other layers are to add to; from an accelerator, which
+    adds up by itself, the next one too.
     """
-    shared = _shared(work)
-    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in work.groups.values())
+    groups, shared = work.groups.values(), shared_groups(work.layers, work.groups)
+    if any(g.lent for g in groups):
+        return 2 * max(g.gradient.nbytes for g in groups)
+    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in groups)
     return arriving + sum(g.sums for g in shared)
 
 
@@ -279,15 +282,17 @@ def _from_disk(group: Group) -> Into:
 def _unbounded(work: Work) -> int:
     """What a trainer takes beside states if all is in memory: gradients, parameters handed on."""
     gradients = work.gradients()
-    gradients += sum(max(0, g.sums - g.gradient.nbytes) for g in _shared(work))
+    if not any(g.lent for g in work.groups.values()):
+        shared = shared_groups(work.layers, work.groups)
+        gradients += sum(max(0, g.sums - g.gradient.nbytes) for g in shared)
     weights = [0 if g.weights is None else g.weights.nbytes for g in work.groups.values()]
     return gradients + 2 * max(weights)
 
 
-def _shared(work: Work) -> list[Group]:
-    """Groups that several layers use, whose gradients are added up on the host."""
-    uses = Counter(g for layer in work.layers for g in layer.uses)
-    return [work.groups[g] for g, count in uses.items() if count > 1]
+def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
+    """Groups that several layers use, whose gradients are added up."""
+    uses = Counter(g for layer in layers for g in layer.uses)
+    return [groups[g] for g, count in uses.items() if count > 1]
 
 
 def _needs(nbytes: int, where: str, given: int) -> str:

@@ -16,7 +16,14 @@ from tensorjax.offload._host import lends
 from tensorjax.offload._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._machine import Machine, layer_seconds
 from tensorjax.offload._optimizer import HostOptimizer
-from tensorjax.offload._placement import Choice, Work, activation_bytes, choose, largest
+from tensorjax.offload._placement import (
+    Choice,
+    Work,
+    activation_bytes,
+    choose,
+    largest,
+    shared_groups,
+)
 from tensorjax.offload._store import TensorStore
 from tensorjax.offload._units import size, time
 
@@ -244,9 +251,8 @@ def plan(
     if clips and clip is not True:
         clip = _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
-    groups = _groups.make_groups(
-        _groups.shapes(params), host, store=None, in_memory=(), lent=lends(Engine().device)
-    )
+    lent = lends(Engine().device)
+    groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=(), lent=lent)
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
         seconds = layer_seconds(layers, cast, batch, Engine(), key=key)
@@ -256,9 +262,12 @@ def plan(
         microbatches * sum(seconds[layer.name][n] for layer in layers) for n in (0, 1)
     )
     sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
+    on_device = 2 * largest(layers, sums)
+    if lent:  # it adds up by itself
+        on_device += sum(g.sums for g in shared_groups(layers, groups))
     whole = Work(
         activations="recompute", layers=layers, groups=groups, machine=machine, forward=forward,
-        backward=backward, on_device=2 * largest(layers, sums), on_host=0, clip=clips,
+        backward=backward, on_device=on_device, on_host=0, clip=clips,
     )  # fmt: skip
     sizes = [microbatches * n for n in activation_bytes(layers, groups, batch, key)]
     works = [_work(whole, kind, *sizes) for kind in kinds]

@@ -175,6 +175,7 @@ class Trainer:
         if key is not None and not self._engine.shardings:
             self._key = jax.device_put(key, where)
         self._order = Order(self._layers, schedule, clip=clip is not None)
+        self._lent = lends(where)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._home = None if store is None else StoreHome(store, self.trace)
@@ -186,7 +187,7 @@ class Trainer:
             store=self._home,
             in_memory=self._options.in_memory,
             shards=self._shards,
-            lent=lends(where),
+            lent=self._lent,
         )
         self._model = _identity.describe(self._layers, self._groups)
         if looks_across(optimizer, shapes):
@@ -288,12 +289,15 @@ class Trainer:
             self._optimizer,
             self._shards,
             measured=options.clip is not None,
-            lent=lends(self._engine.device),
+            lent=self._lent,
             offer=self._offer,
             trace=self.trace,
         )
         self._passes = Passes(
             self._layers, self._engine, self._stream, self._gradients, key=self._key,
+            # A host would need memory for two layers at once. And parameters from the store would
+            # wait for layers that the device was given before: transfers to it do.
+            ahead=self._lent and not stored,
             trace=self.trace,
         )  # fmt: skip
         self._commits = None
@@ -567,12 +571,16 @@ class Trainer:
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
         """Parameters on the device: in a thread, so no other process may have to take part."""
-        if lends(self._engine.device):
+        group = self._groups[name]
+        if self._lent:
             # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
             arrays = [view(x) for x in arrays]
-        held = self._groups[name].device.unflatten(arrays)
+        held = group.device.unflatten(arrays)
         placed = self._shards.place(name, held)
-        return self._engine.wait(self._engine.place(name, held) if placed is None else placed)
+        if placed is None:
+            placed = self._engine.place(name, held)
+        # What lives in memory stays as it is until it has been used.
+        return placed if self._lent and group.home.in_place else self._engine.wait(placed)
 
     def _check_open(self) -> None:
         if self._closed:

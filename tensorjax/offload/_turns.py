@@ -103,18 +103,28 @@ class Turns:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """The most urgent group whose state and gradient are there; whether its results fit."""
+        """The most urgent group whose state and gradient are there; whether its results fit.
+
+        Where they do not, one that is updated in its place, and so gives memory back.
+        """
         let = self._let()
         there = [n for n in let if n in self.fetched and self.fetched[n].ready(self.ready[n])]
         if not there:
             return None, False
         name = self._first(there)
+        if self._room(name, let):
+            return name, True
+        free = next((n for n in there if not self._groups[n].results), None)
+        return (name, False) if free is None else (free, True)
+
+    def _room(self, name: str, let: list[str]) -> bool:
+        """Whether the results of a group fit."""
         ready = self.ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
         beside = max((self._groups[n].results for n in before), default=0)
         total = self.results_bytes + self._groups[name].results + beside
-        return name, not self.unwritten or total <= self._results_most
+        return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
         """Whether a home lacks a version of a group."""

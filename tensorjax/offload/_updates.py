@@ -352,12 +352,14 @@ class Updater:
 
     def _update(self, name: str, ready: Ready, fetched: Fetched) -> None:
         group = self._groups[name]
+        used = 0 if ready.gradient is None or group.into == "gradient" else group.gradient.nbytes
         try:
             params, state, weights = self._results(group, ready, fetched)
         finally:
             fetched.release()
             with self._cond:
                 self._turns.updating.remove(name)
+                self._waiting_bytes -= used
                 self._cond.notify_all()
         device = params if group.weights is None else weights
         self._updated(name, ready.version, group.device.flatten(device))
@@ -386,12 +388,12 @@ class Updater:
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Takes a gradient to update with, which counts with the results; the lock is held."""
+        """Takes a gradient to update with; the lock is held."""
         group, ready = self._groups[name], self._turns.ready.pop(name)
         self._turns.unwritten += 1
         self._turns.results_bytes += group.results
-        if ready.gradient is not None:
-            self._waiting_bytes -= group.gradient.nbytes
+        if ready.gradient is not None and group.into == "gradient":
+            self._waiting_bytes -= group.gradient.nbytes  # it becomes a result
         ready.spare = self._spare.take(group)
         self._bound_spare()
         self._count()
