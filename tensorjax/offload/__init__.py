@@ -42,6 +42,7 @@ Words:
   deadline: position, in the layers of all steps, of the layer that waits for something.
   lease: a tensor in staging memory, until it is released.
   spill: a gradient that waits in the store, for want of memory.
+  lent: a gradient in the pinned memory that an accelerator wrote it to, where XLA cannot write.
   gated: held back until the norm of all gradients is known.
 
 Modules, those that stand on others first:

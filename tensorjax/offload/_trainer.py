@@ -75,8 +75,8 @@ class Trainer:
         step size found for all, GIVES OTHER RESULTS, which is logged as a warning.
       store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
         there; what was written since is forgotten.
-      in_memory: groups that live in host memory all the same; they are written to the store when
-        it is committed.
+      in_memory: groups that live in host memory all the same, where they are updated in place; they
+        are written to the store when it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
         and results on their way home, with spare memory, take no more than the largest group's.
