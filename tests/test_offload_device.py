@@ -264,3 +264,28 @@ def test_an_accelerator_adds_up_what_layers_share(device: Any) -> None:
             trainer.flush()
             came.append([span.name for span in trainer.trace.spans("gradient")].count("table"))
     assert came == [1, 2]
+
+
+def test_neighbours_that_share_a_group_may_be_given_together(device: Any) -> None:
+    """What the first gave is added to while it is still waited for."""
+
+    def first(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return batch["x"] @ params[0]
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+        return jnp.mean((x @ params[0].T - batch["x"]) ** 2)
+
+    layers = [
+        offload.Layer(name="in", apply=first, uses=("tied",)),
+        offload.Layer(name="out", apply=last, uses=("tied",)),
+    ]
+    params = {"tied": np.ones((3, 2), np.float32)}
+    batch = {"x": np.eye(4, 3, dtype=np.float32)}
+    found = []
+    for _ in range(2):
+        with offload.Trainer(layers, params, optax.adam(0.1), microbatches=2) as trainer:
+            losses = [trainer.step(batch).loss for _ in range(4)]
+            found.append((losses, trainer.params()))
+        jax.config.update("jax_default_device", None)
+    assert found[0][0] == found[1][0]
+    assert cases.equal(found[0][1], found[1][1])

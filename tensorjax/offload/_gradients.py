@@ -96,8 +96,7 @@ class Gradients:
                     continue
             if self._alone(group, whole):
                 whole = self._narrowed(group, whole)
-            check = self._check(group, whole)
-            found[group] = _host.begin(whole), check
+            found[group] = _host.begin((whole, self._check(group, whole)))
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:

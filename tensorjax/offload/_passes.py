@@ -27,7 +27,7 @@ class _Begun:
     step: int
     position: int
     start: float
-    results: Any  # the last microbatch's cotangent, and the sums of gradients
+    results: Any  # of the last microbatch
     gradients: Looked  # on their way
     losses: list[Any]
     checked: Callable[[], None] | None = None
@@ -168,7 +168,9 @@ class Passes:
                     )
                 inputs[number][m] = x = kept = None
             looked = self._gradients.look(layer, sums)
-        return _Begun(layer, step, position, start, (dy[-1], sums), looked, losses)
+        # Not the sums, where there is more: another layer may be adding to them.
+        results = (losses, dy[-1]) if jax.tree.leaves((losses, dy[-1])) else sums
+        return _Begun(layer, step, position, start, results, looked, losses)
 
     def _end(self, begun: "_Begun") -> None:
         """Waits until a layer has been computed, and takes its gradients."""
