@@ -234,14 +234,15 @@ def plan(
       ...     return (batch if x is None else x) @ params[0]
       >>> def loss(params, x, batch, key):
       ...     return jnp.mean((x @ params[0]) ** 2)
-      >>> layers = [offload.Layer(name="a", apply=linear), offload.Layer(name="b", apply=loss)]
-      >>> params = {"a": jnp.ones((256, 512)), "b": jnp.ones((512, 1))}
+      >>> layers = [offload.Layer(name=name, apply=linear) for name in "ab"]
+      >>> layers.append(offload.Layer(name="c", apply=loss))
+      >>> params = {"a": jnp.ones((256, 256)), "b": jnp.ones((256, 256)), "c": jnp.ones((256, 1))}
       >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
       >>> plan = offload.plan(
       ...     layers, params, optax.adam(1e-3), jnp.ones((8, 256)), machine=machine,
-      ...     device_bytes=1 << 23, host_bytes=3 << 20, seconds=dict.fromkeys("ab", (1e-3, 2e-3)))
+      ...     device_bytes=1 << 23, host_bytes=2 << 20, seconds=dict.fromkeys("abc", (1e-3, 2e-3)))
       >>> plan.in_memory, plan.needs_store, plan.capacity
-      (('b',), True, 3178496)
+      (('c',), True, 3178496)
     """
     layers = check_layers(layers, params)
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
