@@ -126,7 +126,9 @@ def test_what_lives_in_memory_is_updated_there() -> None:
     spare = Spare([here, there, sized("c", 8)], bounded=False)
     spare.keep(here, [np.ones(8)], [np.ones(8)] * 2)
     assert spare.nbytes == 0
-    assert spare.take(here) is None
+    spare.keep(there, [np.ones(8)], [np.ones(8)] * 2)
+    assert spare.take(here) is None  # which has no use for it
+    assert spare.nbytes == 64
 
 
 @pytest.mark.parametrize("bounded", [False, True])

@@ -120,7 +120,7 @@ class Spare:
 
     def take(self, group: Group) -> Any:
         """Memory that the results of a group may use, or None."""
-        held = self._held.get(group.kind)
+        held = None if group.into == "place" else self._held.get(group.kind)
         found = held.pop() if held else None
         if found is not None:
             self.nbytes -= self._bytes(group)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tensorjax.offload import _host
 from tensorjax.offload._gradients import Gradients, Looked
 from tensorjax.offload._layers import Engine, Layer, nbytes
 from tensorjax.offload._trace import Trace
@@ -167,7 +168,7 @@ class Passes:
                         layer, params, x, batch, key, kept, dy[m], sums
                     )
                 inputs[number][m] = x = kept = None
-            looked = self._gradients.look(layer, sums)
+            looked, losses = self._gradients.look(layer, sums), _host.begin(losses)
         # Not the sums, where there is more: another layer may be adding to them.
         results = (losses, dy[-1]) if jax.tree.leaves((losses, dy[-1])) else sums
         return _Begun(layer, step, position, start, results, looked, losses)

@@ -16,6 +16,7 @@ from tensorjax.offload._options import Overflow
 from tensorjax.offload._units import size
 
 _TRIES = 64  # numbers of groups in memory that are tried
+_BOUNDS = 4  # on what an update takes from the disk, of those that there are
 _STORING = 0.1  # of a step: how much better storing all gradients has to look, to be worth its risk
 
 
@@ -119,23 +120,26 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
     # Without clipping one gradient waits while another is taken; else all may go to the store.
     two = 0 if work.clip else sum(sorted(g.gradient.nbytes for g in groups.values())[-2:])
     order = list(dict.fromkeys(g for layer in work.layers for g in layer.uses))
-    by_size = sorted(order, key=lambda name: _lives(groups[name]))
+    lives = {name: _lives(g) for name, g in groups.items()}
+    takes = {name: g.taken(_from_disk(g)) for name, g in groups.items()}
+    by_size = sorted(order, key=lives.__getitem__)
     step = max(1, len(order) // _TRIES)
     tried = [_spread(order, away) for away in range(0, len(order), step)]
-    takes = {name: g.taken(_from_disk(g)) for name, g in groups.items()}
-    for most in sorted({*takes.values()}):
-        first = [name for name in order if takes[name] > most]
+    bounds = sorted({*takes.values()}, reverse=True)
+    for most in bounds[:: max(1, len(bounds) // _BOUNDS)]:
+        first = {name for name in order if takes[name] > most}
         for names in (order, by_size, by_size[::-1]):
-            held, fitting = sum(_lives(groups[name]) for name in first), [*first]
+            fitting = [name for name in order if name in first]
+            left = room - most - two - sum(lives[name] for name in fitting)
             for name in names:
-                if name not in first and held + _lives(groups[name]) + most + two <= room:
-                    held += _lives(groups[name])
+                if name not in first and lives[name] <= left:
+                    left -= lives[name]
                     fitting.append(name)
             tried += [fitting[:n] for n in range(len(fitting), max(0, len(first) - 1), -step)]
-    for memory in tried:
-        left = room - sum(_lives(groups[name]) for name in memory)
+    for memory in {frozenset(memory): memory for memory in tried}.values():
+        left = room - sum(lives[name] for name in memory)
         everything = len(memory) == len(groups) and _unbounded(work) - _arriving(work) <= left
-        if everything or _under_way(groups, memory) + two <= left:
+        if everything or _under_way(groups, {*memory}) + two <= left:
             yield memory
     yield []
 
@@ -176,7 +180,8 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
         gradient_bytes=gradients,
         gradient_overflow="wait" if waits else "store",
         stored=spilled / every if every else 0.0,
-        needs_store=len(memory) < len(groups) or spilled > 0,
+        # With clipping gradients are bounded by a store only, though they may all have room.
+        needs_store=len(memory) < len(groups) or (gradients is not None and not waits),
         host_bytes=host,
         refusal=refusal,
     )
@@ -260,11 +265,11 @@ def _arriving(work: Work) -> int:
     """What a trainer takes beside gradients that wait, updates, states and staging.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
-    adds up by itself, the next one too.
+    adds up by itself, all of two layers.
     """
     groups, shared = work.groups.values(), shared_groups(work.layers, work.groups)
     if any(g.lent for g in groups):
-        return 2 * max(g.gradient.nbytes for g in groups)
+        return 2 * largest(work.layers, {g.name: g.gradient.nbytes for g in groups})
     arriving = max(g.sums if g in shared else g.gradient.nbytes for g in groups)
     return arriving + sum(g.sums for g in shared)
 

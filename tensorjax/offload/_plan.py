@@ -195,11 +195,11 @@ def plan(
     """Decides what lives where, from sizes, measured speeds and measured layers.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
-    host while the next is computed), and as many parameters as then fit. The host holds what
-    updates under way take; the rest of its memory is divided between groups that live there, those
-    of the first layers first, because their update is what a step waits for, and gradients that
-    wait, whose updates can be left to the next forward pass, in which a disk has time; so that a
-    step is shortest. The rest is on disk.
+    host while the next is computed), those that an accelerator adds up by itself, and as many
+    parameters as then fit. The host holds what updates under way take; the rest of its memory is
+    divided between groups that live there and gradients that wait, whose updates can be left to the
+    next forward pass, in which a disk has time; so that a step is shortest. The rest is on disk, in
+    even distances, so that the disk is busy in the whole of both passes.
 
     Args:
       layers: as for `Trainer`.
@@ -343,6 +343,8 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
         backward = max(backward - forward, forward)
     if kind == "keep":
         on_device += kept
+    if kind == "offload":  # of a layer, and of the next one, which is given ahead
+        on_device += 2 * kept // len(whole.layers)
     if kind == "offload":
         backward, on_host = backward + 2 * kept / whole.machine.place, kept
     return dataclasses.replace(

@@ -495,7 +495,8 @@ class Trainer:
         """Bytes: the most that each has taken.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
-        home; these two together, with gradients that are not whole yet ("host"); updated parameters
+        home; these two together, with gradients that the host still adds to ("host"; those on their
+        way from an accelerator, of two layers at most, are not counted); updated parameters
         that are kept until the device has room for them ("handed"); inputs of layers that the
         backward pass needs ("activation"). Besides there are the store's staging memory,
         and what programs take for themselves.

@@ -83,7 +83,9 @@ class Updater:
             start=start,
         )
         self._due, self._updated, self._written, self._failed = due, updated, written, failed
-        self._cond = threading.Condition()
+        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
         self._scale: Any = None
         self._stalled = math.inf  # deadline of an update that waits for results to be written
         self._spilling = self._waiting_bytes = self._partial_bytes = 0
@@ -108,19 +110,19 @@ class Updater:
 
         Gated ones wait for `release`.
         """
-        with self._cond:
+        with self._lock:
             self._turns.expected = dict(coming)
             self._turns.gated = gated
             self._cond.notify_all()
 
     def gate(self) -> None:
         """Keeps what is offered from now on waiting until `release`."""
-        with self._cond:
+        with self._lock:
             self._turns.open = False
 
     def release(self, scale: Any = None) -> None:
         """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
-        with self._cond:
+        with self._lock:
             self._scale, self._turns.open = scale, True
             for ready in self._turns.ready.values():
                 if ready.gated:  # others were let go before, by a scale of their own
@@ -132,7 +134,7 @@ class Updater:
 
         The homes are about to be committed at that version: `settle_at` waits for it.
         """
-        with self._cond:
+        with self._lock:
             self._turns.newest = version
             self._cond.notify_all()
 
@@ -145,7 +147,7 @@ class Updater:
         or, without one for them, this one waits here until there is room.
         ``partial`` are bytes of gradients that are not whole yet: they are only counted.
         """
-        with self._cond:
+        with self._lock:
             while not self._closed and self._error is None and self._full(name):
                 self._turns.blocked = True
                 self._partial_bytes = partial + self._groups[name].gradient.nbytes
@@ -215,7 +217,7 @@ class Updater:
 
     def settle(self) -> None:
         """Waits until everything offered has been updated and written to its home."""
-        with self._cond:
+        with self._lock:
             while self._turns.ready or self._turns.unwritten or self._spilling:
                 self._raise()
                 self._cond.wait()
@@ -228,7 +230,7 @@ class Updater:
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
-        with self._cond:
+        with self._lock:
             while self._turns.behind(version):
                 self._raise()
                 self._cond.wait()
@@ -236,13 +238,13 @@ class Updater:
 
     def fail(self, error: BaseException) -> None:
         """Makes everything that waits here raise."""
-        with self._cond:
+        with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
         """Ends the threads. What has not been updated is lost: `settle` first."""
-        with self._cond:
+        with self._lock:
             self._closed = True
             self._cond.notify_all()
         reads, updates, writes = self._threads
@@ -275,7 +277,7 @@ class Updater:
 
     def _ask(self) -> Reading | None:
         """Begins to read what is wanted next; None when there will be no more."""
-        with self._cond:
+        with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._turns.lacking()) is not None:
                     ready = self._turns.ready[name]
@@ -327,7 +329,7 @@ class Updater:
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
         """The next group to update, with its state; None when there will be no more."""
-        with self._cond:
+        with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._turns.able()
                 stalled = math.inf if name is None or room else self._turns.ready[name].deadline
@@ -357,7 +359,7 @@ class Updater:
             params, state, weights = self._results(group, ready, fetched)
         finally:
             fetched.release()
-            with self._cond:
+            with self._lock:
                 self._turns.updating.remove(name)
                 self._waiting_bytes -= used
                 self._cond.notify_all()
@@ -407,7 +409,7 @@ class Updater:
             self._spare.clear()
 
     def _look_again(self) -> None:
-        with self._cond:
+        with self._lock:
             self._cond.notify_all()
 
     def _write_all(self) -> None:
@@ -428,7 +430,7 @@ class Updater:
         back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
         if not self._lookahead:
             group.home.settle()
-        with self._cond:
+        with self._lock:
             self._turns.results_bytes -= group.results
             if back is not None:
                 self._spare.keep(group, back[0], back[1])

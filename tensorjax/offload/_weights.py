@@ -80,7 +80,9 @@ class WeightStream:
         self._ahead, self._version = ahead, version
         self._read, self._place, self._trace = read, place, trace
         self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
-        self._cond = threading.Condition()
+        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
         self._cache: dict[str, _Entry] = {}
         self._used = 0
         self._early: dict[tuple[str, int], Reading] = {}  # by group and version
@@ -109,7 +111,7 @@ class WeightStream:
         """The parameters that a position needs, once they are on the device."""
         step, names = divmod(position, len(self._uses))
         version = self._version(step)
-        with self._cond:
+        with self._lock:
             self._now = position
             self._cond.notify_all()
             if not self._present(names, version):
@@ -121,12 +123,12 @@ class WeightStream:
     def has(self, position: int) -> bool:
         """Whether `take` would return at once."""
         step, names = divmod(position, len(self._uses))
-        with self._cond:
+        with self._lock:
             return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
         """Says that a position has been computed."""
-        with self._cond:
+        with self._lock:
             for entry in self._cache.values():
                 entry.pins.discard(position)
             self._now = position + 1
@@ -134,7 +136,7 @@ class WeightStream:
 
     def rewind(self, position: int) -> None:
         """Goes back to the first position of a step, which is to be computed again."""
-        with self._cond:
+        with self._lock:
             self._now = self._rewound = position
             for entry in self._cache.values():
                 entry.pins.clear()
@@ -142,7 +144,7 @@ class WeightStream:
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
         """Hands over new parameters; they are placed at once if there is room for them."""
-        with self._cond:
+        with self._lock:
             step = version
             while self._version(step) < version:
                 step += 1
@@ -157,13 +159,13 @@ class WeightStream:
             self._grow(group)
         with self._trace.span("place", group, step):
             params = self._place(group, arrays)
-        with self._cond:
+        with self._lock:
             entry.params = params
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
         """Says that a version can be read from its home."""
-        with self._cond:
+        with self._lock:
             self._available[group] = version
             self._cond.notify_all()
 
@@ -174,13 +176,13 @@ class WeightStream:
 
     def fail(self, error: BaseException) -> None:
         """Makes `take` raise: somebody else cannot go on."""
-        with self._cond:
+        with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
         """Ends the threads; nothing can be taken any more."""
-        with self._cond:
+        with self._lock:
             self._closed = True
             self._cond.notify_all()
         fetch, place = self._threads
@@ -292,13 +294,13 @@ class WeightStream:
                     self._placing.put((group, step, entry, reading))
                 elif reading is not None:
                     reading.release()
-            with self._cond:
+            with self._lock:
                 self._cursor = position + 1 if self._rewound is None else self._rewound
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
         """Without the lock: what was read early or handed over, if it was."""
-        with self._cond:
+        with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:
                 self._early_left += self._sizes[group]
@@ -324,7 +326,7 @@ class WeightStream:
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
         """Without the lock: pins a group, once that is possible; its place if it must be read."""
-        with self._cond:
+        with self._lock:
             while True:
                 # What was handed over has been used already, or this one comes again.
                 if position < self._now or self._rewound is not None:
@@ -355,7 +357,7 @@ class WeightStream:
                 del arrays
             finally:
                 reading.release()
-            with self._cond:
+            with self._lock:
                 entry.params = params
                 self._cond.notify_all()
 
