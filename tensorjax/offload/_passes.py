@@ -80,7 +80,10 @@ class Passes:
         inputs, trained = [], False
         for number, layer in enumerate(self._layers[:-1]):
             params = self._stream.take(base + number)
-            with self._computing(layer, step):
+            with (
+                self._trace.span("compute", f"{layer.name} forward", step),
+                self._noted(layer, "forward", step),
+            ):
                 out = [
                     self._engine.forward(layer, params, x[m], batch, self._keyed(step, number, m))
                     for m, batch in enumerate(batches)
@@ -188,16 +191,8 @@ class Passes:
         self._gradients.take(begun.gradients)
 
     @contextlib.contextmanager
-    def _computing(self, layer: Layer, step: int) -> Iterator[None]:
-        """In the trace, and in what is said of an error."""
-        with (
-            self._trace.span("compute", f"{layer.name} forward", step),
-            self._noted(layer, "forward", step),
-        ):
-            yield
-
-    @contextlib.contextmanager
     def _noted(self, layer: Layer, way: str, step: int) -> Iterator[None]:
+        """Says of an error where it was."""
         try:
             yield
         except Exception as error:
