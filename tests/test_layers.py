@@ -19,6 +19,8 @@ LAYERS = (
     ("nn", "optim", "pde", "parallel", "offload"),
     ("models",),
 )
+# Parts of offload, likewise.
+OFFLOAD = ("_store", "_training", "_planning")
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"chex", "flax", "matplotlib", "optax", "sklearn", "tensornetwork", "torch"}
 
@@ -73,6 +75,17 @@ def test_imports_point_down(path: Path) -> None:
     assert component in HEIGHT or component.startswith("_"), f"{name} has no place in LAYERS"
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     assert breaches(path.read_text(), component, package) == []
+
+
+@pytest.mark.parametrize("part", OFFLOAD)
+def test_imports_within_offload_point_down(part: str) -> None:
+    above = {f"tensorjax.offload.{name}" for name in OFFLOAD[OFFLOAD.index(part) + 1 :]}
+    paths = [path for path in modules() if part in path.parts]
+    assert paths
+    for path in paths:
+        package = module_name(path).rpartition(".")[0]
+        names = imported(path.read_text(), package)
+        assert not [name for name in names if ".".join(name.split(".")[:3]) in above], path
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensorjax.offload._ahead import Ahead
-from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._group import Group
-from tensorjax.offload._homes import HostHome
+from tensorjax.offload._training._ahead import Ahead
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._homes import HostHome
 
 UNIT = 1 << 18  # bytes of the parameters of a block; its state is twice that, a table four times
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tensorjax.offload import _extents
-from tensorjax.offload._extents import ALIGN, Extent, Layouts
+from tensorjax.offload._store import _extents
+from tensorjax.offload._store._extents import ALIGN, Extent, Layouts
 
 BLOCK = 4 * ALIGN
 

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._gradients import Gradients
-from tensorjax.offload._optimizer import HostOptimizer
-from tensorjax.offload._shards import Shards
-from tensorjax.offload._trace import Trace
+from tensorjax.offload._training._gradients import Gradients
+from tensorjax.offload._training._optimizer import HostOptimizer
+from tensorjax.offload._training._shards import Shards
+from tensorjax.offload._training._trace import Trace
 
 A, B = (offload.Layer(name=n, apply=lambda *_: None, uses=("tied", n)) for n in "ab")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tensorjax.offload import TensorStore
-from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._homes import StoreHome
-from tensorjax.offload._trace import Trace
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._homes import StoreHome
+from tensorjax.offload._training._trace import Trace
 
 MIB = 1 << 20
 

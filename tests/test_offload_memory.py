@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._group import Group, Spare
-from tensorjax.offload._homes import HostHome
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group, Spare
+from tensorjax.offload._training._homes import HostHome
 from tests import offload_cases as cases
 
 DEPTH = 24

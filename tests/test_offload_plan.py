@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload import _placement
-from tensorjax.offload._groups import make_groups
-from tensorjax.offload._optimizer import HostOptimizer
+from tensorjax.offload._planning import _placement
+from tensorjax.offload._training._groups import make_groups
+from tensorjax.offload._training._optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)

@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
-from tensorjax.offload import _commits, _processes
+from tensorjax.offload import _processes
 from tensorjax.offload._processes import Processes
-from tensorjax.offload._shards import Part, Shards
+from tensorjax.offload._training import _commits
+from tensorjax.offload._training._shards import Part, Shards
 
 
 class Device:

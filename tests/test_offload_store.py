@@ -179,8 +179,8 @@ def test_a_write_under_way_does_not_hold_the_array(folder: Path) -> None:
 
 def gated() -> tuple[Any, list[int]]:
     """A backend of one worker that waits for a gate before each transfer, and the offsets."""
-    from tensorjax.offload._backends import ThreadBackend
-    from tensorjax.offload._files import MemoryFile
+    from tensorjax.offload._store._backends import ThreadBackend
+    from tensorjax.offload._store._files import MemoryFile
 
     order: list[int] = []
 
@@ -491,7 +491,7 @@ def test_the_pool_grows_with_the_tensors(folder: Path) -> None:
 def test_leases_that_nobody_releases_are_told_of(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tensorjax.offload._queue._PATIENCE", 0.5)
+    monkeypatch.setattr("tensorjax.offload._store._queue._PATIENCE", 0.5)
     with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({"a": jnp.zeros(MIB // 8), "b": jnp.zeros(MIB // 8)})
         for name in "ab":

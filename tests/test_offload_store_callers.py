@@ -21,7 +21,8 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload import TensorStore, _queue, _store
+from tensorjax.offload import TensorStore
+from tensorjax.offload._store import _queue, _store
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload import TensorStore, _folder, _index
-from tensorjax.offload._backends import _choose, _uring
+from tensorjax.offload import TensorStore
+from tensorjax.offload._store import _folder, _index
+from tensorjax.offload._store._backends import _choose, _uring
 
 MIB = 1 << 20
 SIZE = MIB // 8  # of float64, so 1 MiB

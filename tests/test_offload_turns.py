@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensorjax.offload._ahead import Ahead
-from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._group import Group
-from tensorjax.offload._homes import Held, HostHome
-from tensorjax.offload._jobs import Fetched, Ready
-from tensorjax.offload._turns import Turns
+from tensorjax.offload._training._ahead import Ahead
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._homes import Held, HostHome
+from tensorjax.offload._training._jobs import Fetched, Ready
+from tensorjax.offload._training._turns import Turns
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 

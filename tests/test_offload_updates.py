@@ -14,15 +14,15 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload import _updates
-from tensorjax.offload._bundle import Bundle
-from tensorjax.offload._group import Group
-from tensorjax.offload._groups import begin, make_groups, specs
-from tensorjax.offload._homes import HostHome, Reading, StoreHome
-from tensorjax.offload._optimizer import HostOptimizer
-from tensorjax.offload._shards import Shards
-from tensorjax.offload._trace import Trace
-from tensorjax.offload._updates import Updater
+from tensorjax.offload._training import _updates
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._groups import begin, make_groups, specs
+from tensorjax.offload._training._homes import HostHome, Reading, StoreHome
+from tensorjax.offload._training._optimizer import HostOptimizer
+from tensorjax.offload._training._shards import Shards
+from tensorjax.offload._training._trace import Trace
+from tensorjax.offload._training._updates import Updater
 
 
 class SlowHome(HostHome):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensorjax.offload._trace import Trace
-from tensorjax.offload._weights import WeightStream
+from tensorjax.offload._training._trace import Trace
+from tensorjax.offload._training._weights import WeightStream
 
 
 class Asked:

@@ -45,18 +45,10 @@ Words:
   lent: a gradient in the pinned memory that an accelerator wrote it to, where XLA cannot write.
   gated: held back until the norm of all gradients is known.
 
-Modules, those that stand on others first:
-  the trainer: _trainer, _passes (forward, backward), _weights (parameters to the device),
-    _gradients (to the host), _updates (with _turns and _ahead: which is next), _commits, _export;
-    _layers, _group, _groups, _homes, _optimizer, _order, _shards, _processes, _trace.
-  the plan: _plan, _placement, _machine, _bound.
-  the store: _store, _transfers (staging, checksums), _queue (order and back-pressure), _backends;
-    _extents, _index, _folder, _files (what is on disk); _lease, _staging, _statistics.
+Modules: the store in _store, the trainer in _training, what lives where in _planning. The trainer
+stands on the store, the plan on both.
 """
 
-from tensorjax.offload._backends import Backend
-from tensorjax.offload._backends import available as backends
-from tensorjax.offload._bound import Times
 from tensorjax.offload._errors import (
     CapacityError,
     CorruptError,
@@ -65,19 +57,22 @@ from tensorjax.offload._errors import (
     StoreError,
     StoreWarning,
 )
-from tensorjax.offload._export import to_orbax, to_safetensors
-from tensorjax.offload._extents import capacity
-from tensorjax.offload._groups import tensors
-from tensorjax.offload._layers import Activations, Engine, Layer
-from tensorjax.offload._lease import Lease, Leases
-from tensorjax.offload._machine import Machine, layer_seconds, measure
-from tensorjax.offload._options import Overflow, Schedule
-from tensorjax.offload._placement import Choice
-from tensorjax.offload._plan import Plan, plan
-from tensorjax.offload._statistics import Statistics, Traffic
-from tensorjax.offload._store import TensorStore
-from tensorjax.offload._trace import Span, Trace
-from tensorjax.offload._trainer import Step, Trainer
+from tensorjax.offload._planning._bound import Times
+from tensorjax.offload._planning._machine import Machine, layer_seconds, measure
+from tensorjax.offload._planning._placement import Choice
+from tensorjax.offload._planning._plan import Plan, plan
+from tensorjax.offload._store._backends import Backend
+from tensorjax.offload._store._backends import available as backends
+from tensorjax.offload._store._extents import capacity
+from tensorjax.offload._store._lease import Lease, Leases
+from tensorjax.offload._store._statistics import Statistics, Traffic
+from tensorjax.offload._store._store import TensorStore
+from tensorjax.offload._training._export import to_orbax, to_safetensors
+from tensorjax.offload._training._groups import tensors
+from tensorjax.offload._training._layers import Activations, Engine, Layer
+from tensorjax.offload._training._options import Overflow, Schedule
+from tensorjax.offload._training._trace import Span, Trace
+from tensorjax.offload._training._trainer import Step, Trainer
 
 __all__ = [
     "Activations",

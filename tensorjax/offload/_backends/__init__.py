@@ -1,7 +1,0 @@
-"""Who moves the bytes: one protocol, several ways, and the choice among them."""
-
-from tensorjax.offload._backends._base import Backend
-from tensorjax.offload._backends._choose import available, choose
-from tensorjax.offload._backends._threads import ThreadBackend
-
-__all__ = ["Backend", "ThreadBackend", "available", "choose"]

@@ -1,0 +1,102 @@
+"""Which backend serves a store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorjax.offload._store._backends import _plugins, _threads, _uring
+from tensorjax.offload._store._backends._base import Backend
+from tensorjax.offload._store._files import Say
+
+_BUILT_IN: dict[str, Callable[..., Backend]] = {
+    "threads": _threads.threads,
+    "io_uring": _uring.UringBackend,
+    "buffered": _threads.buffered,
+    "memory": _threads.memory,
+}
+
+
+_METHODS = (
+    "name",
+    "block",
+    "volatile",
+    "open",
+    "size",
+    "allocate",
+    "start",
+    "stop",
+    "sync",
+    "close",
+)
+
+
+def available() -> tuple[str, ...]:
+    """Names that ``backend=`` takes here.
+
+    Without "io_uring" where the extension was not built; with the plug-ins that are installed.
+    """
+    try:
+        from tensorjax.offload._store._backends import _uring_c  # type: ignore[attr-defined]  # noqa: F401
+    except ImportError:
+        names = [name for name in _BUILT_IN if name != "io_uring"]
+    else:
+        names = [*_BUILT_IN]
+    return ("auto", *names, *_plugins.plugins())
+
+
+def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Backend:
+    """Makes the backend of a name, or passes one through that was made by the caller.
+
+    Args:
+        backend: A name, or anything with the methods of `Backend`.
+        folder: Of the store.
+        say: Told of fallbacks.
+        options: For the backend's constructor.
+    """
+    if not isinstance(backend, str):
+        if lacking := [name for name in _METHODS if not hasattr(backend, name)]:
+            raise TypeError(
+                f"backend: expected a name of {available()} or an object with the methods of "
+                f"offload.Backend, got {backend!r} without {', '.join(lacking)}"
+            )
+        return backend
+    if backend == "auto":
+        return _auto(folder, say, options)
+    if backend == "io_uring":
+        try:
+            made, why = _with(_uring.UringBackend, backend, options), ""
+        except (ImportError, OSError) as error:
+            made, why = None, str(error)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = _uring.probe(folder)["io_uring"]
+        if made is not None and not why:
+            return made
+        say(f"io_uring cannot be used here ({why}); going on with a pool of threads")
+        return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
+    ways = {**_BUILT_IN, **_plugins.plugins()}
+    if backend not in ways:
+        raise ValueError(f"backend: expected one of {available()}, got {backend!r}")
+    if backend == "buffered":
+        say("the page cache is used: speeds are not those of the disk")
+    return _with(ways[backend], backend, options)
+
+
+def _auto(folder: Path, say: Say, options: dict[str, Any]) -> Backend:
+    """io_uring where a block can be written and read by it, else threads."""
+    if options or "io_uring" not in available():
+        return _with(_threads.threads, "threads", options)
+    folder.mkdir(parents=True, exist_ok=True)
+    if why := _uring.probe(folder)["io_uring"]:
+        say(f"io_uring does not work here ({why}); going on with a pool of threads")
+        return _threads.threads()
+    return _uring.UringBackend()
+
+
+def _with(make: Callable[..., Backend], name: str, options: dict[str, Any]) -> Backend:
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise TypeError(
+            f"options: the backend {name!r} cannot be made with them: {error}"
+        ) from error

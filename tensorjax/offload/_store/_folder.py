@@ -1,0 +1,252 @@
+"""The folder of a store: whose it is, on what file system, and what its files say."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorjax.offload._errors import (
+    FULL,
+    CapacityError,
+    CorruptError,
+    LockedError,
+    MismatchError,
+)
+from tensorjax.offload._store import _index
+from tensorjax.offload._store._extents import listed
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in names of mounts
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
+            "beegfs", "gpfs", "ocfs2", "orangefs", "virtiofs", "fuse.sshfs", "fuse.s3fs",
+            "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.cephfs",
+            "fuse.ceph-fuse", "fuse.lustre"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The files of one process."""
+
+    folder: Path
+    process: tuple[int, int]
+
+    def _file(self, what: str) -> Path:
+        number, count = self.process
+        return self.folder / f"{what}-{number:05d}-of-{count:05d}"
+
+    @property
+    def data(self) -> Path:
+        """The tensors."""
+        return self._file("data")
+
+    @property
+    def index(self) -> Path:
+        """The committed state."""
+        return self._file("index")
+
+    @property
+    def prepared(self) -> Path:
+        """The next state, until all processes have theirs."""
+        return self._file("prepared")
+
+    @property
+    def names(self) -> Path:
+        """The names of the tensors, for messages when the index is lost."""
+        return self._file("names")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that has the store open."""
+        return self._file("lock")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The lock of a store.
+
+    Attributes:
+        descriptor: What holds it.
+        owner: The process that took it; one that was forked from it has the descriptor too.
+    """
+
+    descriptor: int
+    owner: int
+
+    def release(self) -> None:
+        """Lets others have the store; where this is a fork of the owner, the owner keeps it."""
+        if self.owner == os.getpid():
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+def lock(path: Path) -> Lock:
+    """Takes the lock of a store.
+
+    The kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        LockedError: if another process, or another store of this one, has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise LockedError(
+            f"{path.parent}: the store is open already, by process {holder}; close it there, or "
+            "give each process of a sharded training its own number, process=(number, count)"
+        ) from error
+    with contextlib.suppress(OSError):  # only for a message; what needs a disk that is full says so
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return Lock(descriptor, os.getpid())
+
+
+def make(folder: Path) -> None:
+    """Makes a folder, if it is not there.
+
+    Raises:
+        CapacityError: if the disk has no room for one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise CapacityError(
+            f"{folder}: the disk is full, there is no room for a folder ({error.strerror}); free "
+            "some space and try again"
+        ) from error
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds a path; empty where that is not known."""
+    try:
+        text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+    except OSError:
+        return ""
+    path, best, found = path.resolve(), -1, ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        mount = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
+        if len(mount) >= best and path.is_relative_to(mount):
+            best, found = len(mount), right.split(" ")[0]
+    return found
+
+
+def advice(path: Path) -> str:
+    """What to say about the file system of a path; empty if nothing."""
+    kind = file_system(path)
+    if kind in _IN_MEMORY:
+        return (
+            f"{path} is on {kind}, which is memory: nothing is offloaded, and all is lost when the "
+            "machine stops; choose a folder on a disk"
+        )
+    if kind in _NETWORK:
+        return (
+            f"{path} is on {kind}, a network file system: expect the speed of the network, and "
+            "locks and syncs that may not hold; choose a folder on a local disk"
+        )
+    return ""
+
+
+def load(paths: Paths, model: Any) -> _index.Index | None:
+    """The committed index of a folder; None if there is no store yet.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed.
+        MismatchError: if the store is of another version, model or number of processes.
+    """
+    _same_count(paths)
+    if not paths.index.exists():
+        if paths.data.exists() or paths.names.exists():
+            raise CorruptError(_lost(paths))
+        return None
+    try:
+        _settle(paths)
+        index = _index.parse(paths.index.read_bytes(), paths.index)
+    except CorruptError as error:
+        if names := _names(paths):
+            raise CorruptError(f"{error}; the store has the tensors {listed(names)}") from None
+        raise
+    wrong = _index.differences("process", list(index.process), list(paths.process))
+    if model is not None:
+        wrong += _index.differences("model", index.model, model)
+    if wrong:
+        raise MismatchError(f"{paths.folder}: another store than the one asked for: "
+                            + "; ".join(wrong))  # fmt: skip
+    size = paths.data.stat().st_size if paths.data.exists() else 0
+    cut = [
+        name
+        for name, content in index.contents.items()
+        if index.extents[name].offsets[content.slot] + index.extents[name].size > size
+    ]
+    if cut:
+        raise CorruptError(
+            f"{paths.data}: the file has {size} bytes, expected {index.end}; it was cut, and these "
+            f"tensors are lost: {listed(cut)}; restore the folder from a copy"
+        )
+    return index
+
+
+def _settle(paths: Paths) -> None:
+    """Ends a commit of several processes that was cut off: forward if one has gone forward.
+
+    One could do so only after all were prepared, so that all others can follow; and if none has,
+    all go back.
+    """
+    if not paths.prepared.exists():
+        return
+    prepared = _index.parse(paths.prepared.read_bytes(), paths.prepared).joint
+    own = _index.parse(paths.index.read_bytes(), paths.index).joint
+    count = paths.process[1]
+    others = [Paths(paths.folder, (number, count)).index for number in range(count)]
+    reached = [_index.parse(p.read_bytes(), p).joint for p in others if p.exists()]
+    if len(reached) < count:
+        raise CorruptError(
+            f"{paths.prepared}: a commit of {count} processes was cut off, and the indices of "
+            f"{count - len(reached)} of them are not in the folder, so it cannot be known which "
+            "state holds; bring them there"
+        )
+    if max(reached) >= prepared > own:
+        _index.rename(paths.prepared, paths.index)
+    else:
+        paths.prepared.unlink()
+        _index.sync_folder(paths.folder)
+
+
+def _same_count(paths: Paths) -> None:
+    count = paths.process[1]
+    others = {path.name.rpartition("-of-")[2] for path in paths.folder.glob("index-*-of-*")}
+    wrong = sorted(int(other) for other in others if other.isdigit() and int(other) != count)
+    if wrong:
+        raise MismatchError(
+            f"{paths.folder}: process: the store was written by {wrong[0]} processes, asked for "
+            f"{count}; open it with as many, or read it whole by their stores and write a new one"
+        )
+
+
+def _lost(paths: Paths) -> str:
+    names = _names(paths)
+    whose = f"the tensors {listed(names)} cannot be found in it" if names else "it cannot be read"
+    what = f"{paths.data} is there, but {whose}"
+    if not paths.data.exists():
+        what = f"{paths.data} is gone too, and with it the tensors {listed(names)}"
+    return (
+        f"{paths.index}: the index is lost; {what}; "
+        "restore the folder from a copy, or remove it and start again"
+    )
+
+
+def _names(paths: Paths) -> list[str]:
+    """Of all tensors, as far as the list beside the index can be read."""
+    try:
+        found = json.loads(paths.names.read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []

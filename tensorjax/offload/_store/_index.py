@@ -1,0 +1,218 @@
+"""The index: what the committed state is, replaced in one atomic step.
+
+A text file: a line with the format and the checksum of the rest, then JSON. It is written to a
+temporary file, synced, renamed over the old one, and the folder is synced; a crash leaves either
+the old index or the new one.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorjax.offload._errors import FULL, CapacityError, CorruptError, MismatchError
+from tensorjax.offload._store._checksums import LENGTH, digest
+from tensorjax.offload._store._extents import Extent
+
+FORMAT = "tensorjax-store"
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Content:
+    """What one slot of a tensor holds.
+
+    Attributes:
+        slot: 0 or 1.
+        sums: Checksums of its blocks, in hexadecimal, filled in as they are written.
+        error: Why it could not be written, if so.
+    """
+
+    slot: int
+    sums: list[str]
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """A committed state.
+
+    Attributes:
+        process: Number of the process and count of processes.
+        model: What the store belongs to, as JSON.
+        block: Bytes that one checksum covers.
+        extents: Of all tensors that were reserved.
+        contents: Of those that were written and committed.
+        commit: How many commits there were.
+        joint: How many of them with other processes: the same number in all of these.
+        meta: What the caller committed with the tensors, as JSON.
+    """
+
+    process: tuple[int, int]
+    model: Any
+    block: int
+    extents: Mapping[str, Extent] = field(default_factory=dict)
+    contents: Mapping[str, Content] = field(default_factory=dict)
+    commit: int = 0
+    joint: int = 0
+    meta: Any = None
+
+    @property
+    def end(self) -> int:
+        """Bytes of the data file that are given out."""
+        return max((extent.stop for extent in self.extents.values()), default=0)
+
+
+def dump(index: Index) -> bytes:
+    """The file of an index."""
+    head = json.dumps(
+        {
+            "process": index.process,
+            "model": index.model,
+            "block": index.block,
+            "commit": index.commit,
+            "joint": index.joint,
+            "meta": index.meta,
+        },
+        separators=(",", ":"),
+    )
+    contents = index.contents
+    tensors = ",".join(
+        [
+            extent.entry + ("}" if (c := contents.get(name)) is None else _written(c))
+            for name, extent in index.extents.items()
+        ]
+    )
+    body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
+    return f"{FORMAT} {VERSION} {digest(body)}\n".encode() + body
+
+
+def _written(content: Content) -> str:
+    return f',"slot":{content.slot},"sums":"{"".join(content.sums)}"}}'
+
+
+def parse(text: bytes, path: Path) -> Index:
+    """Reads the file of an index.
+
+    Raises:
+        CorruptError: if it is not what was written.
+        MismatchError: if it is of another version.
+    """
+    head, _, body = text.partition(b"\n")
+    words = head.decode("ascii", "replace").split(" ")
+    if len(words) != 3 or words[0] != FORMAT:
+        raise CorruptError(f"{path}: expected an index of a tensorjax store, got {head[:40]!r}")
+    if words[1] != str(VERSION):
+        raise MismatchError(
+            f"{path}: expected format version {VERSION}, got {words[1]}; "
+            "open it with the release of tensorjax that wrote it"
+        )
+    if words[2] != digest(body):
+        raise CorruptError(
+            f"{path}: the checksum of the index is wrong, so no tensor can be trusted; "
+            "restore the folder from a copy, or remove it and start again"
+        )
+    data = json.loads(body)
+    extents, contents = {}, {}
+    for name, entry in data["tensors"].items():
+        extents[name] = Extent(
+            name, tuple(entry["shape"]), np.dtype(entry["dtype"]), tuple(entry["offsets"])
+        )
+        if "slot" in entry:
+            sums = [entry["sums"][i : i + LENGTH] for i in range(0, len(entry["sums"]), LENGTH)]
+            contents[name] = Content(entry["slot"], sums)
+    return Index(
+        process=tuple(data["process"]),
+        model=data["model"],
+        block=data["block"],
+        extents=extents,
+        contents=contents,
+        commit=data["commit"],
+        joint=data.get("joint", data["commit"]),  # which older ones counted together
+        meta=data["meta"],
+    )
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Puts a file in the place of another, so that a crash leaves one or the other."""
+    rename(prepare(path, content), path)
+
+
+def prepare(path: Path, content: bytes) -> Path:
+    """Writes what is to replace a file, durably, under the name that it returns.
+
+    Raises:
+        CapacityError: if the disk is full; the file is as it was, and nothing is left beside it.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno not in FULL:
+            raise
+        disk = os.statvfs(path.parent)
+        raise CapacityError(
+            f"{path}: the disk is full: {len(content)} bytes are to be written beside it, "
+            f"{disk.f_bavail * disk.f_frsize} are free ({os.strerror(error.errno or 0)}); what was "
+            "committed stays in place; free some space and try again"
+        ) from error
+    return temporary
+
+
+def rename(before: Path, after: Path) -> None:
+    """Gives a file another name, durably."""
+    os.rename(before, after)
+    sync_folder(after.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def differences(kind: str, stored: Any, asked: Any) -> list[str]:
+    """What differs between two JSON values, by name."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        return [
+            line
+            for name in sorted({*stored, *asked}, key=str)
+            for line in differences(f"{kind}.{name}", stored.get(name), asked.get(name))
+        ]
+    return [] if stored == asked else [f"{kind}: the store has {stored!r}, asked for {asked!r}"]
+
+
+def plain(name: str, value: Any) -> Any:
+    """The value as JSON would give it back.
+
+    Raises:
+        TypeError: if JSON cannot hold it.
+    """
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: expected what JSON can hold (numbers, strings, lists, dicts), got "
+            f"{type(value).__name__}: {error}; convert arrays with .tolist() or store them as "
+            "tensors, dataclasses with dataclasses.asdict"
+        ) from None
+
+
+def names_of(extents: Iterable[Extent]) -> bytes:
+    """The list of tensor names kept beside the index, for the message when the index is lost."""
+    return json.dumps([extent.name for extent in extents]).encode()

@@ -1,0 +1,428 @@
+"""The order of transfers: earliest deadline first, conflicting ones in the order they were asked.
+
+A `Request` moves one run of tensors and is cut into `Op`s of at most one block. Requests on the
+same slot of a tensor wait for each other unless both read. A request that others wait for takes
+over the earliest of their deadlines. Writes bring their staging memory with them; reads get
+theirs here, earliest deadline first, so that a queue of any length fits a small pool.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store._requests import Buffer, Op, ReadBatch, Request
+from tensorjax.offload._store._staging import Pool
+from tensorjax.offload._store._statistics import Counter
+
+_LOG = logging.getLogger("tensorjax.offload")
+_PATIENCE, _TICK = 60.0, 0.5
+
+
+class Queue:
+    """Everything that is asked for and not yet done.
+
+    Attributes:
+        lock: Guards the queue, the requests, the slots and both pools.
+        wake: Called when transfers become ready, by backends that sleep elsewhere.
+    """
+
+    def __init__(self, reading: Pool, writing: Pool):
+        self.lock = threading.Lock()
+        self.reading, self.writing = reading, writing
+        self.reads, self.writes = Counter(), Counter()
+        self.wake: Callable[[], None] | None = None
+        self.depth = self.deepest = self.overflow = 0
+        self._pending: dict[Request, None] = {}  # writes, in their order
+        self.blocked = 0.0
+        self.orphans: deque[Buffer] = deque()
+        self._ready = threading.Condition(self.lock)
+        self._space = threading.Condition(self.lock)
+        self._idle = threading.Condition(self.lock)
+        self._tickets: deque[object] = deque()
+        self._heap: list[tuple[float, int, Op]] = []
+        self._waiting: list[tuple[float, int, ReadBatch]] = []
+        self._numbers = itertools.count()
+        self._queued = 0
+        self._closed = self._watched = False
+        self._end = threading.Event()
+
+    # What the store calls.
+
+    def enter(self, requests: Iterable[Request]) -> None:
+        """Registers requests behind those they conflict with; the caller holds the lock."""
+        if self._closed:
+            raise StoreError("the store was closed, or is being enlarged; try again")
+        for request in requests:
+            before: dict[int, Request] = {}
+            for slot in request.slots:
+                if slot.writer is not None:
+                    before[id(slot.writer)] = slot.writer
+                if request.write:
+                    before.update((id(r), r) for r in slot.readers)
+                    slot.writer, slot.readers = request, []
+                else:
+                    slot.readers.append(request)
+            for other in before.values():
+                other.followers.append(request)
+                request.leaders.append(other)
+                request.waits += 1
+                self.hasten(other, request.deadline)
+                if request.write and not other.write and other.batch is not None:
+                    self._overflow(other.batch)
+            if request.write:
+                self._pending[request] = None
+
+    def add(self, op: Op) -> None:
+        """Hands over one transfer of a registered write."""
+        with self.lock:
+            op.request.ops.append(op)
+            op.request.left += 1
+            self._offer(op)
+
+    def seal(self, request: Request) -> None:
+        """Says that a write has no more transfers."""
+        with self.lock:
+            request.sealed = True
+            complete = self._completed(request)
+        if complete:
+            self.finish(request)
+
+    def cut(self, requests: Iterable[Request], error: BaseException) -> None:
+        """Ends requests whose caller was cut off, maybe in the middle of a call: Ctrl-C can be."""
+        complete = []
+        with self.lock:
+            queued = {id(op) for *_, op in self._heap}
+            self._queued = len({id(op) for *_, op in self._heap if not op.started})
+            for request in requests:
+                if request.complete or (request.sealed and request.write):
+                    continue
+                request.error = request.error or error
+                if request.batch is not None:  # which needs no memory, and waits for no one
+                    request.held, request.waits = [], 0
+                    request.batch.admitted = True
+                known = queued | {id(op) for op in request.held}
+                for op in request.ops:
+                    if not op.started and id(op) not in known:
+                        op.ended = True
+                        if op.write and op.place >= 0:
+                            self.writing.give(op.place, op.size)
+                request.left = sum(not op.ended for op in request.ops)
+                request.sealed = True
+                if self._completed(request):
+                    complete.append(request)
+            self._space.notify_all()
+            self._ready.notify_all()
+            if self.wake:
+                self.wake()
+        for request in complete:
+            self.finish(request)
+
+    def read(self, batch: ReadBatch) -> None:
+        """Queues registered reads, all their transfers known; the caller holds the lock."""
+        for request in batch.requests:
+            request.batch, request.sealed, request.left = batch, True, len(request.ops)
+            request.waits += 1  # for memory
+        deadline = min(request.deadline for request in batch.requests)
+        heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+        self._admit()
+        if self._waiting and not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch, name="tensorjax-store-watch", daemon=True).start()
+
+    def stage(self, size: int) -> tuple[int, np.ndarray]:
+        """Waits for ``size`` bytes of staging for a write; first come, first served."""
+        with self.lock:
+            start = self.writing.take(size) if not self._tickets else None
+            if start is None:
+                ticket, began = object(), time.perf_counter()
+                self._tickets.append(ticket)
+                try:
+                    while (
+                        self._tickets[0] is not ticket or (start := self.writing.take(size)) is None
+                    ):
+                        self._space.wait()
+                finally:  # also when a signal's handler raises
+                    self._tickets.remove(ticket)
+                    self._space.notify_all()
+                    self.blocked += time.perf_counter() - began
+        return start, self.writing.memory[start : start + size]
+
+    def turn(self, request: Request) -> None:
+        """Waits until a write waits for nobody: only then it may take staging memory.
+
+        Else writes that wait for others could hold all of it, and these wait for them.
+        """
+        if request.waits:  # it never waits for others again
+            with self.lock:
+                while request.waits:
+                    self._idle.wait()
+
+    def unstage(self, start: int, size: int) -> None:
+        """Gives back staging that no transfer was made of."""
+        with self.lock:
+            self.writing.give(start, size)
+            self._space.notify_all()
+
+    def release(self, buffer: Buffer) -> None:
+        """Takes back one tensor's share of a read buffer."""
+        with self.lock:
+            self._release(buffer)
+            self._admit()
+
+    def hasten_writes(self, deadline: float) -> None:
+        """Gives all writes, and what they wait for, an earlier deadline."""
+        with self.lock:
+            for request in self._pending:
+                self.hasten(request, deadline)
+
+    def drain_writes(self) -> None:
+        """Waits until no write is pending."""
+        with self.lock:
+            while self._pending:
+                self._idle.wait()
+
+    def drain(self, *, everything: bool = False) -> None:
+        """Waits until the backend has nothing to do and nothing is ready for it.
+
+        Args:
+            everything: Also give memory to the reads that wait for some, and wait for them.
+        """
+        with self.lock:
+            for *_, batch in self._waiting if everything else ():
+                self._overflow(batch)
+            while self._pending or self.depth or self._heap:
+                self._idle.wait()
+
+    def inherit(self, other: "Queue") -> None:
+        """Goes on with the counts of a queue that was closed."""
+        with self.lock:
+            self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
+            self.blocked, self.overflow = other.blocked, other.overflow
+            for pool, before in ((self.reading, other.reading), (self.writing, other.writing)):
+                pool.peak = max(pool.peak, before.peak)
+
+    def close(self) -> list[Request]:
+        """Lets the backend's threads go; returns the reads that never got memory."""
+        with self.lock:
+            self._closed = True
+            self._end.set()
+            self._ready.notify_all()
+            left = [r for *_, batch in self._waiting if not batch.admitted for r in batch.requests]
+            self._waiting.clear()
+        if self.wake:
+            self.wake()
+        return left
+
+    def starved(self) -> bool:
+        """Whether reads wait for memory, and the backend has nothing to do."""
+        with self.lock:
+            waiting = any(not batch.admitted for *_, batch in self._waiting)
+            return waiting and not self.depth and not self._heap
+
+    @property
+    def queued(self) -> int:
+        """Transfers that are ready and wait for the backend."""
+        return self._queued
+
+    # What backends call.
+
+    def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
+        """The next transfers, at most so many; None when the queue is closed and empty."""
+        with self.lock:
+            while True:
+                ops: list[Op] = []
+                while self._heap and len(ops) < most:
+                    _, _, op = heapq.heappop(self._heap)
+                    if not op.started:  # else a copy whose deadline was brought forward
+                        op.started, op.begun = True, time.perf_counter()
+                        ops.append(op)
+                if ops:
+                    self._queued -= len(ops)
+                    self.depth += len(ops)
+                    self.deepest = max(self.deepest, self.depth)
+                    return ops
+                if self._closed:
+                    return None
+                if not self.depth:  # copies of what has started may have been all there was
+                    self._idle.notify_all()
+                if not wait:
+                    return []
+                self._ready.wait()
+
+    def done(self, op: Op, error: BaseException | None = None) -> None:
+        """Says that a transfer has ended, well or not."""
+        request, ended = op.request, time.perf_counter()
+        if error is None:
+            try:
+                request.check(op)
+            except Exception as failure:
+                error = failure
+        with self.lock:
+            self.depth -= 1
+            counter = self.writes if op.write else self.reads
+            counter.add(op.size, ended - op.begun, op.begun - op.queued, failed=error is not None)
+            request.error = request.error or error
+            request.left -= 1
+            op.ended = True
+            if op.write and op.place >= 0:
+                self.writing.give(op.place, op.size)
+                self._space.notify_all()
+            op.memory = None
+            complete = self._completed(request)
+            if not self._heap and not self.depth:
+                self._idle.notify_all()
+        if complete:
+            self.finish(request)
+
+    def finish(self, request: Request) -> None:
+        """Resolves a complete request and lets its followers go; the lock is free."""
+        todo, cut = [request], None
+        while todo:
+            request = todo.pop()
+            try:
+                request.resolve(request)
+            except BaseException as error:
+                # SystemExit, of a future's callback, must not end a backend; no Ctrl-C may be lost.
+                if threading.current_thread() is threading.main_thread():
+                    cut = error
+                else:
+                    _LOG.exception("a callback of a future raised")
+            with self.lock:
+                self._leave(request)
+                request.forget()
+                followers, request.followers, request.leaders = request.followers, [], []
+                for follower in followers:
+                    self._unblock(follower)
+                    if self._completed(follower):  # its transfers were never made
+                        todo.append(follower)
+                self._pending.pop(request, None)
+                self._idle.notify_all()
+        if cut is not None:
+            raise cut
+
+    # The lock is held in all that follows.
+
+    def _offer(self, op: Op) -> None:
+        if op.request.waits:
+            op.request.held.append(op)
+            return
+        op.queued = time.perf_counter()
+        heapq.heappush(self._heap, (op.request.deadline, next(self._numbers), op))
+        self._queued += 1
+        self._ready.notify()
+        if self.wake:
+            self.wake()
+
+    def _leave(self, request: Request) -> None:
+        for slot in request.slots:
+            if slot.writer is request:
+                slot.writer = None
+            elif request in slot.readers:
+                slot.readers.remove(request)
+
+    def _unblock(self, request: Request) -> None:
+        request.waits -= 1
+        if not request.waits:
+            held, request.held = request.held, []
+            for op in held:
+                self._offer(op)
+
+    def _completed(self, request: Request) -> bool:
+        if request.sealed and not request.left and not request.waits and not request.complete:
+            request.complete = True
+            return True
+        return False
+
+    def hasten(self, request: Request, deadline: float) -> None:
+        """Gives a request, and those it waits for, an earlier deadline (lock held)."""
+        todo = [request]
+        while todo:
+            request = todo.pop()
+            if request.complete or request.deadline <= deadline:
+                continue
+            request.deadline = deadline
+            batch = request.batch
+            if batch is not None and not batch.admitted:
+                heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+            for op in request.ops:
+                if op.queued and not op.started:
+                    heapq.heappush(self._heap, (deadline, next(self._numbers), op))
+            todo += request.leaders
+
+    def _admit(self) -> None:
+        while self.orphans:
+            self._release(self.orphans.popleft())
+        while self._waiting:
+            batch = self._waiting[0][-1]
+            if not batch.admitted:
+                sizes = [request.run.size for request in batch.requests]
+                starts = self.reading.take_all(sizes)
+                if starts is None:
+                    return
+                pool = self.reading
+                memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+                self._attach(batch, pool, starts, memory)
+            heapq.heappop(self._waiting)
+
+    def _watch(self) -> None:
+        """A thread's work while reads wait for memory: finds dropped leases, tells of held ones."""
+        since, told = time.monotonic(), False
+        while not self._end.wait(_TICK):
+            with self.lock:
+                if not self._waiting or self._closed:
+                    self._watched = False
+                    return
+                self._admit()
+                if self.depth or self._heap:
+                    since = time.monotonic()
+                held, size = self.reading.used, self.reading.size
+            if not told and time.monotonic() - since > _PATIENCE:
+                told = True
+                _LOG.warning(
+                    "reads have waited %g s for staging memory: %d of %d bytes are held by leases; "
+                    "release leases, or open the store with a larger staging",
+                    _PATIENCE, held, size,
+                )  # fmt: skip
+
+    def _overflow(self, batch: ReadBatch) -> None:
+        """Reads that a write waits for must not wait for staging: that could be a deadlock."""
+        if not batch.admitted:
+            sizes = [request.run.size for request in batch.requests]
+            before, self.overflow = self.overflow, self.overflow + sum(sizes)
+            if before <= self.reading.size < self.overflow:
+                _LOG.warning(
+                    "%d bytes were read beside the staging memory of %d for reads, as writes wait "
+                    "for them: release leases before you write, or open the store with a larger "
+                    "staging", self.overflow, self.reading.size,
+                )  # fmt: skip
+            pools = [Pool(size) for size in sizes]
+            self._attach(batch, None, [0] * len(sizes), [pool.memory for pool in pools])
+
+    def _attach(
+        self,
+        batch: ReadBatch,
+        pool: Pool | None,
+        starts: Sequence[int],
+        memory: Sequence[np.ndarray],
+    ) -> None:
+        batch.admitted = True
+        for request, start, part in zip(batch.requests, starts, memory, strict=True):
+            members = len(request.run.members)
+            batch.buffers.append(Buffer(pool, start, request.run.size, part, members))
+            for op in request.ops:
+                op.memory = part[op.position : op.position + op.size]
+                op.place = op.position + start if pool is not None else -1
+                self._offer(op)
+            self._unblock(request)
+
+    def _release(self, buffer: Buffer) -> None:
+        buffer.count -= 1
+        if not buffer.count and buffer.pool is not None:
+            buffer.pool.give(buffer.start, buffer.size)

@@ -1,0 +1,112 @@
+"""What is asked of the queue: requests to move runs of tensors, cut into transfers."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tensorjax.offload._store._extents import Run, Transfer
+from tensorjax.offload._store._staging import Pool
+
+
+class Slot:
+    """One of the two places of a tensor, and who is using it."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self) -> None:
+        self.writer: Request | None = None
+        self.readers: list[Request] = []
+
+
+class Op:
+    """One transfer of adjacent bytes.
+
+    Attributes:
+        write: Whether to the file.
+        offset: In the file.
+        size: In bytes.
+        memory: What to move; of reads set when they get their staging memory.
+        pieces: The blocks of tensors in it.
+        position: First byte within the run.
+        place: First byte within the pool, or -1 if the memory is not of the pool.
+        started: Whether the backend has it.
+        ended: Whether it is done, well or not.
+    """
+
+    __slots__ = ("begun", "ended", "memory", "offset", "pieces", "place", "position", "queued",
+                 "request", "size", "started", "write")  # fmt: skip
+
+    def __init__(self, request: "Request", transfer: Transfer):
+        self.request, self.write = request, request.write
+        self.position, self.size, self.pieces, _ = transfer
+        self.offset, self.place = request.run.offset + self.position, -1
+        self.memory: np.ndarray | None = None
+        self.started, self.ended, self.queued, self.begun = False, False, 0.0, 0.0
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+class Request:
+    """One run of tensors to move, and what waits for it; the queue's lock guards it.
+
+    Attributes:
+        write: Whether to the file.
+        run: The tensors.
+        deadline: The earliest of its own and its followers'.
+        ops: Its transfers; of writes they come one by one.
+        leaders: Those it had to wait for.
+        followers: Those that wait for it.
+        check: Called with each transfer that went well, outside the lock, in the thread that
+            moved it: raises where what was read is not what was written.
+        resolve: Called once, outside the lock, when all is done or has failed.
+    """
+
+    __slots__ = ("batch", "check", "complete", "deadline", "error", "followers", "held", "leaders",
+                 "left", "ops", "resolve", "run", "sealed", "slots", "waits", "write")  # fmt: skip
+
+    def __init__(
+        self,
+        run: Run,
+        slots: Sequence[Slot],
+        *,
+        write: bool,
+        deadline: float,
+        resolve: Callable[["Request"], None],
+        check: Callable[[Op], None] = _nothing,
+    ):
+        self.run, self.slots, self.write, self.deadline = run, slots, write, deadline
+        self.check, self.resolve = check, resolve
+        self.ops: list[Op] = []
+        self.held: list[Op] = []
+        self.followers: list[Request] = []
+        self.leaders: list[Request] = []
+        self.batch: ReadBatch | None = None
+        self.waits = self.left = 0
+        self.sealed = self.complete = False
+        self.error: BaseException | None = None
+
+    def forget(self) -> None:
+        """Ends the circles of references, and arrays with them."""
+        self.ops, self.resolve, self.check, self.batch = [], _nothing, _nothing, None
+
+
+class Buffer:
+    """Staging memory of one run that was read, shared by the leases of its tensors."""
+
+    __slots__ = ("count", "memory", "pool", "size", "start")
+
+    def __init__(self, pool: Pool | None, start: int, size: int, memory: np.ndarray, count: int):
+        self.pool, self.start, self.size = pool, start, size
+        self.memory, self.count = memory, count
+
+
+class ReadBatch:
+    """Reads that get their staging memory together or not at all."""
+
+    __slots__ = ("admitted", "buffers", "requests")
+
+    def __init__(self, requests: Sequence[Request]):
+        self.requests, self.admitted = requests, False
+        self.buffers: list[Buffer] = []

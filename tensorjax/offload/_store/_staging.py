@@ -1,0 +1,105 @@
+"""Aligned memory between the file and the caller, handed out in whole pages."""
+
+import bisect
+import contextlib
+import mmap
+import sys
+
+import numpy as np
+
+from tensorjax.offload._errors import CapacityError
+from tensorjax.offload._store._extents import padded
+
+MIB = 1 << 20
+_STAGING, _WRITING = 256 * MIB, 64 * MIB
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does not name
+
+
+def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
+    """Bytes of staging memory for reads and for writes.
+
+    Args:
+        staging: of both; None for what suits most, and more where tensors need it.
+        block: the most of one transfer.
+        largest: bytes of the largest tensor, padded.
+
+    Raises:
+        CapacityError: if it is too little for them.
+    """
+    if staging is None:
+        return max(_STAGING - _WRITING, 4 * largest), max(_WRITING, 4 * block)
+    writing = max(staging // 4, block)
+    reading = staging - writing
+    if writing < block or reading < max(largest, block):
+        raise CapacityError(
+            f"staging: expected at least {max(block, largest) + max(block, largest // 3)} bytes "
+            f"(the largest tensor takes {largest}, a block {block}), got {staging}"
+        )
+    return reading, writing
+
+
+class Pool:
+    """One aligned region, given out first fit. The caller holds the lock.
+
+    It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
+    hundreds, by which a disk may be slower. That takes private memory, which must not be
+    shared with a forked process while a transfer is under way (`man 2 open`, O_DIRECT); so forked
+    processes find zeros there. Arrays that view the region keep it alive, also after the store is
+    closed.
+    """
+
+    def __init__(self, size: int):
+        self.size = padded(size)
+        # Shared memory, which is Python's default, would not get huge pages.
+        pages = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, no more
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        if sys.platform == "linux":
+            pages.madvise(_WIPE_ON_FORK)
+        self.memory = np.frombuffer(pages, np.uint8)
+        self.used = self.peak = 0
+        self._starts, self._sizes = [0], [self.size]
+
+    def take(self, size: int) -> int | None:
+        """The start of a free range, or None if there is none of that size."""
+        for i, free in enumerate(self._sizes):
+            if free >= size:
+                start = self._starts[i]
+                if free == size:
+                    del self._starts[i], self._sizes[i]
+                else:
+                    self._starts[i] += size
+                    self._sizes[i] -= size
+                self.used += size
+                self.peak = max(self.peak, self.used)
+                return start
+        return None
+
+    def take_all(self, sizes: list[int]) -> list[int] | None:
+        """Starts for several ranges, or None and nothing taken."""
+        if sum(sizes) > self.size - self.used:
+            return None
+        starts: list[int] = []
+        for size in sizes:
+            start = self.take(size)
+            if start is None:
+                for taken, length in zip(starts, sizes, strict=False):
+                    self.give(taken, length)
+                return None
+            starts.append(start)
+        return starts
+
+    def give(self, start: int, size: int) -> None:
+        """Takes a range back and joins it to its free neighbours."""
+        i = bisect.bisect(self._starts, start)
+        self._starts.insert(i, start)
+        self._sizes.insert(i, size)
+        self.used -= size
+        for left in (i, i - 1):
+            right = left + 1
+            if left >= 0 and right < len(self._starts):
+                end = self._starts[left] + self._sizes[left]
+                if end == self._starts[right]:
+                    self._sizes[left] += self._sizes[right]
+                    del self._starts[right], self._sizes[right]

@@ -1,0 +1,596 @@
+"""The tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
+
+import copy
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, SupportsFloat
+
+import jax
+
+from tensorjax import _check
+from tensorjax.offload._errors import CapacityError, Notices, StoreError
+from tensorjax.offload._processes import numbered
+from tensorjax.offload._store import _checksums, _extents, _folder, _index
+from tensorjax.offload._store._backends import Backend, choose
+from tensorjax.offload._store._extents import Extent
+from tensorjax.offload._store._lease import Lease, Leases
+from tensorjax.offload._store._queue import Queue
+from tensorjax.offload._store._requests import Request
+from tensorjax.offload._store._staging import Pool, sizes
+from tensorjax.offload._store._statistics import Statistics
+from tensorjax.offload._store._tensors import Tensor
+from tensorjax.offload._store._transfers import Reader, Writer, flat
+
+
+class TensorStore:
+    """Tensors in one preallocated file, with two slots each and an atomic index.
+
+    Writes go to the slot that is not committed, reads give what was written last, `commit` makes
+    everything written since the last one durable in one step, and opening a store gives the last
+    committed state, however the process before ended. Reads and writes of one tensor keep their
+    order; otherwise the earliest deadline goes first. All methods may be called from any thread,
+    but not from a signal's handler, which may have cut one of them off. A process that is forked
+    cannot use the store: what it inherits, leases included, is empty there.
+
+    Args:
+        path: A folder; created if it is not there, opened if it holds a store.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
+            `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
+            a store that is there, None takes what it holds.
+        backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
+        staging: Bytes of aligned memory for transfers: a quarter for writes, the rest for reads and
+            the leases they give. By default 256 MiB, and more where the largest tensors need it.
+        model: What the store belongs to, as JSON (for example the configuration of the model). A
+            store that was created with another one is refused, with the difference named.
+        process: Number of this process and count of processes, for sharded training: each has its
+            own files in the folder, which all of them see. By default those of `jax.distributed`.
+        block: Most bytes of one transfer and of one checksum, in multiples of 4096; of a new store.
+        options: For the backend: "io_uring" has ``depth`` (transfers in flight, 32), ``sqpoll`` and
+            ``iopoll`` (off) and ``fixed`` (registered memory, on), "threads" and "buffered" have
+            ``workers``; with "auto" they are those of "threads", which it then takes.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed; the tensors are named.
+        LockedError: if the store is open already.
+        MismatchError: if it is of another version, model or number of processes.
+        CapacityError: if the capacity is below what the store holds.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> folder = tempfile.mkdtemp()
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2, 3), np.float32)})
+        ...     done = store.write("w", np.ones((2, 3), np.float32))
+        ...     store.commit({"step": 1})
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     with store.read("w").result() as lease:
+        ...         print(store.meta, lease.array.sum())
+        {'step': 1} 6.0
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity: int | None = None,
+        *,
+        backend: str | Backend = "auto",
+        staging: int | None = None,
+        model: Any = None,
+        process: tuple[int, int] | None = None,
+        block: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ):
+        _checksums.require()
+        if capacity is not None:
+            capacity = _check.integer("capacity", capacity, low=1)
+        if not isinstance(options, Mapping | None):
+            raise TypeError(f"options: expected a mapping, or None, got {options!r}")
+        self._staging = None
+        if staging is not None:
+            self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
+        if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
+            raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
+        self._say = Notices()
+        self._paths = _folder.Paths(Path(path), numbered(process))
+        if self._paths.folder.is_file():
+            raise NotADirectoryError(f"path: expected a folder, got the file {self._paths.folder}")
+        self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
+        self._mutex = threading.Lock()  # one commit, reservation or closing at a time
+        self._open = self._opened = self._undecided = False
+        self._pid = os.getpid()
+        self._lock: _folder.Lock | None = None
+        self._committing = 0.0
+        try:
+            self._begin(_index.plain("model", model), block, capacity)
+        except BaseException:
+            if self._opened:
+                self._backend.close()
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    def _begin(self, model: Any, block: int | None, capacity: int | None) -> None:
+        index = None
+        if not self._backend.volatile:
+            _folder.make(self._paths.folder)
+            if advice := _folder.advice(self._paths.folder):
+                self._say(advice)
+            self._lock = _folder.lock(self._paths.lock)
+            index = _folder.load(self._paths, model)
+        fresh = index is None
+        if index is None:
+            if capacity is None:
+                raise ValueError(
+                    f"capacity: expected bytes for the new store {self._paths.folder}, got None; "
+                    "offload.capacity says what tensors take"
+                )
+            index = _index.Index(self._paths.process, model, block or self._backend.block)
+        elif capacity is not None and index.end > capacity:
+            raise CapacityError(
+                f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
+                f"{capacity}; pass at least that"
+            )
+        self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
+        self._tensors = {
+            name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
+        }
+        pools = _pools(*self._pools(self._tensors))
+        if fresh:  # only now, for nothing is left behind where options do not fit
+            self._save(index)
+        self._backend.open(self._paths.data, self._capacity, self._say)
+        self._opened = True
+        if not fresh and (size := self._backend.size()) < index.end:
+            self._say(
+                f"{self._paths.data}: the file has {size} bytes, expected {index.end}: it was cut; "
+                "all that was committed is there, and the place of the rest is reserved again"
+            )
+            self._backend.allocate(index.end)
+        layouts = _extents.Layouts(self._index.block)
+        self._writer, self._reader = Writer(self._index.block, layouts), Reader(layouts)
+        self._start(*pools)
+        self._open = True
+
+    def _start(self, reading: Pool, writing: Pool) -> None:
+        self._queue = Queue(reading, writing)
+        self._backend.start(self._queue)
+        self._writer.queue = self._reader.queue = self._queue
+        self._finalizer = weakref.finalize(
+            self, _abandon, self._queue, self._backend, self._lock, self._pid
+        )
+
+    def _pools(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Bytes for reads and for writes."""
+        largest = max((t.extent.size for t in tensors.values()), default=0)
+        return sizes(self._staging, self._index.block, largest)
+
+    # What it holds.
+
+    @property
+    def meta(self) -> Any:
+        """What was given to the last commit, a copy; None before the first."""
+        return copy.deepcopy(self._index.meta)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors that were reserved, in that order."""
+        return tuple(self._tensors)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Those of them that can be read."""
+        return tuple(name for name, t in self._tensors.items() if t.newest is not None)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Number of this process and count of processes."""
+        return self._paths.process
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: nothing can be read or written any more."""
+        return not self._open
+
+    @property
+    def commits(self) -> int:
+        """How many commits the store has seen."""
+        return self._index.commit
+
+    def spec(self, name: str) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a tensor."""
+        extent = self._tensor(name).extent
+        return jax.ShapeDtypeStruct(extent.shape, extent.dtype)
+
+    def reserve(self, tensors: Mapping[str, Any]) -> None:
+        """Gives tensors their place: two slots each, with blocks on the disk from now on.
+
+        Tensors that are reserved together lie side by side; those that will be written together
+        should be. A tensor that has its place already is left there.
+
+        Args:
+            tensors: Anything with ``shape`` and ``dtype``, by name.
+
+        Raises:
+            CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
+            ValueError: if a tensor is reserved already with another shape or dtype.
+        """
+        tensors = _mapping("tensors", tensors)
+        specs = {name: _extents.checked(name, like) for name, like in tensors.items()}
+        with self._mutex:
+            self._check_open()
+            for name in [name for name in specs if name in self._tensors]:
+                extent, spec = self._tensors[name].extent, specs.pop(name)
+                if (extent.shape, extent.dtype) != (spec.shape, spec.dtype):
+                    raise ValueError(
+                        f"{name}: reserved already as {extent.dtype}{list(extent.shape)}, got "
+                        f"{spec.dtype}{list(spec.shape)}; use another name"
+                    )
+            if specs:
+                self._reserve(_extents.place(specs, self._index.end))
+
+    def forget(self) -> None:
+        """Gives up the places of all tensors, of which none has been written.
+
+        Raises:
+            StoreError: if one has.
+        """
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            if written := self.written:
+                raise StoreError(
+                    "forget: expected tensors that were only reserved, got "
+                    f"{_extents.listed(written)}, which were written; remove the folder of the "
+                    "store to begin anew"
+                )
+            if self._tensors:
+                index = replace(self._index, extents={})
+                self._save(index)
+                self._tensors, self._index = {}, index
+
+    def _reserve(self, extents: tuple[Extent, ...]) -> None:
+        index = replace(
+            self._index, extents={**self._index.extents, **{e.name: e for e in extents}}
+        )
+        if index.end > self._capacity:
+            free = self._capacity - self._index.end
+            raise CapacityError(
+                f"capacity: {index.end - self._index.end} more bytes are needed for two slots of "
+                f"{len(extents)} tensors ({_extents.listed([e.name for e in extents])}), {free} of "
+                f"{self._capacity} are free; pass a capacity of at least {index.end}"
+            )
+        tensors = {**self._tensors, **{e.name: Tensor(e) for e in extents}}
+        reading, writing = self._pools(tensors)
+        pools = None
+        if reading > self._queue.reading.size:
+            pools = _pools(reading, writing)
+        self._backend.allocate(index.end)
+        self._save(index)
+        # Only now can they be used: after a failure, others may get their place.
+        self._tensors, self._index = tensors, index
+        if pools is not None:
+            self._restart(*pools)
+
+    def _restart(self, reading: Pool, writing: Pool) -> None:
+        """Goes on with larger pools; leases of the old ones stay valid."""
+        with self._writer.paused(), self._reader.paused():
+            before = self._queue
+            before.drain(everything=True)
+            before.close()
+            self._backend.stop()
+            self._finalizer.detach()
+            self._start(reading, writing)
+            self._queue.inherit(before)
+
+    # Moving tensors.
+
+    def write(self, name: str, array: Any, *, deadline: float = math.inf) -> Future[None]:
+        """Copies an array into staging and writes it to the slot that is not committed.
+
+        Blocks while the staging pool is full. The array may be changed when the call returns.
+
+        Args:
+            name: Of a reserved tensor.
+            array: NumPy or JAX, of the reserved shape and dtype.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future that is done when the tensor is in the file (durable after `commit`). Callbacks
+            of futures run in the store's own threads: they must not wait for the store.
+        """
+        return self.write_many({name: array}, deadline=deadline)
+
+    def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
+        """Writes several tensors as `write` does; neighbours in the file move together.
+
+        One future for all: much cheaper than one each when the tensors are small.
+        """
+        self._check_open()
+        todo = [(tensor := self._tensor(name), flat(tensor.extent, array))
+                for name, array in _mapping("arrays", arrays).items()]  # fmt: skip
+        return self._writer.write(todo, _when(deadline))
+
+    def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
+        """Reads what was written last, committed or not.
+
+        Does not block: a read waits in the queue for its staging memory. Leases that are not
+        released keep later reads waiting.
+
+        Args:
+            name: Of a tensor that was written.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future of a lease. It raises CorruptError, with the tensor named, if the checksum of
+            what was read is not that of what was written.
+        """
+        inner = self.read_many([name], deadline=deadline)
+        outer: Future[Lease] = Future()
+        outer.set_running_or_notify_cancel()
+
+        def pass_on(done: Future[Leases]) -> None:
+            error = done.exception()
+            if error is None:
+                outer.set_result(done.result()[name])
+            else:
+                outer.set_exception(error)
+
+        inner.add_done_callback(pass_on)
+        return outer
+
+    def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
+        """Reads several tensors together; neighbours in the file move together.
+
+        Raises:
+            CapacityError: if they do not fit the staging pool together.
+            StoreError: if one was never written.
+        """
+        self._check_open()
+        return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], _when(deadline))
+
+    def hasten(self, names: Iterable[str], *, deadline: float) -> None:
+        """Brings reads of tensors that are under way forward, where their deadline is later."""
+        self._check_open()
+        tensors, queue, due = [self._tensor(name) for name in names], self._queue, _when(deadline)
+        with queue.lock:
+            for tensor in tensors:
+                if tensor.newest is not None:
+                    for request in tensor.slots[tensor.newest.slot].readers:
+                        queue.hasten(request, due)
+
+    def hasten_writes(self, *, deadline: float) -> None:
+        """Brings all writes that are under way forward, where their deadline is later."""
+        self._check_open()
+        self._queue.hasten_writes(_when(deadline))
+
+    def starved(self) -> bool:
+        """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
+        return self._queue.starved()
+
+    def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
+        """Makes everything written so far the committed state, in one step.
+
+        Waits for the writes, syncs the data, and replaces the index. Writes that other threads
+        begin meanwhile wait.
+
+        Args:
+            meta: What belongs to the state, as JSON: step, random keys, position in the data.
+            barrier: Waits for the other processes of a sharded training, each of which commits
+                the same step. With it their stores, in one folder, commit together: killed at any
+                moment, all of them open with the old state or all with the new one.
+
+        Raises:
+            StoreError: if a write failed; the tensor is named and the old state stays committed.
+            CapacityError: if the disk has no room for the index; the old state stays committed.
+            OSError: if the disk fails while it syncs; the store has to be opened again, with the
+                old state or the new one.
+        """
+        meta, began = _index.plain("meta", meta), time.perf_counter()
+        if barrier is not None and not callable(barrier):
+            raise TypeError(f"barrier: expected a function, or None, got {barrier!r}")
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            index = replace(
+                self._index,
+                contents={n: t.newest for n, t in self._tensors.items() if t.newest is not None},
+                commit=self._index.commit + 1,
+                joint=self._index.joint + (barrier is not None),
+                meta=meta,
+            )
+            # The index is written while the last transfers end: all checksums are known.
+            fresh = None
+            if not self._backend.volatile:
+                fresh = _index.prepare(self._paths.index, _index.dump(index))
+            self._queue.drain_writes()
+            failed = {n: c.error for n, c in index.contents.items() if c.error is not None}
+            if failed:
+                if fresh is not None:
+                    fresh.unlink()
+                raise StoreError(
+                    f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
+                    f"commit {self._index.commit} stays in place; write them again"
+                ) from next(iter(failed.values()))
+            try:
+                self._replace(fresh, barrier)
+                self._index = index
+                for tensor in self._tensors.values():
+                    tensor.committed = tensor.newest
+            except BaseException:
+                # Which state the disk has is not known here, and writes could go to the slots that
+                # it has committed. A sync that failed says nothing when it is tried again.
+                self._undecided = True
+                raise
+            self._committing += time.perf_counter() - began
+
+    def _replace(self, fresh: Path | None, barrier: Callable[[], object] | None) -> None:
+        """Syncs the data, and puts a new index in the place of the old one."""
+        try:
+            self._backend.sync()
+        except BaseException:
+            if fresh is not None:
+                fresh.unlink()
+            raise
+        if fresh is not None and barrier is None:
+            _index.rename(fresh, self._paths.index)
+        elif fresh is not None and barrier is not None:
+            _index.rename(fresh, self._paths.prepared)
+            barrier()  # from here on every process can go on to the new state
+            _index.rename(self._paths.prepared, self._paths.index)
+
+    def revert(self) -> None:
+        """Goes back to the committed state: what was written since then is forgotten."""
+        with self._mutex, self._writer.paused():
+            self._check_open()
+            self._queue.drain_writes()
+            for tensor in self._tensors.values():
+                tensor.newest = tensor.committed
+
+    def _save(self, index: _index.Index) -> None:
+        if self._backend.volatile:
+            return
+        if index.extents.keys() != self._index.extents.keys():
+            _index.replace(self._paths.names, _index.names_of(index.extents.values()))
+        _index.replace(self._paths.index, _index.dump(index))
+
+    # The end, and the rest.
+
+    def statistics(self) -> Statistics:
+        """What the store has done since it was opened."""
+        queue = self._queue
+        with queue.lock:
+            return Statistics(
+                backend=self._backend.name,
+                direct=self._backend.direct,
+                notices=tuple(self._say),
+                reads=queue.reads.frozen(),
+                writes=queue.writes.frozen(),
+                depth=queue.depth,
+                deepest=queue.deepest,
+                queued=queue.queued,
+                staging=queue.reading.size + queue.writing.size,
+                staging_reads=queue.reading.size,
+                staging_peak=queue.reading.peak + queue.writing.peak,
+                blocked=queue.blocked,
+                overflow=queue.overflow,
+                commits=self._index.commit,
+                committing=self._committing,
+                allocated=self._index.end,
+                capacity=self._capacity,
+            )
+
+    def close(self) -> None:
+        """Finishes what is under way and lets the store go; what was not committed is lost."""
+        if self._pid != os.getpid():
+            self._leave()
+            return
+        with self._mutex:
+            if not self._open:
+                return
+            self._open = False
+            with self._writer.paused():
+                self._queue.drain()
+                left = self._queue.close()
+            _refuse(left)
+            self._backend.stop()
+            self._finalizer.detach()
+            self._backend.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def _leave(self) -> None:
+        """Closes what a fork inherited: its locks may be held by threads that are not here."""
+        if self._open:
+            self._open = False
+            self._finalizer.detach()
+            if self._lock is not None:
+                self._lock.release()
+
+    def __repr__(self) -> str:
+        state = f"commit {self.commits}" if self._open else "closed"
+        return f"TensorStore({str(self._paths.folder)!r}, {len(self._tensors)} tensors, {state})"
+
+    def __enter__(self) -> "TensorStore":
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise KeyError(
+                f"name: expected one of {len(self._tensors)} reserved tensors "
+                f"({_extents.listed(self.names)}), got {name!r}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"{self._paths.folder}: the store was opened by process {self._pid}, of which this "
+                "one is a fork: its threads are not here; use the store there"
+            )
+        if self._undecided:
+            raise StoreError(
+                f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
+                "when the store is opened; close it and open it again"
+            )
+
+
+def _when(deadline: Any) -> float:
+    if isinstance(deadline, str) or not isinstance(deadline, SupportsFloat):
+        raise TypeError(f"deadline: expected a number, got {deadline!r}")
+    if (found := float(deadline)) != found:
+        raise ValueError("deadline: expected a number, got NaN")
+    return found
+
+
+def _mapping(name: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name}: expected a mapping from names, got {type(given).__name__}")
+    return given
+
+
+def _pools(reading: int, writing: int) -> tuple[Pool, Pool]:
+    try:
+        return Pool(reading), Pool(writing)
+    except (OSError, MemoryError) as error:
+        raise CapacityError(
+            f"staging, block: {reading + writing} bytes of memory are not to be had ({error}); "
+            "give a smaller staging=, of at least the largest tensor and a third of it, and of a "
+            "few blocks"
+        ) from error
+
+
+def _refuse(requests: Iterable[Request]) -> None:
+    """Ends the reads that a store leaves behind."""
+    for request in requests:
+        request.error = StoreError("the store was closed")
+        request.resolve(request)
+
+
+def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
+    """What is left to do for a store that was dropped or is open when the interpreter ends."""
+
+    def end() -> None:
+        if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held
+            _refuse(queue.close())
+            backend.stop()
+            backend.close()
+        if lock is not None:
+            lock.release()
+
+    try:  # not here: the collector may have come from a thread that holds the queue's lock
+        threading.Thread(target=end, name="tensorjax-store-end").start()
+    except RuntimeError:  # too late for threads
+        end()

@@ -1,0 +1,137 @@
+"""Pytrees as named tensors of a store: large leaves by themselves, small ones packed in one."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax.offload._store._extents import padded
+
+# Leaves below this are packed: a store moves blocks, and a bias would be one of its own.
+SMALL = 64 * 1024
+_ALIGNED = 64  # bytes; XLA reads aligned memory in place
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a pytree, by its path."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Bundle:
+    """The arrays of one pytree, and the tensors that hold them.
+
+    Arrays below 64 KiB share one tensor, ``name/packed``; others have one each, ``name/path``.
+
+    Args:
+      name: what names of tensors begin with.
+      tree: pytree of arrays, or of anything with shape and dtype.
+
+    Attributes:
+      leaves: what is in it, in JAX's order.
+      small: those of them that share a tensor.
+      specs: shape and dtype of every tensor, by its name.
+      nbytes: of all leaves.
+    """
+
+    PACKED = "packed"
+
+    def __init__(self, name: str, tree: Any) -> None:
+        found, self.tree = jax.tree_util.tree_flatten_with_path(tree)
+        self.name = name
+        self.leaves = tuple(_leaf(name, path, x) for path, x in found)
+        self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
+        self.specs: dict[str, jax.ShapeDtypeStruct] = {}
+        self._offsets: dict[int, int] = {}
+        self._packed = f"{name}/{self.PACKED}"
+        end = 0
+        for number, leaf in enumerate(self.leaves):
+            if leaf.nbytes < SMALL:
+                self._offsets[number] = end
+                end = -(-(end + leaf.nbytes) // _ALIGNED) * _ALIGNED
+            else:
+                if self._own(leaf) in {*self.specs, self._packed}:
+                    raise ValueError(
+                        f"{name}: expected paths that stay different where their parts are joined "
+                        f"by dots, none of them {self.PACKED!r}; got {leaf.path!r}: rename it"
+                    )
+                self.specs[self._own(leaf)] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        self.small = tuple(self.leaves[number] for number in self._offsets)
+        if self._offsets:  # all of them may be empty
+            self.specs[self._packed] = jax.ShapeDtypeStruct((max(end, 1),), np.uint8)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of staging memory that its tensors take."""
+        return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
+
+    def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
+        """The tensors that hold these arrays; large ones are views, nothing is copied."""
+        found: dict[str, np.ndarray] = {}
+        if self._packed in self.specs:
+            found[self._packed] = np.zeros(self.specs[self._packed].shape, np.uint8)
+        for number, (leaf, x) in enumerate(zip(self.leaves, arrays, strict=True)):
+            array = np.asarray(x)
+            if number in self._offsets:
+                start = self._offsets[number]
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                found[self._packed][start : start + leaf.nbytes] = flat
+            else:
+                found[self._own(leaf)] = array
+        return found
+
+    def arrays(self, tensors: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The arrays that these tensors hold: views of them."""
+        found = []
+        for number, leaf in enumerate(self.leaves):
+            if number in self._offsets:
+                start = self._offsets[number]
+                part = tensors[self._packed][start : start + leaf.nbytes]
+                found.append(part.view(leaf.dtype).reshape(leaf.shape))
+            else:
+                found.append(tensors[self._own(leaf)])
+        return found
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """The pytree of these arrays."""
+        return jax.tree.unflatten(self.tree, list(arrays))
+
+    def flatten(self, tree: Any) -> list[Any]:
+        """The arrays of a pytree like that of this bundle, or ValueError."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.tree:
+            raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")
+        for leaf, x in zip(self.leaves, leaves, strict=True):
+            if tuple(x.shape) != leaf.shape or np.dtype(x.dtype) != leaf.dtype:
+                wide = np.dtype(x.dtype).itemsize == 8 and leaf.dtype.itemsize == 4
+                raise ValueError(
+                    f"{self.name}/{leaf.path}: expected {leaf.dtype}{leaf.shape}, "
+                    f"got {x.dtype}{tuple(x.shape)}"
+                    + ("; cast it, or let JAX use 64 bits (JAX_ENABLE_X64=1)" if wide else "")
+                )
+        return leaves
+
+    def _own(self, leaf: Leaf) -> str:
+        return f"{self.name}/{leaf.path}"
+
+
+def _leaf(name: str, path: Any, x: Any) -> Leaf:
+    where = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+    if not hasattr(x, "shape") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{name}/{where}: expected an array of numbers, got {getattr(x, 'dtype', type(x))}; "
+            "turn keys into numbers with jax.random.key_data"
+        )
+    return Leaf(where, tuple(x.shape), np.dtype(x.dtype))

@@ -1,0 +1,266 @@
+"""The state of a training in its store: committed beside the computation, and taken up again."""
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax.offload._errors import MismatchError, StoreError
+from tensorjax.offload._processes import Processes
+from tensorjax.offload._store._store import TensorStore
+from tensorjax.offload._training import _groups, _identity
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._homes import StoreHome
+from tensorjax.offload._training._layers import Layer
+from tensorjax.offload._training._trace import Trace
+from tensorjax.offload._training._updates import Updater
+
+FORMAT = 3  # of what is kept beside the tensors
+
+# Which trainer took a store last.
+_TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
+
+
+def take(store: Any, trainer: Any) -> None:
+    """Makes a store a trainer's, until that is closed; None needs no taking.
+
+    Raises:
+      TypeError: it is something else.
+      StoreError: it is closed, or another trainer's.
+    """
+    if store is None:
+        return
+    if not isinstance(store, TensorStore):
+        raise TypeError(
+            f"store: expected a TensorStore or None, got {type(store).__name__}; open one: "
+            "TensorStore(path, capacity)"
+        )
+    if store.closed:
+        raise StoreError("store: expected an open store, got one that was closed; open it again")
+    other = _TRAINERS[store]() if store in _TRAINERS else None
+    if other is not None and not other.closed:
+        raise StoreError(
+            "store: another trainer goes on in it; close that one, or open the store again"
+        )
+    _TRAINERS[store] = weakref.ref(trainer)
+
+
+@dataclass
+class Progress:
+    """How far a training has come, besides parameters and states.
+
+    Attributes:
+      steps: that have been done.
+      data: what the last one was given as its position in the data.
+      pending: gradients of the last step, by group, where updates are stale.
+      scale: what these are multiplied by, or None.
+    """
+
+    steps: int = 0
+    data: Any = None
+    pending: dict[str, Any] = field(default_factory=dict)
+    scale: Any = None
+
+    def meta(self, model: Any, key: jax.Array | None, stale: bool) -> dict[str, Any]:
+        """What a store remembers of it, and of the model, as JSON."""
+        return {
+            "trainer": {
+                "format": FORMAT,
+                "model": model,
+                "steps": self.steps,
+                "key": _numbers(key),
+                "data": self.data,
+                "stale": stale,
+                "scale": None if self.scale is None else float(self.scale),
+            }
+        }
+
+
+class Commits:
+    """Makes the state of a trainer that of its store.
+
+    Of several processes all commit one step, and together: their stores are opened with it all, or
+    with the one before all.
+
+    Args:
+      store: of this process.
+      home: the same, as a home of groups.
+      groups: by name; those that live elsewhere are written to the store first.
+      updater: is held back while a commit goes on beside the computation.
+      processes: that commit together.
+      steps: that the store has.
+      failed: called with what ended a commit beside the computation.
+      trace: gains spans.
+
+    Attributes:
+      steps: of the last commit.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        home: StoreHome,
+        groups: Mapping[str, Group],
+        *,
+        updater: Updater,
+        processes: Processes,
+        steps: int,
+        failed: Callable[[BaseException], None],
+        trace: Trace,
+    ) -> None:
+        self._store, self._home, self._groups, self.steps = store, home, groups, steps
+        self._updater, self._processes = updater, processes
+        self._failed, self._trace = failed, trace
+        self._thread: threading.Thread | None = None
+
+    def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
+        """Commits a version of all groups in a thread; updates beyond it wait until that is done.
+
+        Called before any gradient for a later version is offered.
+        """
+        self.join()
+        self._updater.hold_back(version)
+        thread = threading.Thread(
+            target=self._behind, args=(meta, dict(pending), version), name="offload commit",
+            daemon=True,
+        )  # fmt: skip
+        try:
+            thread.start()
+        except BaseException:
+            self._updater.hold_back(math.inf)
+            raise
+        self._thread = thread
+
+    def join(self) -> None:
+        """Waits for what `begin` began."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+        """Commits, once all updates have been written."""
+        steps = meta["trainer"]["steps"]
+        with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
+            for group in self._groups.values():
+                if group.home is self._home:
+                    continue
+                for bundle in group.bundles:
+                    held = _groups.get(bundle, group.home, lambda x: x)
+                    _groups.put(group, bundle, held, self._home)
+            for name, gradient in pending.items():
+                _groups.put(self._groups[name], self._groups[name].gradient, gradient, self._home)
+            self._home.settle()
+            if self._processes.count == 1:
+                self._store.commit(meta)
+            else:
+                what = f"commit of step {steps}"
+                self._store.commit(meta, barrier=lambda: self._processes.wait(what))
+            self.steps = steps
+
+    def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
+        try:
+            self._updater.settle_at(version)
+            self.now(meta, pending)
+        except BaseException as error:
+            self._updater.fail(error)
+            self._failed(error)
+        finally:
+            self._updater.hold_back(math.inf)
+
+
+def resume(
+    store: Any,
+    home: StoreHome,
+    layers: Sequence[Layer],
+    groups: Mapping[str, Group],
+    *,
+    key: jax.Array | None,
+    stale: bool,
+    gradients: bool,
+    owned: Callable[[Any], Any],
+) -> Progress:
+    """Takes up what was committed: checks that it is of this training, reads what is in memory.
+
+    Args:
+      store: with a committed state.
+      home: the same, as a home of groups.
+      layers: of the model.
+      groups: by name.
+      key: of the trainer.
+      stale: whether its updates are.
+      gradients: whether gradients may wait in the store.
+      owned: copies an array to the host's own memory.
+
+    Raises:
+      MismatchError: the store is of another format, model or optimiser.
+      ValueError: it is of another schedule or key.
+    """
+    meta = store.meta["trainer"]
+    if meta["format"] != FORMAT:
+        raise MismatchError(
+            f"store: expected a training of format {FORMAT}, got {meta['format']}, of another "
+            "version of tensorjax; go on with that one"
+        )
+    if meta["stale"] != stale and meta["steps"]:
+        kind = "one-step-stale" if meta["stale"] else "exact"
+        raise ValueError(f"schedule: the store was trained with {kind} updates; go on with them")
+    _identity.check(store, meta["model"], layers, groups, gradients=gradients)
+    if meta["key"] != _numbers(key):
+        raise ValueError(
+            f"key: the store was trained with the key {meta['key']}, got {_numbers(key)}; "
+            "give the same key"
+        )
+    for group in groups.values():
+        if group.home is not home:
+            for bundle in group.bundles:
+                _groups.put(group, bundle, _groups.get(bundle, home, owned))
+    found = Progress(meta["steps"], meta["data"])
+    if meta["stale"] and found.steps:
+        found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
+        found.pending = {
+            name: _groups.get(group.gradient, home, owned) for name, group in groups.items()
+        }
+    return found
+
+
+def same_process(processes: Processes, store: Any) -> None:
+    """Checks that a store is that of this process.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if store.process != (processes.number, processes.count):
+        number, count = store.process
+        raise ValueError(
+            f"store: expected that of process {processes.number} of {processes.count}, got that of "
+            f"process {number} of {count}; open it after jax.distributed.initialize, or give it "
+            "process=(number, count)"
+        )
+
+
+def same_step(processes: Processes, steps: int | None) -> None:
+    """Checks that the stores of all processes are at one step; None for a new store.
+
+    Raises:
+      ValueError: they are not.
+    """
+    found = processes.exchange("opening the stores", steps)
+    if any(other != found[0] for other in found):
+        said = ("new" if other is None else f"at step {other}" for other in found)
+        numbered = ", ".join(f"of process {n} {text}" for n, text in enumerate(said))
+        raise ValueError(
+            f"store: expected the stores of all processes at one step, got that {numbered}; bring "
+            "the files of one commit into the folder, or remove all of them and begin anew"
+        )
+
+
+def _numbers(key: jax.Array | None) -> Any:
+    """What makes a key: how it draws, and its numbers."""
+    if key is None:
+        return None
+    return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

@@ -1,0 +1,177 @@
+"""What a trainer keeps: the tensors of all groups, where they live, and how they begin."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._homes import Home, HostHome
+from tensorjax.offload._training._host import owned
+from tensorjax.offload._training._optimizer import HostOptimizer
+from tensorjax.offload._training._shards import Shards
+
+Params = Mapping[str, Any]
+
+
+def shapes(params: Params) -> dict[str, Any]:
+    """Shapes and dtypes of the parameters of each group; no array is made.
+
+    Raises:
+      TypeError: some are not floating: they would have no gradient.
+    """
+    for name, group in params.items():
+        if callable(group) and not _takes_nothing(group):
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays or a function without arguments, got "
+                f"{type(group).__name__}, which takes some; of a module of Flax, give "
+                "nnx.state(module, nnx.Param)"
+            )
+        for path, leaf in () if callable(group) else jax.tree_util.tree_leaves_with_path(group):
+            if not hasattr(leaf, "dtype"):
+                raise TypeError(
+                    f"params: {name}{jax.tree_util.keystr(path)}: expected an array, got "
+                    f"{type(leaf).__name__}"
+                )
+    found = {
+        name: jax.eval_shape(group if callable(group) else lambda g=group: g)
+        for name, group in params.items()
+    }
+    for name, group in found.items():
+        if group is None:
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays, got None; give an empty dictionary "
+                "to a layer without parameters"
+            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(group):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path)
+                raise TypeError(
+                    f"params: {name}{where}: expected a floating dtype, got {leaf.dtype}; give "
+                    "numbers that are not trained to the layer's function or in the batch"
+                )
+    return found
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
+
+
+def make_groups(
+    shapes: Mapping[str, Any],
+    optimizer: HostOptimizer,
+    *,
+    store: Home | None,
+    in_memory: Collection[str],
+    shards: Shards | None = None,
+    lent: bool = False,
+) -> dict[str, Group]:
+    """Groups of parameters, by name, or of this process's parts of them; no array is made."""
+    unknown = sorted(set(in_memory) - set(shapes))
+    if unknown:
+        raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
+    memory = HostHome()
+    found = {}
+    for name, whole in shapes.items():
+        part = whole if shards is None else shards.shapes(name, whole)
+        state, weights = optimizer.shapes(part)
+        found[name] = Group(
+            name=name,
+            params=Bundle(f"{name}/params", part),
+            state=Bundle(f"{name}/state", state),
+            weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
+            gradient=Bundle(f"{name}/gradient", part),
+            home=memory if store is None or name in in_memory else store,
+            lent=lent,
+        )
+    return found
+
+
+def tensors(
+    params: Params,
+    optimizer: Any,
+    *,
+    compute_dtype: Any = None,
+    gradients: bool = False,
+    shardings: Mapping[str, Any] | None = None,
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of all tensors that a `Trainer` keeps in its store.
+
+    Args:
+      params: as for `Trainer`.
+      optimizer: as for `Trainer`.
+      compute_dtype: as for `Trainer`.
+      gradients: whether gradients may have to wait in the store.
+      shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
+
+    Returns:
+      A mapping that `TensorStore.reserve` and `offload.capacity` take.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
+      ['a/params/kernel']
+    """
+    whole = shapes(params)
+    shards = Shards(whole, shardings or {})
+    kept = HostOptimizer(optimizer, compute_dtype)
+    groups = make_groups(whole, kept, store=None, in_memory=(), shards=shards)
+    return specs(groups.values(), gradients=gradients)
+
+
+def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the tensors of groups."""
+    found: dict[str, jax.ShapeDtypeStruct] = {}
+    for group in groups:
+        for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
+            found.update(bundle.specs)
+    return found
+
+
+def begin(
+    groups: dict[str, Group], params: Params, optimizer: HostOptimizer, shards: Shards
+) -> None:
+    """Writes first parameters and states, one group at a time."""
+    for name, group in groups.items():
+        _begin(group, params[name], optimizer, shards)
+        group.home.settle()
+
+
+def _begin(group: Group, given: Any, optimizer: HostOptimizer, shards: Shards) -> None:
+    """Writes a group's first parameters, and then its state: they are not held together."""
+    made = shards.cut(group.name, given() if callable(given) else given)
+    leaves = group.params.flatten(made)
+    del made
+    held = group.params.unflatten([owned(leaves.pop(0)) for _ in range(len(leaves))])
+    if not optimizer.finite(held):
+        raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
+    if group.weights is not None:
+        put(group, group.weights, optimizer.cast(held))
+    put(group, group.params, held)
+    put(group, group.state, optimizer.init(held))
+
+
+def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
+    """Writes a pytree."""
+    where = group.home if home is None else home
+    where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
+
+
+def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
+    """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
+    reading = home.read(bundle, deadline=0.0, step=-1)
+    try:
+        return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
+    finally:
+        reading.release()

@@ -1,0 +1,61 @@
+"""What one update waits for, and what it leaves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorjax.offload._training._bundle import Bundle
+from tensorjax.offload._training._group import Group
+from tensorjax.offload._training._homes import Reading
+
+
+@dataclass
+class Ready:
+    """A gradient that is there, and the update that it is for."""
+
+    version: int
+    deadline: float
+    gradient: Any  # None if it waits in the store
+    gated: bool  # offered after `gate`
+    scale: Any = None  # what the gradient is multiplied by, once the gate is open
+    spare: Any = None  # memory for its results
+
+
+@dataclass
+class Fetched:
+    """What else an update needs, there or on its way."""
+
+    state: Reading  # with the parameters, and with the gradient if it waited in the store by then
+    whole: bool  # whether the gradient is with them
+    gradient: Reading | None = None  # if it is read by itself
+
+    def ready(self, update: Ready) -> bool:
+        """Whether all of it is there."""
+        if self.gradient is not None:
+            return self.gradient.ready() and self.state.ready()
+        return (self.whole or update.gradient is not None) and self.state.ready()
+
+    def release(self) -> None:
+        """Gives its memory back."""
+        self.state.release()
+        if self.gradient is not None:
+            self.gradient.release()
+
+
+@dataclass
+class Output:
+    """Results of an update on their way home."""
+
+    group: Group
+    ready: Ready
+    params: Any
+    state: Any
+    weights: Any
+
+    def take(self) -> list[tuple[Bundle, list[Any]]]:
+        """The arrays, which are not kept here."""
+        bundles = (self.group.params, self.group.state, self.group.weights)
+        trees, self.params, self.state, self.weights = (
+            (self.params, self.state, self.weights), None, None, None
+        )  # fmt: skip
+        pairs = zip(bundles, trees, strict=True)
+        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]

@@ -1,0 +1,181 @@
+"""An Optax transformation on the host: compiled for the CPU, its results in recycled memory."""
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from tensorjax.offload._training._host import cpu, to_host
+
+Into = Literal["place", "gradient", "spare"]
+
+_ROW = 512  # numbers that are added up in their own precision; their sums are in double
+_PART = 1 << 18  # bytes that are widened at once
+
+
+class HostOptimizer:
+    """Updates the parameters of one group at a time.
+
+    One program serves parameters wherever they come from, so that results do not depend on it; it
+    is compiled for each kind of memory that results are written to. On a CPU fresh memory would
+    cost more than the arithmetic. So results take the place of what they replace; or, where that is
+    a view of a staging buffer, which stays as it is, parameters that of the gradient, and the state
+    that of one which is not needed any more.
+
+    Args:
+      transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
+        is applied to each group by itself: what looks at all parameters at once, such as clipping
+        by a global norm, belongs to the trainer.
+      compute_dtype: that floating parameters are cast to for the device; None leaves them.
+    """
+
+    def __init__(self, transformation: Any, compute_dtype: Any = None) -> None:
+        for name in ("init", "update"):
+            if not callable(getattr(transformation, name, None)):
+                raise TypeError(
+                    "optimizer: expected a transformation as Optax makes them, with init and "
+                    f"update, got {type(transformation).__name__}"
+                )
+        if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
+            raise TypeError(f"compute_dtype: expected a floating dtype, got {compute_dtype!r}")
+        self._transformation = transformation
+        self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+        self.device = cpu()
+        self._init, self._updates, self._cast = _programs(transformation, self._dtype)
+
+    @property
+    def casts(self) -> bool:
+        """Whether the device has parameters of another dtype than the optimiser."""
+        return self._dtype is not None
+
+    def init(self, params: Any) -> Any:
+        """State of the transformation for the parameters of a group."""
+        return self._init(to_host(params))
+
+    def cast(self, params: Any) -> Any:
+        """Parameters as the device computes with them."""
+        return self._cast(params)
+
+    def shapes(self, params: Any) -> tuple[Any, Any]:
+        """Shapes and dtypes of a group's state, and of its parameters on the device."""
+        try:
+            state = jax.eval_shape(self._transformation.init, params)
+            with jax.numpy_dtype_promotion("standard"):
+                jax.eval_shape(self._transformation.update, params, state, params)
+        except Exception as error:
+            error.add_note(
+                "optimizer: it is given one group of parameters at a time, and gradients, state "
+                "and parameters alone: none that needs the loss, or a search along a line"
+            )
+            raise
+        return state, jax.eval_shape(self._cast, params)
+
+    def update(
+        self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
+    ) -> Any:
+        """New parameters and state.
+
+        Args:
+          params, state: of one group.
+          gradient: of it, of the dtypes of the parameters.
+          scale: what the gradient is multiplied by, or None.
+          spare: what may be overwritten besides, or None.
+          into: what results are written to: with "place" to parameters and state, with "gradient"
+            to it and to ``spare``, a state; with "spare" to that, parameters and a state. These are
+            used up.
+        """
+        if into == "gradient" and spare is None:
+            spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
+        return jax.block_until_ready(self._updates[into](params, state, gradient, scale, spare))
+
+    def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
+        """Sum of two gradients, in the place of the first if that is not lent."""
+        return (_sum if lent else _add)(sums, gradient)
+
+    def squares(self, gradient: Any) -> float:
+        """Sum of the squares of all numbers in a gradient, by one pass over it.
+
+        Not finite if one of them is not, or is too large for its square.
+        """
+        return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
+
+    def finite(self, tree: Any) -> jax.Array:
+        """Whether no number is NaN or infinite; found where the arrays are."""
+        return _finite(tree)
+
+
+@functools.lru_cache(maxsize=16)
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
+    """Compiled init, updates and cast: the same ones for the same transformation."""
+
+    def init(params: Any) -> Any:
+        return jax.lax.optimization_barrier(transformation.init(params))
+
+    def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+        del spare
+        if scale is not None:
+            gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
+        # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transformation.update(gradient, state, params)
+        params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+        # Without the barrier, state that is passed on unchanged would be returned as what came in:
+        # a view of a staging buffer, which is about to be used for something else.
+        return jax.lax.optimization_barrier((params, state))
+
+    def cast(x: Any) -> Any:
+        wanted = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if wanted else x
+
+    # Said, for else there is one program for views of NumPy and one for what was computed here, and
+    # what does not depend on the parameters' numbers would be made on an accelerator.
+    host = SingleDeviceSharding(cpu())
+    jit = functools.partial(jax.jit, in_shardings=host, out_shardings=host)
+    return (
+        jit(init),
+        {
+            "place": jit(update, donate_argnums=(0, 1)),
+            "gradient": jit(update, donate_argnums=(2, 4), keep_unused=True),
+            "spare": jit(update, donate_argnums=(4,), keep_unused=True),
+        },
+        # By itself: a cast in the program of the update would more than halve its speed.
+        jit(lambda params: jax.tree.map(cast, params)),
+    )
+
+
+def _squares(x: Any) -> float:
+    # By NumPy: XLA adds up one number after the other, in five to ten times the time. The view
+    # ends here, so that the update may write to this memory.
+    if x.dtype.itemsize < 4:
+        return sum(map(_squares, _widened(x)), 0.0)
+    flat = np.from_dlpack(x).reshape(-1)
+    whole = flat.size // _ROW * _ROW
+    rows, rest = flat[:whole].reshape(-1, _ROW), flat[whole:]
+    found = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
+    return float(found + np.einsum("i,i->", rest, rest))
+
+
+def _widened(x: Any) -> Iterator[np.ndarray]:
+    """An array of fewer bits in single precision, part by part."""
+    memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
+    held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
+    for start in range(0, x.nbytes, _PART):
+        count = min(_PART, x.nbytes - start) // x.dtype.itemsize
+        yield np.frombuffer(held, x.dtype, count, start).astype(np.float32)
+
+
+def _added(sums: Any, gradient: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, gradient)
+
+
+_add, _sum = jax.jit(_added, donate_argnums=(0,)), jax.jit(_added)
+
+
+@jax.jit
+def _finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
