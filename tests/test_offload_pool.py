@@ -41,4 +41,16 @@ def test_all_or_nothing_is_taken() -> None:
     assert pool.used == 2 * MIB
     pool.give(0, MIB)
     assert pool.take_all([2 * MIB, MIB]) == [2 * MIB, 0]
-    assert pool.peak == pool.size == 4 * MIB
+    assert pool.used == pool.size == 4 * MIB
+
+
+@pytest.mark.parametrize("taken", [[], [(0, 1)], [(1, 1), (3, 1)], [(2, 2), (0, 1)], [(0, 4)]])
+def test_all_but_what_is_taken_is_free(taken: list[tuple[int, int]]) -> None:
+    pool = Pool(4 * MIB)
+    pool.take_all([MIB, 2 * MIB])
+    pool.reset([(start * MIB, size * MIB) for start, size in taken])
+    used = {n for start, size in taken for n in range(start, start + size)}
+    assert pool.used == len(used) * MIB
+    found = [pool.take(MIB) for _ in range(4 - len(used))]
+    assert {start // MIB for start in found if start is not None} == {*range(4)} - used
+    assert pool.take(1) is None

@@ -143,6 +143,46 @@ def test_earlier_deadlines_go_first(folder: Path) -> None:
         assert [deadlines[n] for n in numbers] == sorted(deadlines)
 
 
+def test_staging_memory_goes_to_the_earliest_deadline(folder: Path) -> None:
+    backend, order = gated()
+    block = MIB // 4
+    with made(folder, backend, staging=4 * block, block=block) as store:  # one block for writes
+        store.reserve({str(i): jnp.zeros(block // 8) for i in range(5)})
+        threads = [threading.Thread(target=store.write, args=("0", np.zeros(block // 8)))]
+        threads[0].start()
+        while not backend.file.held:
+            time.sleep(0.001)
+        for i, deadline in enumerate([7.0, 5.0, 5.0, 3.0], 1):
+            name, waiting = str(i), len(store._queue._wanting)
+            arguments = {"args": (name, np.zeros(block // 8)), "kwargs": {"deadline": deadline}}
+            threads.append(threading.Thread(target=store.write, **arguments))
+            threads[-1].start()
+            while len(store._queue._wanting) == waiting:
+                time.sleep(0.001)
+        backend.file.gate.set()
+        for thread in threads:
+            thread.join(30)
+        store.commit()
+        assert [offset // block for offset in order] == [0, 4, 2, 3, 1]
+        assert store.statistics().staging_peak == block
+
+
+def test_places_that_were_given_up_are_forgotten(folder: Path) -> None:
+    """Other tensors get them, of other shapes."""
+    with made(folder) as store:
+        store.reserve({"a": jnp.zeros(10), "b": jnp.zeros(10)})
+        store.write_many({"a": np.zeros(10), "b": np.zeros(10)})
+        store.read_many(["a", "b"]).result(30).release()
+        store.revert()
+        store.forget()
+        store.reserve({"a": jnp.zeros(20), "c": jnp.zeros(10)})
+        store.write_many({"a": np.arange(20.0), "c": np.arange(10.0)})
+        store.commit()
+    with made(folder) as store, store.read_many(["a", "c"]).result(30) as found:
+        np.testing.assert_array_equal(found["a"].array, np.arange(20.0))
+        np.testing.assert_array_equal(found["c"].array, np.arange(10.0))
+
+
 def test_writes_can_be_brought_forward(folder: Path) -> None:
     backend, order = gated()
     with made(folder, backend, staging=16 * MIB) as store:

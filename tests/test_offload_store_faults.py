@@ -144,7 +144,11 @@ def test_a_lost_index_names_the_tensors(folder: Path) -> None:
         (lambda b: b[:-20], offload.CorruptError, r"index is wrong.*'a', 'b', 'c'"),
         (lambda b: b.replace(b'"step":1', b'"step":2'), offload.CorruptError, "checksum of the"),
         (lambda b: b"hello", offload.CorruptError, "expected an index of a tensorjax store"),
-        (lambda b: b.replace(b"store 1", b"store 7"), offload.MismatchError, "version 1, got 7"),
+        (
+            lambda b: b.replace(b"store 1", b"store 7"),
+            offload.MismatchError,
+            r"version 1, got 7.*'a', 'b",
+        ),
     ],
 )
 def test_a_changed_index_is_refused(
@@ -154,6 +158,18 @@ def test_a_changed_index_is_refused(
     index(folder).write_bytes(change(index(folder).read_bytes()))
     with pytest.raises(error, match=message):
         made(folder)
+
+
+def test_a_list_of_names_that_was_lost_is_made_again(folder: Path) -> None:
+    committed(folder)
+    names = folder / "names-00000-of-00001"
+    names.unlink()
+    made(folder).close()
+    index(folder).unlink()
+    with pytest.raises(offload.CorruptError, match="index is lost.*'a', 'b', 'c'"):
+        made(folder)
+    with pytest.raises(offload.MismatchError, match="written by 1 processes, asked for 2"):
+        made(folder, process=(0, 2))
 
 
 def test_a_crash_between_temporary_index_and_rename_leaves_the_old_one(
@@ -348,6 +364,8 @@ def test_short_transfers_and_signals_are_gone_on_with(
     committed(folder)
     with made(folder) as store:
         assert all(holds(store, name, i) for i, name in enumerate("abc"))
+        (notice,) = store.statistics().notices
+        assert "reading stopped after" in notice
     assert min(calls.values()) > 3 * 1.3 * MIB / most
 
 
@@ -524,6 +542,46 @@ def test_a_second_store_on_a_folder_is_refused(folder: Path) -> None:
         )  # fmt: skip
         assert f"by process {os.getpid()}" in done.stdout
     made(folder).close()
+
+
+def test_where_files_cannot_be_locked_that_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on network file systems: nobody has the store open."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(offload.StoreWarning, match=r"cannot be locked here \(No locks available\)"):
+        store = made(folder)
+    with store:
+        store.reserve({"a": jnp.zeros(SIZE)})
+        store.write("a", np.ones(SIZE))
+        store.commit()
+    monkeypatch.undo()
+    with made(folder) as store:
+        assert holds(store, "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"layers": 2, "bias": None}, r"model\.bias: the store has nothing, asked for None"),
+        ({}, r"model\.layers: the store has 2, asked for nothing"),
+        ({"layers": True}, "the store has 2, asked for True"),
+    ],
+)
+def test_what_only_one_of_two_models_has_is_named(folder: Path, asked: Any, said: str) -> None:
+    made(folder, model={"layers": 2}).close()
+    with pytest.raises(offload.MismatchError, match=said):
+        made(folder, model=asked)
+
+
+def test_true_is_not_one_of_a_model(folder: Path) -> None:
+    made(folder, model={"layers": 1}).close()
+    with pytest.raises(offload.MismatchError, match="the store has 1, asked for True"):
+        made(folder, model={"layers": True})
 
 
 def test_another_model_is_refused_and_the_difference_named(folder: Path) -> None:

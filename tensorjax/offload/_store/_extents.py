@@ -212,6 +212,11 @@ class Layouts:
             self._remember(key, found)
         return found
 
+    def forget(self) -> None:
+        """Forgets how tensors move, of which some are not there any more."""
+        with self._lock:
+            self._known, self._held = {}, 0
+
     def _remember(self, key: tuple[int, ...], found: tuple[Run, ...]) -> None:
         pieces = sum(len(transfer.pieces) for run in found for transfer in run.transfers)
         if pieces > self._most:

@@ -31,7 +31,7 @@ class DiskFile:
 
     def __init__(self, path: Path, *, direct: bool, say: Say):
         self.path, self._say = path, say
-        self._refusal, self._kept = threading.Lock(), None
+        self._refusal, self._kept, self._short = threading.Lock(), None, False
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._cached = os.open(path, flags, 0o600)
         self.descriptor = self._cached
@@ -75,8 +75,20 @@ class DiskFile:
                     else f"{self.path}: nothing was written at byte {offset + done}"
                 )
             done += moved
+            if done < len(memory):
+                self.stopped("reading" if call is os.preadv else "writing", done, len(memory))
             if done % ALIGN:
                 descriptor = self._cached
+
+    def stopped(self, doing: str, done: int, size: int) -> None:
+        """Says once that a transfer was short, as they may be, of which the rest follows."""
+        with self._refusal:
+            told, self._short = self._short, True
+        if not told:
+            self._say(
+                f"{self.path}: {doing} stopped after {done} of {size} "
+                "bytes; what is left of such transfers is moved by further ones"
+            )
 
     def _refused(self, why: str) -> None:
         with self._refusal:

@@ -1,10 +1,12 @@
 """The folder of a store: whose it is, on what file system, and what its files say."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tensorjax.offload._store import _index
 from tensorjax.offload._store._extents import listed
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in names of mounts
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of a lock that somebody has
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
             "beegfs", "gpfs", "ocfs2", "orangefs", "virtiofs", "fuse.sshfs", "fuse.s3fs",
@@ -79,12 +82,13 @@ class Lock:
     def release(self) -> None:
         """Lets others have the store; where this is a fork of the owner, the owner keeps it."""
         if self.owner == os.getpid():
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):  # where locks do not work
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
 
 
-def lock(path: Path) -> Lock:
-    """Takes the lock of a store.
+def lock(path: Path, say: Callable[[str], None]) -> Lock:
+    """Takes the lock of a store; where there are no locks it says so, and goes on without.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -95,6 +99,12 @@ def lock(path: Path) -> Lock:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno not in _HELD:
+            say(
+                f"{path.parent}: files cannot be locked here ({error.strerror}): see to it that no "
+                "other process opens the store meanwhile, or choose a folder on a local disk"
+            )
+            return Lock(descriptor, os.getpid())
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
         raise LockedError(
@@ -170,9 +180,10 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     try:
         _settle(paths)
         index = _index.parse(paths.index.read_bytes(), paths.index)
-    except CorruptError as error:
+    except (CorruptError, MismatchError) as error:
         if names := _names(paths):
-            raise CorruptError(f"{error}; the store has the tensors {listed(names)}") from None
+            said = f"{error}; the store has the tensors {listed(names)}"
+            raise type(error)(said) from None
         raise
     wrong = _index.differences("process", list(index.process), list(paths.process))
     if model is not None:
@@ -222,7 +233,8 @@ def _settle(paths: Paths) -> None:
 
 def _same_count(paths: Paths) -> None:
     count = paths.process[1]
-    others = {path.name.rpartition("-of-")[2] for path in paths.folder.glob("index-*-of-*")}
+    found = [p for what in ("index", "data", "names") for p in paths.folder.glob(f"{what}-*-of-*")]
+    others = {path.name.rpartition("-of-")[2] for path in found}
     wrong = sorted(int(other) for other in others if other.isdigit() and int(other) != count)
     if wrong:
         raise MismatchError(

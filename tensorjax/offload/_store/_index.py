@@ -109,7 +109,8 @@ def parse(text: bytes, path: Path) -> Index:
     if words[1] != str(VERSION):
         raise MismatchError(
             f"{path}: expected format version {VERSION}, got {words[1]}; "
-            "open it with the release of tensorjax that wrote it"
+            "open it with the release of tensorjax that wrote it, or, if none did, restore the "
+            "folder from a copy"
         )
     if words[2] != digest(body):
         raise CorruptError(
@@ -192,9 +193,20 @@ def differences(kind: str, stored: Any, asked: Any) -> list[str]:
         return [
             line
             for name in sorted({*stored, *asked}, key=str)
-            for line in differences(f"{kind}.{name}", stored.get(name), asked.get(name))
+            for line in differences(
+                f"{kind}.{name}", stored.get(name, _MISSING), asked.get(name, _MISSING)
+            )
         ]
-    return [] if stored == asked else [f"{kind}: the store has {stored!r}, asked for {asked!r}"]
+    same = stored == asked and isinstance(stored, bool) == isinstance(asked, bool)
+    return [] if same else [f"{kind}: the store has {stored!r}, asked for {asked!r}"]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
@@ -205,7 +217,7 @@ def plain(name: str, value: Any) -> Any:
     """
     try:
         return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"{name}: expected what JSON can hold (numbers, strings, lists, dicts), got "
             f"{type(value).__name__}: {error}; convert arrays with .tolist() or store them as "

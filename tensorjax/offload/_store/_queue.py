@@ -2,8 +2,8 @@
 
 A `Request` moves one run of tensors and is cut into `Op`s of at most one block. Requests on the
 same slot of a tensor wait for each other unless both read. A request that others wait for takes
-over the earliest of their deadlines. Writes bring their staging memory with them; reads get
-theirs here, earliest deadline first, so that a queue of any length fits a small pool.
+over the earliest of their deadlines. Staging memory goes to the earliest deadline too: writes wait
+for theirs before they are here, reads get it here, so that a queue of any length fits a small pool.
 """
 
 import heapq
@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
 from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store._bell import Bell
 from tensorjax.offload._store._requests import Buffer, Op, ReadBatch, Request
 from tensorjax.offload._store._staging import Pool
 from tensorjax.offload._store._statistics import Counter
@@ -38,14 +39,14 @@ class Queue:
         self.reading, self.writing = reading, writing
         self.reads, self.writes = Counter(), Counter()
         self.wake: Callable[[], None] | None = None
-        self.depth = self.deepest = self.overflow = 0
+        self.depth = self.deepest = self.overflow = self.staged = 0
         self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
         self.orphans: deque[Buffer] = deque()
         self._ready = threading.Condition(self.lock)
-        self._space = threading.Condition(self.lock)
-        self._idle = threading.Condition(self.lock)
-        self._tickets: deque[object] = deque()
+        self._space, self._idle = Bell(self.lock), Bell(self.lock)
+        self._wanting: list[Op] = []  # staging memory for writes
+        self._buffers: set[Buffer] = set()  # that have memory of the pool for reads
         self._heap: list[tuple[float, int, Op]] = []
         self._waiting: list[tuple[float, int, ReadBatch]] = []
         self._numbers = itertools.count()
@@ -80,9 +81,8 @@ class Queue:
                 self._pending[request] = None
 
     def add(self, op: Op) -> None:
-        """Hands over one transfer of a registered write."""
+        """Hands over one transfer of a registered write, of which `stage` has given the memory."""
         with self.lock:
-            op.request.ops.append(op)
             op.request.left += 1
             self._offer(op)
 
@@ -94,12 +94,13 @@ class Queue:
         if complete:
             self.finish(request)
 
-    def cut(self, requests: Iterable[Request], error: BaseException) -> None:
+    def cut(self, requests: Collection[Request], error: BaseException) -> None:
         """Ends requests whose caller was cut off, maybe in the middle of a call: Ctrl-C can be."""
         complete = []
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
             self._queued = len({id(op) for *_, op in self._heap if not op.started})
+            self._wanting = [op for op in self._wanting if op.request not in requests]
             for request in requests:
                 if request.complete or (request.sealed and request.write):
                     continue
@@ -109,15 +110,14 @@ class Queue:
                     request.batch.admitted = True
                 known = queued | {id(op) for op in request.held}
                 for op in request.ops:
-                    if not op.started and id(op) not in known:
-                        op.ended = True
-                        if op.write and op.place >= 0:
-                            self.writing.give(op.place, op.size)
+                    op.ended = op.ended or (not op.started and id(op) not in known)
                 request.left = sum(not op.ended for op in request.ops)
                 request.sealed = True
                 if self._completed(request):
                     complete.append(request)
-            self._space.notify_all()
+            self._count_again()
+            self._serve()
+            self._admit()
             self._ready.notify_all()
             if self.wake:
                 self.wake()
@@ -136,23 +136,18 @@ class Queue:
             self._watched = True
             threading.Thread(target=self._watch, name="tensorjax-store-watch", daemon=True).start()
 
-    def stage(self, size: int) -> tuple[int, np.ndarray]:
-        """Waits for ``size`` bytes of staging for a write; first come, first served."""
+    def stage(self, op: Op) -> None:
+        """Waits for staging memory for a transfer of a registered write."""
         with self.lock:
-            start = self.writing.take(size) if not self._tickets else None
-            if start is None:
-                ticket, began = object(), time.perf_counter()
-                self._tickets.append(ticket)
-                try:
-                    while (
-                        self._tickets[0] is not ticket or (start := self.writing.take(size)) is None
-                    ):
-                        self._space.wait()
-                finally:  # also when a signal's handler raises
-                    self._tickets.remove(ticket)
-                    self._space.notify_all()
-                    self.blocked += time.perf_counter() - began
-        return start, self.writing.memory[start : start + size]
+            op.request.ops.append(op)
+            self._wanting.append(op)
+            self._serve()
+            if op.memory is not None:
+                return
+        began = time.perf_counter()
+        self._space.wait(lambda: op.memory is not None)
+        with self.lock:
+            self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
         """Waits until a write waits for nobody: only then it may take staging memory.
@@ -160,15 +155,7 @@ class Queue:
         Else writes that wait for others could hold all of it, and these wait for them.
         """
         if request.waits:  # it never waits for others again
-            with self.lock:
-                while request.waits:
-                    self._idle.wait()
-
-    def unstage(self, start: int, size: int) -> None:
-        """Gives back staging that no transfer was made of."""
-        with self.lock:
-            self.writing.give(start, size)
-            self._space.notify_all()
+            self._idle.wait(lambda: not request.waits)
 
     def release(self, buffer: Buffer) -> None:
         """Takes back one tensor's share of a read buffer."""
@@ -184,9 +171,7 @@ class Queue:
 
     def drain_writes(self) -> None:
         """Waits until no write is pending."""
-        with self.lock:
-            while self._pending:
-                self._idle.wait()
+        self._idle.wait(lambda: not self._pending)
 
     def drain(self, *, everything: bool = False) -> None:
         """Waits until the backend has nothing to do and nothing is ready for it.
@@ -197,16 +182,14 @@ class Queue:
         with self.lock:
             for *_, batch in self._waiting if everything else ():
                 self._overflow(batch)
-            while self._pending or self.depth or self._heap:
-                self._idle.wait()
+        self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def inherit(self, other: "Queue") -> None:
         """Goes on with the counts of a queue that was closed."""
         with self.lock:
             self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
             self.blocked, self.overflow = other.blocked, other.overflow
-            for pool, before in ((self.reading, other.reading), (self.writing, other.writing)):
-                pool.peak = max(pool.peak, before.peak)
+            self.staged = other.staged
 
     def close(self) -> list[Request]:
         """Lets the backend's threads go; returns the reads that never got memory."""
@@ -251,7 +234,7 @@ class Queue:
                 if self._closed:
                     return None
                 if not self.depth:  # copies of what has started may have been all there was
-                    self._idle.notify_all()
+                    self._idle.ring()
                 if not wait:
                     return []
                 self._ready.wait()
@@ -273,11 +256,11 @@ class Queue:
             op.ended = True
             if op.write and op.place >= 0:
                 self.writing.give(op.place, op.size)
-                self._space.notify_all()
+                self._serve()
             op.memory = None
             complete = self._completed(request)
             if not self._heap and not self.depth:
-                self._idle.notify_all()
+                self._idle.ring()
         if complete:
             self.finish(request)
 
@@ -303,11 +286,37 @@ class Queue:
                     if self._completed(follower):  # its transfers were never made
                         todo.append(follower)
                 self._pending.pop(request, None)
-                self._idle.notify_all()
+                self._idle.ring()
         if cut is not None:
             raise cut
 
     # The lock is held in all that follows.
+
+    def _serve(self) -> None:
+        """Gives staging memory to writes that wait for some, the earliest deadline first."""
+        served = False
+        while self._wanting:
+            op = min(self._wanting, key=lambda op: op.request.deadline)
+            if op.place < 0:  # else a call that was cut off has got so far
+                start = self.writing.take(op.size)
+                if start is None:
+                    break
+                op.place = start
+            op.memory = self.writing.memory[op.place : op.place + op.size]
+            self._wanting.remove(op)
+            served = True
+        self._count()
+        if served:
+            self._space.ring()
+
+    def _count(self) -> None:
+        self.staged = max(self.staged, self.reading.used + self.writing.used)
+
+    def _count_again(self) -> None:
+        """Finds out who has staging memory: a call that was cut off may have been about to say."""
+        writes = (op for request in self._pending for op in request.ops)
+        self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
+        self.reading.reset([(buffer.start, buffer.size) for buffer in self._buffers])
 
     def _offer(self, op: Op) -> None:
         if op.request.waits:
@@ -369,6 +378,7 @@ class Queue:
                 pool = self.reading
                 memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
                 self._attach(batch, pool, starts, memory)
+                self._count()
             heapq.heappop(self._waiting)
 
     def _watch(self) -> None:
@@ -415,7 +425,10 @@ class Queue:
         batch.admitted = True
         for request, start, part in zip(batch.requests, starts, memory, strict=True):
             members = len(request.run.members)
-            batch.buffers.append(Buffer(pool, start, request.run.size, part, members))
+            buffer = Buffer(pool, start, request.run.size, part, members)
+            batch.buffers.append(buffer)
+            if pool is not None:
+                self._buffers.add(buffer)
             for op in request.ops:
                 op.memory = part[op.position : op.position + op.size]
                 op.place = op.position + start if pool is not None else -1
@@ -425,4 +438,5 @@ class Queue:
     def _release(self, buffer: Buffer) -> None:
         buffer.count -= 1
         if not buffer.count and buffer.pool is not None:
+            self._buffers.discard(buffer)
             buffer.pool.give(buffer.start, buffer.size)

@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import mmap
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Pool:
         if sys.platform == "linux":
             pages.madvise(_WIPE_ON_FORK)
         self.memory = np.frombuffer(pages, np.uint8)
-        self.used = self.peak = 0
+        self.used = 0
         self._starts, self._sizes = [0], [self.size]
 
     def take(self, size: int) -> int | None:
@@ -72,7 +73,6 @@ class Pool:
                     self._starts[i] += size
                     self._sizes[i] -= size
                 self.used += size
-                self.peak = max(self.peak, self.used)
                 return start
         return None
 
@@ -89,6 +89,19 @@ class Pool:
                 return None
             starts.append(start)
         return starts
+
+    def reset(self, taken: Iterable[tuple[int, int]]) -> None:
+        """Has all free but these ranges, of which each is a start and a size."""
+        self._starts, self._sizes, self.used, end = [], [], 0, 0
+        for start, size in sorted(taken):
+            if start > end:
+                self._starts.append(end)
+                self._sizes.append(start - end)
+            self.used += size
+            end = start + size
+        if end < self.size:
+            self._starts.append(end)
+            self._sizes.append(self.size - end)
 
     def give(self, start: int, size: int) -> None:
         """Takes a range back and joins it to its free neighbours."""

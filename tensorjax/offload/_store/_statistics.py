@@ -54,7 +54,7 @@ class Statistics:
         notices: What the store had to say: fallbacks, file systems.
         reads: Traffic from the disk.
         writes: Traffic to the disk.
-        depth: Transfers in the backend now.
+        depth: Transfers in the backend now, those included that have landed and are looked at.
         deepest: The most there were at once.
         queued: Transfers that wait for their turn now.
         staging: Bytes of the staging pools.

@@ -123,7 +123,7 @@ class TensorStore:
             _folder.make(self._paths.folder)
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
-            self._lock = _folder.lock(self._paths.lock)
+            self._lock = _folder.lock(self._paths.lock, self._say)
             index = _folder.load(self._paths, model)
         fresh = index is None
         if index is None:
@@ -145,6 +145,8 @@ class TensorStore:
         pools = _pools(*self._pools(self._tensors))
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
+        elif index.extents and not self._backend.volatile and not self._paths.names.exists():
+            _index.replace(self._paths.names, _index.names_of(index.extents.values()))
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
         if not fresh and (size := self._backend.size()) < index.end:
@@ -153,8 +155,9 @@ class TensorStore:
                 "all that was committed is there, and the place of the rest is reserved again"
             )
             self._backend.allocate(index.end)
-        layouts = _extents.Layouts(self._index.block)
-        self._writer, self._reader = Writer(self._index.block, layouts), Reader(layouts)
+        self._layouts = _extents.Layouts(self._index.block)
+        self._writer = Writer(self._index.block, self._layouts)
+        self._reader = Reader(self._layouts)
         self._start(*pools)
         self._open = True
 
@@ -241,7 +244,7 @@ class TensorStore:
         Raises:
             StoreError: if one has.
         """
-        with self._mutex, self._writer.paused():
+        with self._mutex, self._writer.paused(), self._reader.paused():
             self._check_open()
             if written := self.written:
                 raise StoreError(
@@ -253,6 +256,7 @@ class TensorStore:
                 index = replace(self._index, extents={})
                 self._save(index)
                 self._tensors, self._index = {}, index
+                self._layouts.forget()  # others get these places
 
     def _reserve(self, extents: tuple[Extent, ...]) -> None:
         index = replace(
@@ -475,7 +479,7 @@ class TensorStore:
                 queued=queue.queued,
                 staging=queue.reading.size + queue.writing.size,
                 staging_reads=queue.reading.size,
-                staging_peak=queue.reading.peak + queue.writing.peak,
+                staging_peak=queue.staged,
                 blocked=queue.blocked,
                 overflow=queue.overflow,
                 commits=self._index.commit,

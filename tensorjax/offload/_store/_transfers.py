@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
 from tensorjax.offload._store import _extents
+from tensorjax.offload._store._bell import Bell
 from tensorjax.offload._store._checksums import copy, digest, gather
 from tensorjax.offload._store._extents import Extent, Layouts, Piece, Run, Transfer
 from tensorjax.offload._store._index import Content
@@ -74,10 +75,8 @@ class Writer:
 
     def __init__(self, block: int, layouts: Layouts):
         self._block, self._layouts = block, layouts
-        # Entered by the lock itself: a signal's handler that raises while a condition is entered
-        # would leave it locked.
         self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
+        self._turn = Bell(self._lock)
         self._copying: dict[str, object] = {}  # by whom
         self._paused = 0
 
@@ -87,14 +86,12 @@ class Writer:
         with self._lock:
             self._paused += 1
         try:
-            with self._lock:
-                while self._copying:
-                    self._turn.wait()
+            self._turn.wait(lambda: not self._copying)
             yield
         finally:
             with self._lock:
                 self._paused -= 1
-                self._turn.notify_all()
+                self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         """Writes arrays of bytes to the slots that are not committed."""
@@ -110,22 +107,26 @@ class Writer:
         self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[str, object]
     ) -> Future[None]:
         try:
-            with self._lock:
-                # One write of a tensor at a time fills staging: the transfers of a later one,
-                # waiting for those of an earlier one, could otherwise take all of it.
-                while self._paused or not self._copying.keys().isdisjoint(mine):
-                    self._turn.wait()
-                self._copying.update(mine)
+            # One write of a tensor at a time fills staging: the transfers of a later one, waiting
+            # for those of an earlier one, could otherwise take all of it.
+            self._turn.wait(lambda: self._may_copy(mine))
             return self._write(todo, deadline)
         finally:
             self._leave(mine)
+
+    def _may_copy(self, mine: dict[str, object]) -> bool:
+        """Whether a write may begin; if so, it has (the lock is held)."""
+        if self._paused or not self._copying.keys().isdisjoint(mine):
+            return False
+        self._copying.update(mine)
+        return True
 
     def _leave(self, mine: dict[str, object]) -> None:
         with self._lock:
             for name, me in reversed(mine.items()):  # the first one last: it tells
                 if self._copying.get(name) is me:
                     del self._copying[name]
-            self._turn.notify_all()
+            self._turn.ring()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         queue, block = self.queue, self._block
@@ -167,17 +168,13 @@ class Writer:
 
     def _fill(self, request: Request, sources: _Sources) -> None:
         for transfer in request.run.transfers:
-            start, memory = self.queue.stage(transfer.size)
-            try:
-                if transfer.dense and len(transfer.pieces) > 1:
-                    _join(transfer.pieces, memory, sources)
-                else:
-                    _place(transfer, memory, sources)
-            except BaseException:
-                self.queue.unstage(start, transfer.size)
-                raise
             op = Op(request, transfer)
-            op.memory, op.place = memory, start
+            self.queue.stage(op)
+            assert op.memory is not None
+            if transfer.dense and len(transfer.pieces) > 1:
+                _join(transfer.pieces, op.memory, sources)
+            else:
+                _place(transfer, op.memory, sources)
             self.queue.add(op)
 
 

@@ -202,6 +202,8 @@ class _Driver:
                 done = max(moved, 0) // 4096 * 4096
                 assert op.memory is not None
                 call = self._file.write if op.write else self._file.read
+                if moved >= 0:
+                    self._file.stopped("writing" if op.write else "reading", moved, op.size)
                 call(op.offset + done, op.memory.data[done:])
         except BaseException as error:
             self._queue.done(op, error)
