@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from tensorjax.offload._training._ahead import Ahead
 from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._group import Group
 from tensorjax.offload._training._homes import HostHome
+from tensorjax.offload._training._optimizer import HostOptimizer
 
 UNIT = 1 << 18  # bytes of the parameters of a block; its state is twice that, a table four times
 
@@ -18,7 +20,7 @@ def group(name: str, size: int) -> Group:
         return Bundle(f"{name}/{part}", {"w": like})
 
     parts = (bundle("params", 1), bundle("state", 2), None, bundle("gradient", 1))
-    return Group(name, *parts, HostHome())
+    return Group(name, *parts, HostHome(), HostOptimizer(optax.sgd(0.1)))
 
 
 GROUPS = {name: group(name, size) for name, size in {"a": 1, "b": 1, "c": 1, "table": 4}.items()}

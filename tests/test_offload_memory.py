@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
@@ -17,6 +18,7 @@ from tensorjax import offload
 from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._group import Group, Spare
 from tensorjax.offload._training._homes import HostHome
+from tensorjax.offload._training._optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 DEPTH = 24
@@ -78,7 +80,7 @@ def test_gradients_that_wait_in_the_store_change_nothing(tmp_path: Path) -> None
     assert cases.equal(found[0], found[2])
 
 
-STORED = SimpleNamespace(in_place=False)
+STORED, SGD = SimpleNamespace(in_place=False), HostOptimizer(optax.sgd(0.1))
 
 
 def sized(name: str, width: int, *, lent: bool = False, home: Any = STORED) -> Group:
@@ -86,7 +88,7 @@ def sized(name: str, width: int, *, lent: bool = False, home: Any = STORED) -> G
     params = {"w": jax.ShapeDtypeStruct((width,), jnp.float32)}
     trees = {"params": params, "state": [params, params], "gradient": params}
     bundles = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
-    return Group(name=name, weights=None, home=home, lent=lent, **bundles)
+    return Group(name=name, weights=None, home=home, lent=lent, optimizer=SGD, **bundles)
 
 
 def test_memory_is_kept_for_one_update_only() -> None:

@@ -336,8 +336,14 @@ def test_layers_that_draw_and_change_shapes_can_be_planned() -> None:
                 {"train": optax.adam(1e-3), "freeze": optax.set_to_zero()},
                 lambda params: {k: "freeze" if k == "table" else "train" for k in params},
             ),
-            True,
+            False,
         ),
+        (lambda: optax.contrib.prodigy(1.0), True),
+        (lambda: optax.contrib.dadapt_adamw(1.0), True),
+        (lambda: optax.contrib.mechanize(optax.adam(1e-3)), True),
+        (lambda: optax.chain(optax.zero_nans(), optax.clip_by_global_norm(1.0)), True),
+        (lambda: optax.apply_if_finite(optax.adam(1e-3), 5), False),
+        (lambda: optax.MultiSteps(optax.adam(1e-3), 2), False),
     ],
 )
 def test_optimisers_that_look_across_groups_are_told_of(

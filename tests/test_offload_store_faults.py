@@ -166,7 +166,7 @@ def test_a_list_of_names_that_was_lost_is_made_again(folder: Path) -> None:
     names.unlink()
     made(folder).close()
     index(folder).unlink()
-    with pytest.raises(offload.CorruptError, match="index is lost.*'a', 'b', 'c'"):
+    with pytest.raises(offload.CorruptError, match=r"index is lost.*'a', 'b', 'c'"):
         made(folder)
     with pytest.raises(offload.MismatchError, match="written by 1 processes, asked for 2"):
         made(folder, process=(0, 2))

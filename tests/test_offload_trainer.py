@@ -81,6 +81,59 @@ def test_steps_equal_those_of_one_program(
         assert max(s.norm for s in steps if s.norm is not None) > clip  # or nothing was clipped
 
 
+def label(params: Any) -> Any:
+    """By names of groups and of arrays, as one does who keeps some layers as they are."""
+
+    def of(path: Any, x: Any) -> str:
+        name = jax.tree_util.keystr(path)
+        if "block1" in name or "table" in name:
+            return "still"
+        return "slow" if "block2" in name or x.ndim == 1 else "fast"
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+
+def named(params: Any) -> Any:
+    """As one does who knows the names; it takes no single group."""
+    rates = {"table": "slow", "block0": "fast", "block1": "still", "block2": "fast",
+             "block3": "still"}  # fmt: skip
+    return {name: rates[name] for name in params}
+
+
+@pytest.mark.parametrize("choose", [label, named])
+def test_labels_find_groups_by_name(tmp_path: Path, choose: Any) -> None:
+    """And those that are kept as they are take no states."""
+    kinds = {
+        "fast": optax.sgd(0.1, momentum=0.9),
+        "slow": optax.sgd(0.01),
+        "still": optax.set_to_zero(),
+    }
+    optimizer = optax.chain(
+        optax.add_decayed_weights(
+            0.1, lambda p: jax.tree_util.tree_map_with_path(lambda q, _: "block0" in str(q), p)
+        ),
+        optax.multi_transform(kinds, choose),
+    )
+    losses, params = one_program(6, optimizer)
+    with offload.Trainer(cases.layers(), cases.params(), optimizer) as trainer:
+        got = [trainer.step(cases.batch(number)).loss for number in range(6)]
+        np.testing.assert_allclose(got, losses, rtol=1e-6)
+        assert largest(params, trainer.params()) < 1e-6
+        assert cases.equal(trainer.params()["block1"], cases.params()["block1"])
+        wanted = trainer.params()
+    for last in (3, 6):  # the second one goes on from the store
+        with (
+            cases.store(tmp_path) as store,
+            offload.Trainer(cases.layers(), cases.params(), optimizer, store=store) as trainer,
+        ):
+            for number in range(trainer.steps, last):
+                assert trainer.step(cases.batch(number)).loss == got[number]
+            trainer.commit()
+            found = trainer.params()
+            assert not [name for name in store.names if name.startswith("block1/state")]
+    assert cases.equal(found, wanted)
+
+
 @pytest.fixture(scope="module")
 def in_memory() -> dict[Any, Any]:
     return {}

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from tensorjax.offload._training._ahead import Ahead
@@ -12,6 +13,7 @@ from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._group import Group
 from tensorjax.offload._training._homes import Held, HostHome
 from tensorjax.offload._training._jobs import Fetched, Ready
+from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._turns import Turns
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -47,6 +49,7 @@ def turns(lookahead: int = 9, at_once: int = 2, memory: str = "", **options: Any
             None,
             Bundle(f"{name}/gradient", like),
             hot if name in memory else cold,
+            HostOptimizer(optax.sgd(0.1)),
         )
         for name in NAMES
     }

@@ -80,7 +80,7 @@ def make(
         trees = {"params": params, "state": state, "gradient": gradient}
         bundle = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
         groups[name] = Group(
-            name, bundle["params"], bundle["state"], None, bundle["gradient"], home
+            name, bundle["params"], bundle["state"], None, bundle["gradient"], home, optimizer
         )
         home.held[f"{name}/params"] = jax.tree.leaves(params)
         home.held[f"{name}/state"] = jax.tree.leaves(state)
@@ -91,7 +91,7 @@ def make(
         done[name].set()
 
     return Updater(
-        groups, optimizer, spill=None, gradient_bytes=gradient_bytes, lookahead=2, staging=None,
+        groups, spill=None, gradient_bytes=gradient_bytes, lookahead=2, staging=None,
         together=False, start=0, due=lambda name, version: float(version), updated=updated,
         written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
@@ -330,12 +330,11 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
         groups = make_groups(shapes, optimizer, store=home, in_memory=())
         store.reserve(specs(groups.values(), gradients=False))
         store.reserve({"device": jax.ShapeDtypeStruct((6 * unit,), np.uint8)})
-        begin(groups, dict.fromkeys("abc", np.zeros(unit // 4, np.float32)), optimizer,
-              Shards(shapes, {}))  # fmt: skip
+        begin(groups, dict.fromkeys("abc", np.zeros(unit // 4, np.float32)), Shards(shapes, {}))
         store.write("device", np.ones(6 * unit, np.uint8)).result(30)
         assert store.statistics().staging_reads == 9 * unit
         updater = Updater(
-            groups, optimizer, spill=None, gradient_bytes=None, lookahead=9, staging=None,
+            groups, spill=None, gradient_bytes=None, lookahead=9, staging=None,
             together=False, start=0, due=lambda name, version: 9.0,
             updated=lambda name, version, arrays: None, written=lambda name, version: None,
             failed=lambda error: None, trace=Trace(),

@@ -1,25 +1,26 @@
 """Whether an optimiser looks across groups of parameters, which a trainer gives it one by one."""
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.offload._training._host import cpu
 
-# Gradients of two steps, the first of which would be clipped: Adam's first update does not depend
-# on how large its gradient is. And relative error of updates.
-_SCALES, _CLOSE = (1e3, 1e-2), 1e-3
+# Gradients of three steps, the first of which would be clipped: Adam's first update does not depend
+# on how large its gradient is. What a group is multiplied by, of which others shall not know: NaN
+# shows what has not moved any update yet. And relative error of updates.
+_SCALES, _POISONS, _CLOSE = (1e3, 1e-2, 1.0), (math.nan, 1e3), 1e-3
 
 
 def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
-    """Whether updates of groups together are seen to differ from those of each by itself.
+    """Whether updates of a group are seen to depend on other groups.
 
-    Tried for two steps, on two to four groups of as many structures as there are, with two numbers
-    along each axis. What cannot be tried so is taken for one that does not look.
+    Tried for three steps, on two to four groups of as many structures as there are, with two
+    numbers along each axis. What cannot be tried so is taken for one that does not look.
 
     Args:
       transformation: of Optax's form.
@@ -39,38 +40,64 @@ def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
         kinds.setdefault(str(jax.tree.map(lambda x: len(x.shape), tree)), name)
     some = [*dict.fromkeys([*kinds.values(), *shapes])][: max(2, min(4, len(kinds)))]
     rng = np.random.default_rng(0)
-    params = {g: jax.tree.map(lambda x: _small(rng, x, 1.0), shapes[g]) for g in some}
-    gradients = {g: [jax.tree.map(lambda x, s=scale: _small(rng, x, s), params[g])
-                     for scale in _SCALES] for g in some}  # fmt: skip
-
+    params, *gradients = (
+        {g: jax.tree.map(lambda x, s=scale: _small(rng, x, s), shapes[g]) for g in some}
+        for scale in (1.0, *_SCALES)
+    )
     try:
         with jax.default_device(cpu()), jax.numpy_dtype_promotion("standard"):
-            return bool(_differ(transformation)(params, gradients))
+            updates = _updates(transformation)
+            expected = updates(params, gradients)
+            for group in some:
+                for by in _POISONS:
+                    found = updates(*_poisoned((params, gradients), group, by))
+                    if _differ(_others(expected, group), _others(found, group)):
+                        return True
+            return False
     except Exception:
         return False
 
 
 @functools.lru_cache(maxsize=16)
-def _differ(transformation: Any) -> Any:
-    """Compiled once for a transformation and structures."""
-
-    def last(params: Any, gradients: Any) -> Any:
-        state, updates = transformation.init(params), None
-        for gradient in gradients:
-            updates, state = transformation.update(gradient, state, params)
-        return updates
+def _updates(transformation: Any) -> Any:
+    """Those of all steps; compiled once for a transformation and structures."""
 
     @jax.jit
-    def differ(params: Any, gradients: Any) -> jax.Array:
-        steps = [{g: gradients[g][n] for g in params} for n in range(len(_SCALES))]
-        together = jax.tree.leaves(last(params, steps))
-        alone = jax.tree.leaves({g: last(params[g], gradients[g]) for g in params})
-        return jnp.any(jnp.stack([
-            jnp.max(jnp.abs(a - b)) > _CLOSE * jnp.max(jnp.abs(b))
-            for a, b in zip(together, alone, strict=True)
-        ]))  # fmt: skip
+    def updates(params: Any, gradients: Any) -> list[Any]:
+        state, found = transformation.init(params), []
+        for gradient in gradients:
+            update, state = transformation.update(gradient, state, params)
+            params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, update)
+            found.append(update)
+        return found
 
-    return differ
+    return updates
+
+
+def _poisoned(trees: Any, group: str, by: float) -> Any:
+    """What a group has is multiplied by a number."""
+    return jax.tree.map(
+        lambda tree: {
+            name: jax.tree.map(lambda x: (x * by).astype(x.dtype), x) if name == group else x
+            for name, x in tree.items()
+        },
+        trees,
+        is_leaf=lambda tree: isinstance(tree, dict),
+    )
+
+
+def _others(updates: Any, group: str) -> list[Any]:
+    return jax.tree.leaves([{**update, group: None} for update in updates])
+
+
+def _differ(expected: list[Any], found: list[Any]) -> bool:
+    """Whether updates are not those expected; those of which nothing is left were skipped."""
+    return any(
+        np.any(y)
+        and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)
+        <= _CLOSE * np.max(np.abs(x), initial=0.0)
+        for x, y in zip(expected, found, strict=True)
+    )
 
 
 def _small(rng: np.random.Generator, like: Any, scale: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 from tensorjax import linalg
 from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._homes import Home
-from tensorjax.offload._training._optimizer import Into
+from tensorjax.offload._training._optimizer import HostOptimizer, Into
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Group:
         parameters as the device computes with them (None if they are the same), and of a gradient
         that waits in the store.
       home: of the first three.
+      optimizer: what updates it.
       lent: whether its gradients are in memory that updates cannot write to.
     """
 
@@ -30,6 +31,7 @@ class Group:
     weights: Bundle | None
     gradient: Bundle
     home: Home
+    optimizer: HostOptimizer
     lent: bool = False
 
     @property

@@ -83,7 +83,8 @@ def make_groups(
     found = {}
     for name, whole in shapes.items():
         part = whole if shards is None else shards.shapes(name, whole)
-        state, weights = optimizer.shapes(part)
+        mine = optimizer.named(name, part)
+        state, weights = mine.shapes(part)
         found[name] = Group(
             name=name,
             params=Bundle(f"{name}/params", part),
@@ -91,6 +92,7 @@ def make_groups(
             weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
             gradient=Bundle(f"{name}/gradient", part),
             home=memory if store is None or name in in_memory else store,
+            optimizer=mine,
             lent=lent,
         )
     return found
@@ -139,21 +141,20 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
     return found
 
 
-def begin(
-    groups: dict[str, Group], params: Params, optimizer: HostOptimizer, shards: Shards
-) -> None:
+def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
     """Writes first parameters and states, one group at a time."""
     for name, group in groups.items():
-        _begin(group, params[name], optimizer, shards)
+        _begin(group, params[name], shards)
         group.home.settle()
 
 
-def _begin(group: Group, given: Any, optimizer: HostOptimizer, shards: Shards) -> None:
+def _begin(group: Group, given: Any, shards: Shards) -> None:
     """Writes a group's first parameters, and then its state: they are not held together."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
     held = group.params.unflatten([owned(leaves.pop(0)) for _ in range(len(leaves))])
+    optimizer = group.optimizer
     if not optimizer.finite(held):
         raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
     if group.weights is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from tensorjax.offload._training._host import cpu, to_host
+from tensorjax.offload._training._naming import named
 
 Into = Literal["place", "gradient", "spare"]
 
@@ -47,6 +48,11 @@ class HostOptimizer:
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = cpu()
         self._init, self._updates, self._cast = _programs(transformation, self._dtype)
+
+    def named(self, name: str, params: Any) -> "HostOptimizer":
+        """For the parameters of a group: this one, if its name makes no difference."""
+        found = named(self._transformation, name, params)
+        return self if found is self._transformation else HostOptimizer(found, self._dtype)
 
     @property
     def casts(self) -> bool:
@@ -109,7 +115,7 @@ class HostOptimizer:
         return _finite(tree)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
     """Compiled init, updates and cast: the same ones for the same transformation."""
 

@@ -72,8 +72,9 @@ class Trainer:
         without arguments that JAX can trace and that returns one. A store that has been trained
         with goes on from its committed state; of ``params``, only shapes are then used.
       optimizer: an Optax transformation, APPLIED TO EACH GROUP BY ITSELF: what looks at all of them
-        at once, such as clipping by their norm (here ``clip``), labels by names of groups, or a
-        step size found for all, GIVES OTHER RESULTS, which is logged as a warning.
+        at once, such as clipping by their norm (here ``clip``) or a step size found for all, GIVES
+        OTHER RESULTS, which is logged as a warning. Labels and masks that are functions of the
+        parameters find groups by name, as in a mapping of all: so some can be kept as they are.
       store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
         there; what was written since is forgotten.
       in_memory: groups that live in host memory all the same, where they are updated in place; they
@@ -194,8 +195,7 @@ class Trainer:
         if looks_across(optimizer, shapes):
             _LOG.warning(
                 "optimizer: its updates of all groups together are not those of each group by "
-                "itself, as a trainer makes them; clip by Trainer(clip=), and let labels and masks "
-                "go by what is in a group"
+                "itself, as a trainer makes them; clip by Trainer(clip=)"
             )
         sizes = {name: g.device.nbytes for name, g in self._groups.items()}
         on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
@@ -244,7 +244,7 @@ class Trainer:
             )
             self._home.together = self._shares.tight
         if not resumed:
-            _groups.begin(self._groups, params, self._optimizer, self._shards)
+            _groups.begin(self._groups, params, self._shards)
         return resumed
 
     def _start_threads(self, sizes: dict[str, int], device_bytes: int) -> None:
@@ -271,7 +271,6 @@ class Trainer:
         )
         self._updater = Updater(
             self._groups,
-            self._optimizer,
             spill=self._home if options.spills else None,
             gradient_bytes=options.gradient_bytes,
             lookahead=options.lookahead,

@@ -11,7 +11,6 @@ from tensorjax.offload._training._ahead import Ahead
 from tensorjax.offload._training._group import Group, Spare
 from tensorjax.offload._training._homes import Home, Reading
 from tensorjax.offload._training._jobs import Fetched, Output, Ready
-from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._turns import Turns
 
@@ -27,7 +26,6 @@ class Updater:
 
     Args:
       groups: by name.
-      optimizer: what updates.
       spill: home of gradients beyond ``gradient_bytes``; None if these wait for room instead.
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
@@ -52,7 +50,6 @@ class Updater:
     def __init__(
         self,
         groups: dict[str, Group],
-        optimizer: HostOptimizer,
         *,
         spill: Home | None,
         gradient_bytes: int | None,
@@ -66,7 +63,7 @@ class Updater:
         failed: Callable[[BaseException], None],
         trace: Trace,
     ) -> None:
-        self._groups, self._optimizer, self._trace = groups, optimizer, trace
+        self._groups, self._trace = groups, trace
         self._homes = {id(g.home): g.home for g in groups.values()}.values()
         self._spill, self._gradient_bytes = spill, gradient_bytes
         spills = spill is not None and gradient_bytes is not None
@@ -378,11 +375,12 @@ class Updater:
         if more:
             gradient = group.gradient.unflatten(more.pop())
         spare, ready.spare = ready.spare, None
+        optimizer = group.optimizer
         with self._trace.span("update", group.name, ready.version - 1):
-            params, state = self._optimizer.update(
+            params, state = optimizer.update(
                 params, state, gradient, ready.scale, spare, into=group.into
             )
-            weights = None if group.weights is None else self._optimizer.cast(params)
+            weights = None if group.weights is None else optimizer.cast(params)
         return params, state, weights
 
     def _reading(self, group: Group, version: int, deadline: float) -> Reading:
