@@ -134,6 +134,53 @@ def test_labels_find_groups_by_name(tmp_path: Path, choose: Any) -> None:
     assert cases.equal(found, wanted)
 
 
+@pytest.mark.parametrize("schedule", ["overlap", "after_backward", "one_step_stale"])
+@pytest.mark.parametrize("gradient_bytes", [None, 0])
+def test_evaluations_between_steps_change_nothing(
+    tmp_path: Path, schedule: Any, gradient_bytes: Any
+) -> None:
+    """Also while updates of the step before are under way, and where little has room."""
+    options = {"schedule": schedule, "microbatches": 2, "key": jax.random.key(3)}
+    wanted = cases.train(8, **options)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(
+            cases.layers(), cases.params(), cases.optimizer(), store=store, commit_every=3,
+            gradient_bytes=gradient_bytes, **options,
+        ) as trainer,
+    ):  # fmt: skip
+        got = []
+        for number in range(8):
+            before = [trainer.evaluate(cases.batch(99)) for _ in range(number % 3)]
+            got.append(trainer.step(cases.batch(number)).loss)
+            assert len({*before}) <= 1
+        assert got == wanted[0]
+        assert cases.equal(trainer.params(), wanted[1])
+        found, params = trainer.evaluate(cases.batch(99)), trainer.params()
+    if schedule != "one_step_stale":
+        x = None
+        for layer in cases.layers():
+            x = layer.apply(tuple(params[g] for g in layer.uses), x, cases.batch(99), None)
+        assert found == pytest.approx(float(x), rel=1e-6)
+
+
+def test_an_evaluation_that_fails_is_named_and_gone_on_after(tmp_path: Path) -> None:
+    wanted = cases.train(3)
+    with (
+        cases.store(tmp_path) as store,
+        offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), store=store) as trainer,
+    ):
+        trainer.step(cases.batch(0))
+        with pytest.raises(TypeError, match="incompatible shapes") as caught:
+            trainer.evaluate({"x": np.ones((4, 24), "f"), "y": np.ones((4, 7), "f")})
+        assert "in the last layer, 'last', step 2" in caught.value.__notes__
+        bad = {"x": np.full((4, 24), np.nan, "f"), "y": np.ones((4, 24), "f")}
+        assert np.isnan(trainer.evaluate(bad))
+        losses = [trainer.step(cases.batch(number)).loss for number in (1, 2)]
+        assert losses == wanted[0][1:]
+        assert cases.equal(trainer.params(), wanted[1])
+
+
 @pytest.fixture(scope="module")
 def in_memory() -> dict[Any, Any]:
     return {}

@@ -97,6 +97,17 @@ def cut(batch: Any, parts: int) -> list[Any]:
     return [jax.tree.map(lambda x, m=m: x[m * size : (m + 1) * size], batch) for m in range(parts)]
 
 
+def check_loss(loss: Any) -> None:
+    """Checks that the last layer's result is one number."""
+    if not isinstance(loss, jax.Array) or jnp.shape(loss) != ():
+        got = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
+        raise ValueError(f"layers: expected the last one to return a scalar, got {got}")
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise TypeError(
+            f"layers: expected the last one to return a floating number, got {loss.dtype}"
+        )
+
+
 def nbytes(x: Any) -> int:
     """Bytes that an array takes on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
@@ -170,6 +181,10 @@ class Engine:
         y, kept = programs.forward_keeping(params, x, batch, key)
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
+    def evaluate(self, layer: Layer, params: Any, x: Any, batch: Any) -> Any:
+        """A layer's result without a key, of which nothing is kept."""
+        return self._of(layer).forward(params, x, batch, None)
+
     def backward(
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
     ) -> tuple[Any, Any]:
@@ -233,13 +248,7 @@ class _Programs:
 
     def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
         loss, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
-        if not isinstance(loss, jax.Array) or jnp.shape(loss) != ():
-            got = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
-            raise ValueError(f"layers: expected the last one to return a scalar, got {got}")
-        if not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise TypeError(
-                f"layers: expected the last one to return a floating number, got {loss.dtype}"
-            )
+        check_loss(loss)
         share = jnp.asarray(share, loss.dtype)
         gradient, dx = pull(share)
         return share * loss, dx, self._added(sums, gradient)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tensorjax.offload._training import _host
 from tensorjax.offload._training._gradients import Gradients, Looked
-from tensorjax.offload._training._layers import Engine, Layer, nbytes
+from tensorjax.offload._training._layers import Engine, Layer, check_loss, nbytes
 from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._weights import WeightStream
 
@@ -100,6 +100,23 @@ class Passes:
         held = sum(nbytes(leaf) for leaf in jax.tree.leaves(inputs))
         self.peak_activations = max(self.peak_activations, held)
         return inputs
+
+    def evaluate(self, step: int, base: int, batches: Sequence[Any]) -> float:
+        """The loss alone, its layers without keys."""
+        x: list[Any] = [None] * len(batches)
+        for number, layer in enumerate(self._layers):
+            params = self._stream.take(base + number)
+            with (
+                self._trace.span("compute", f"{layer.name} evaluation", step),
+                self._noted(layer, "forward", step),
+            ):
+                pairs = zip(x, batches, strict=True)
+                x = [self._engine.evaluate(layer, params, y, batch) for y, batch in pairs]
+                self._engine.wait(x)
+            del params
+            self._stream.done(base + number)
+        check_loss(x[0])
+        return sum(map(float, x)) / len(x)
 
     def backward(
         self,

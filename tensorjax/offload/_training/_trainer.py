@@ -354,6 +354,36 @@ class Trainer:
         finally:
             self._turn.release()
 
+    def evaluate(self, batch: Any) -> float:
+        """The loss of a batch by the parameters as they are, which stay so: a forward pass alone.
+
+        Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
+        read for the next step and has no room beside them is read again.
+
+        Args:
+          batch: as for `step`; cut into as many microbatches.
+
+        Returns:
+          The mean over the microbatches, finite or not. Of parameters that the next step would
+          compute with: with "one_step_stale", these lack the last update.
+
+        Raises:
+          RuntimeError, ValueError, TypeError, Exception: as of `step`; the trainer may go on.
+        """
+        self._check_open()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("evaluate: another thread is in a step, or evaluates")
+        try:
+            batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
+            base = self._order.start(self.steps)
+            try:
+                return self._passes.evaluate(self.steps, base, batches)
+            finally:
+                if not self._stream.failed:
+                    self._stream.rewind(base)
+        finally:
+            self._turn.release()
+
     def _one_step(self, batch: Any, data: Any) -> Step:
         batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
         data = _index.plain("data", data)  # as it is now: it is committed later
