@@ -236,6 +236,73 @@ def test_export_to_orbax(tmp_path: Path) -> None:
     assert found["state"]["0.count"].shape == ()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_store_is_exported_without_its_model(tmp_path: Path) -> None:
+    """What was committed, in the same files as by its trainer; large arrays and packed ones."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import load_file
+
+    with cases.store(tmp_path / "store") as store, trainer(store) as made:
+        made.step(cases.batch(0), data=7)
+        made.commit()
+        offload.to_safetensors(made, tmp_path / "a", state=True)
+        offload.to_orbax(made, tmp_path / "b")
+        made.step(cases.batch(1))  # is not committed
+    with cases.store(tmp_path / "store") as store:
+        offload.to_safetensors(store, tmp_path / "c", state=True)
+        offload.to_orbax(store, tmp_path / "d")
+    assert contents(tmp_path / "a").keys() == contents(tmp_path / "c").keys()
+    index = "model.safetensors.index.json"
+    notes = [json.loads((tmp_path / kind / index).read_text()) for kind in "ac"]
+    assert notes[0] == notes[1]
+    for name in cases.NAMES:
+        found, wanted = (load_file(tmp_path / kind / f"{name}.safetensors") for kind in "ca")
+        assert found
+        assert cases.equal(found, wanted)
+    with ocp.StandardCheckpointer() as reader:
+        for name in cases.NAMES:
+            found, wanted = (reader.restore(tmp_path / kind / name) for kind in "db")
+            assert cases.equal(found, wanted)
+    notes = [json.loads((tmp_path / kind / "trainer.json").read_text()) for kind in "bd"]
+    assert notes[0] == notes[1] == {"steps": 1, "data": 7}
+    with (
+        offload.TensorStore(tmp_path / "other", 1 << 20, backend="threads") as store,
+        pytest.raises(ValueError, match="a store with a training in it, got meta None"),
+    ):
+        offload.to_safetensors(store, tmp_path / "e")
+    with pytest.raises(TypeError, match="expected a Trainer, or the TensorStore of one, got str"):
+        offload.to_orbax(str(tmp_path / "store"), tmp_path / "e")  # type: ignore[arg-type]
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+
+    def apply(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        y = batch if x is None else x
+        return y @ params[0]["w"] + jnp.sum(params[0]["none"])
+
+    def loss(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean(apply(params, x, batch, key) ** 2)
+
+    params = {
+        name: {"w": jnp.ones((2, 2)), "none": jnp.ones(n)} for name, n in (("a", 1), ("b", 0))
+    }
+    layers = [offload.Layer(name="a", apply=apply), offload.Layer(name="b", apply=loss)]
+    with offload.Trainer(layers, params, optax.sgd(0.1)) as trained:
+        trained.step(jnp.ones((3, 2)))
+        with pytest.raises(ValueError, match=r"no empty arrays.* got b none of shape \(0,\)"):
+            offload.to_orbax(trained, tmp_path / "out")
+        assert not contents(tmp_path)
+
+
 def test_a_new_trainer_on_an_open_store_begins_with_what_was_committed(tmp_path: Path) -> None:
     """Not with what another one has written since, after good steps or in one that failed."""
     _, expected = cases.train(1, **OPTIONS)

@@ -208,7 +208,9 @@ def plan(
       batch: ONE MICROBATCH, not a whole batch: arrays, not shapes, where ``seconds`` is None.
       machine: speeds, as `measure` finds them.
       device_bytes: memory of the device, for everything.
-      host_bytes: memory of the host, without what programs take.
+      host_bytes: memory of the host, without what programs take. Where glibc's malloc serves them,
+        arrays below 32 MiB that were given back stay with the process, up to as much again, unless
+        it was started with MALLOC_MMAP_THRESHOLD_=1048576 in its environment.
       microbatches: in a step.
       staging: bytes of it that a store takes for transfers; "auto" for 64 MiB and 8 times the
         largest group's parameters. They are set aside where something has to be on disk. With None
@@ -279,7 +281,7 @@ def plan(
     else:
         aside = None
     if chosen is None:
-        said = f" beside {aside} bytes of staging memory" if aside else ""
+        said = f" beside {aside} bytes of staging memory, of host_bytes too" if aside else ""
         raise ValueError(
             f"device_bytes, host_bytes: no way fits{said}; "
             + "; ".join(f"{choice.activations}: {choice.refusal}" for choice in found)

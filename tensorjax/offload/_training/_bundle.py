@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -56,11 +56,9 @@ class Bundle:
         self.specs: dict[str, jax.ShapeDtypeStruct] = {}
         self._offsets: dict[int, int] = {}
         self._packed = f"{name}/{self.PACKED}"
-        end = 0
         for number, leaf in enumerate(self.leaves):
             if leaf.nbytes < SMALL:
-                self._offsets[number] = end
-                end = -(-(end + leaf.nbytes) // _ALIGNED) * _ALIGNED
+                self._offsets[number] = 0
             else:
                 if self._own(leaf) in {*self.specs, self._packed}:
                     raise ValueError(
@@ -69,6 +67,8 @@ class Bundle:
                     )
                 self.specs[self._own(leaf)] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self.small = tuple(self.leaves[number] for number in self._offsets)
+        *offsets, end = _offsets(self.small)
+        self._offsets = dict(zip(self._offsets, offsets, strict=True))
         if self._offsets:  # all of them may be empty
             self.specs[self._packed] = jax.ShapeDtypeStruct((max(end, 1),), np.uint8)
 
@@ -125,6 +125,23 @@ class Bundle:
 
     def _own(self, leaf: Leaf) -> str:
         return f"{self.name}/{leaf.path}"
+
+
+def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]:
+    """The arrays of a tensor that several share, by their paths: views."""
+    starts = _offsets(small)
+    parts = ((leaf, memory[start:]) for leaf, start in zip(small, starts, strict=False))
+    return {
+        leaf.path: part[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape) for leaf, part in parts
+    }
+
+
+def _offsets(small: Iterable[Leaf]) -> list[int]:
+    """Where arrays begin in the tensor that they share, and its end."""
+    found = [0]
+    for leaf in small:
+        found.append(-(-(found[-1] + leaf.nbytes) // _ALIGNED) * _ALIGNED)
+    return found
 
 
 def _leaf(name: str, path: Any, x: Any) -> Leaf:

@@ -1,23 +1,43 @@
-"""A trainer's state for others to read: safetensors, and Orbax."""
+"""The state of a training for others to read: safetensors, and Orbax."""
 
+import contextlib
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.offload._store._store import TensorStore
+from tensorjax.offload._training._bundle import Bundle, Leaf, unpacked
 from tensorjax.offload._training._trainer import Trainer
 
+Arrays = dict[str, np.ndarray]  # by path
+_NOTE = "trainer.json"
 
-def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False) -> list[Path]:
-    """Writes the parameters of a trainer as safetensors, one file for each group.
+
+class _Part(NamedTuple):
+    """A group: its parameters and its state by paths, of which one array by itself has none."""
+
+    name: str
+    params: Arrays
+    state: Arrays
+
+
+def to_safetensors(
+    source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
+) -> list[Path]:
+    """Writes parameters as safetensors, one file for each group.
 
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
 
     Args:
-      trainer: its updates are finished first.
+      source: a trainer, whose updates are finished first; or a store that one has trained in, which
+        needs neither model nor optimiser: just opened, it has what was committed.
       folder: where files are written; made if absent.
       state: whether the optimiser's state is written too, as ``group.state.path``.
 
@@ -25,33 +45,34 @@ def to_safetensors(trainer: Trainer, folder: str | Path, *, state: bool = False)
       The files, the index last.
 
     Raises:
-      ValueError: this is one of several processes, or two tensors would have one name.
+      ValueError: this is one of several processes, two tensors would have one name, or the store
+        holds no training.
       ModuleNotFoundError: the package safetensors is missing.
     """
     from safetensors.numpy import save_file
 
-    _check_alone()
+    steps, _ = _progress(source)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files, where, total = [], {}, 0
-    for name, params, held in trainer.groups():
-        tensors = _named(name, params)
-        if state:
-            tensors = _joined(tensors, _named(f"{name}.state", held))
-        _joined(where, tensors)
-        path = folder / f"{name}.safetensors"
-        save_file(tensors, path, metadata={"format": "np", "steps": str(trainer.steps)})
-        where.update(dict.fromkeys(tensors, path.name))
-        total += sum(x.nbytes for x in tensors.values())
-        files.append(path)
+    with _nothing_half_written(files):
+        for part in _parts(source):
+            tensors = _prefixed(part.name, part.params)
+            if state:
+                tensors = _joined(tensors, _prefixed(f"{part.name}.state", part.state))
+            _joined(where, tensors)
+            files.append(path := folder / f"{part.name}.safetensors")
+            save_file(tensors, path, metadata={"format": "np", "steps": str(steps)})
+            where.update(dict.fromkeys(tensors, path.name))
+            total += sum(x.nbytes for x in tensors.values())
     index = folder / "model.safetensors.index.json"
     index.write_text(
-        json.dumps({"metadata": {"total_size": total, "steps": trainer.steps}, "weight_map": where})
+        json.dumps({"metadata": {"total_size": total, "steps": steps}, "weight_map": where})
     )
     return [*files, index]
 
 
-def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
+def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
     """Writes parameters, states, number of steps and position in the data as Orbax checkpoints.
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
@@ -60,7 +81,7 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
     and position are in ``trainer.json``, which is written last.
 
     Args:
-      trainer: its updates are finished first.
+      source: a trainer or a store, as for `to_safetensors`.
       folder: where they are written; must be absent or empty.
 
     Returns:
@@ -68,51 +89,134 @@ def to_orbax(trainer: Trainer, folder: str | Path) -> Path:
 
     Raises:
       ModuleNotFoundError: the package orbax-checkpoint is missing.
-      ValueError: the folder holds something, two tensors would have one name, or this is one of
-        several processes.
+      ValueError: the folder holds something, two tensors would have one name, an array is empty,
+        which Orbax does not keep, this is one of several processes, or the store holds no training.
     """
     import orbax.checkpoint as ocp
 
-    _check_alone()
+    steps, data = _progress(source)
     folder = Path(folder).absolute()
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"folder: expected an empty one, got {folder}; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
-    with ocp.StandardCheckpointer() as writer:
-        for name, params, state in trainer.groups():
+    written: list[Path] = []
+    with _nothing_half_written(written), ocp.StandardCheckpointer() as writer:
+        for part in _parts(source):
+            _check_for_orbax(part)
             # Optax's named tuples become lists of leaves by name: others need no Optax to read.
-            tree = {"params": _named("", params), "state": _named("", state)}
-            writer.save(folder / name, tree)
+            tree = {"params": _named_all(part.params), "state": _named_all(part.state)}
+            written.append(folder / part.name)
+            writer.save(folder / part.name, tree)
             writer.wait_until_finished()
-    note = {"steps": trainer.steps, "data": trainer.data}
-    (folder / "trainer.json").write_text(json.dumps(note))
+    (folder / _NOTE).write_text(json.dumps({"steps": steps, "data": data}))
     return folder
 
 
-def _check_alone() -> None:
-    """Of several processes, each has its parts: files of them would look like whole models."""
-    if jax.process_count() > 1:
+@contextlib.contextmanager
+def _nothing_half_written(written: list[Path]) -> Iterator[None]:
+    """After an error, removes what was written before it."""
+    try:
+        yield
+    except BaseException:
+        for path in written:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+
+
+def _progress(source: Any) -> tuple[int, Any]:
+    """Steps that were done, and the position in the data."""
+    if not isinstance(source, Trainer | TensorStore):
+        raise TypeError(
+            f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
+        )
+    # Of several processes, each has its parts: files of them would look like whole models.
+    count = jax.process_count() if isinstance(source, Trainer) else source.process[1]
+    if count > 1:
         raise ValueError(
-            f"trainer: expected to export from a single process, got one of {jax.process_count()}; "
+            f"source: expected to export from a single process, got one of {count}; "
             "take Trainer.params, which joins the parts in all of them, and write that in one"
         )
+    if isinstance(source, Trainer):
+        return source.steps, source.data
+    held = _held(source)
+    return held["steps"], held["data"]
 
 
-def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """Arrays of a pytree by the names of their paths."""
-    found: dict[str, np.ndarray] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        where = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = ".".join(filter(None, [prefix, where])) or "value"
-        found = _joined(found, {name: np.asarray(leaf, order="C")})
+def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
+    """All groups, one after the other."""
+    if isinstance(source, Trainer):
+        for name, params, state in source.groups():
+            yield _Part(name, _named(name, params), _named(f"{name}: state", state))
+        return
+    model = _held(source)["model"]
+    for name in dict.fromkeys(name for uses in model["layers"] for name in uses):
+        params, state = (
+            _read(source, f"{name}/{kind}/", model["packed"].get(f"{name}/{kind}", ()))
+            for kind in ("params", "state")
+        )
+        yield _Part(name, params, state)
+
+
+def _held(store: TensorStore) -> dict[str, Any]:
+    meta = store.meta
+    if not isinstance(meta, dict) or "trainer" not in meta:
+        raise ValueError(f"source: expected a store with a training in it, got meta {meta!r}")
+    return meta["trainer"]
+
+
+def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
+    """Arrays of a pytree by their paths, copied."""
+    found: Arrays = {}
+    small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
+    for name in (name for name in store.names if name.startswith(prefix)):
+        with store.read(name).result() as lease:
+            path = name.removeprefix(prefix)
+            several = path == Bundle.PACKED
+            arrays = unpacked(lease.array, small) if several else {path: lease.array}
+            found |= {path: np.array(x) for path, x in arrays.items()}
+            del arrays
+    if found.keys() == {"value"}:  # most likely an array by itself
+        return {"": found["value"]}
     return found
 
 
-def _joined(some: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def _named(where: str, tree: Any) -> Arrays:
+    """Arrays of a pytree by the names of their paths."""
+    found: Arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found = _joined(found, {name: np.asarray(leaf, order="C")}, where)
+    return found
+
+
+def _check_for_orbax(part: _Part) -> None:
+    if part.name == _NOTE:
+        raise ValueError(f"source: expected groups of other names than {_NOTE!r}, a file here")
+    for path, x in (*part.params.items(), *part.state.items()):
+        if not x.size:
+            raise ValueError(
+                f"source: expected no empty arrays, which Orbax does not keep, got {part.name} "
+                f"{path} of shape {x.shape}; take to_safetensors"
+            )
+
+
+def _named_all(arrays: Arrays) -> Arrays:
+    return {path or "value": x for path, x in arrays.items()}
+
+
+def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}.{path}" if path else prefix: x for path, x in arrays.items()}
+
+
+def _joined(some: Arrays | dict[str, str], more: Arrays, where: str = "") -> Any:
     """Both, if they share no name: files would lack one of two tensors."""
     if twice := some.keys() & more.keys():
+        name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(
-            f"trainer: expected different names for all tensors, got {sorted(twice)[0]!r} twice, "
-            "as paths are joined by dots; name groups and parameters without dots"
+            f"source: expected different names for all tensors, got {name!r} twice, as paths are "
+            "joined by dots; name groups and parameters without dots"
         )
     return some | more

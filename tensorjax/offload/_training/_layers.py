@@ -73,8 +73,10 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
             f"params: expected the groups that layers use, missing {missing}, not used {spare}"
         )
     for name in groups:
-        if not name or name != name.strip() or "/" in name:
-            raise ValueError(f"params: expected names without slash or outer blanks, got {name!r}")
+        if not name or name != name.strip() or "/" in name or name in (".", ".."):
+            raise ValueError(
+                f"params: expected names without slash or outer blanks, not of dots, got {name!r}"
+            )
     return layers
 
 

@@ -76,7 +76,11 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
         return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
     ways = {**_BUILT_IN, **_plugins.plugins()}
     if backend not in ways:
-        raise ValueError(f"backend: expected one of {available()}, got {backend!r}")
+        raise ValueError(
+            f"backend: expected one of {available()}, got {backend!r}; others come with packages "
+            "of their own: kvikio (GPUDirect Storage), or any that registers an entry point in the "
+            f"group {_plugins.GROUP!r}, such as one for SPDK"
+        )
     if backend == "buffered":
         say("the page cache is used: speeds are not those of the disk")
     return _with(ways[backend], backend, options)
