@@ -338,6 +338,16 @@ def test_layers_that_draw_and_change_shapes_can_be_planned() -> None:
             ),
             False,
         ),
+        (
+            lambda: optax.multi_transform(
+                {
+                    "blocks": optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0)),
+                    "rest": optax.sgd(0.1),
+                },
+                lambda p: {k: "blocks" if k.startswith("block") else "rest" for k in p},
+            ),
+            True,
+        ),
         (lambda: optax.contrib.prodigy(1.0), True),
         (lambda: optax.contrib.dadapt_adamw(1.0), True),
         (lambda: optax.contrib.mechanize(optax.adam(1e-3)), True),

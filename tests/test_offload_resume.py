@@ -216,9 +216,12 @@ def test_an_export_that_would_lose_a_tensor_is_refused(tmp_path: Path, export: A
     params = {"only": {"a.b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}}
     layers = [offload.Layer(name="only", apply=apply)]
     message = r"different names for all tensors, got '.*a\.b' twice"
-    trained = offload.Trainer(layers, params, optax.sgd(0.1))
-    with trained, pytest.raises(ValueError, match=message):
-        export(trained, tmp_path / "out")
+    with cases.store(tmp_path / "store") as store:
+        trained = offload.Trainer(layers, params, optax.sgd(0.1), store=store)
+        with trained, pytest.raises(ValueError, match=message):
+            export(trained, tmp_path / "out")
+        with pytest.raises(ValueError, match=message):
+            export(store, tmp_path / "out")
 
 
 def test_export_to_orbax(tmp_path: Path) -> None:
@@ -280,6 +283,23 @@ def test_a_store_is_exported_without_its_model(tmp_path: Path) -> None:
         offload.to_safetensors(store, tmp_path / "e")
     with pytest.raises(TypeError, match="expected a Trainer, or the TensorStore of one, got str"):
         offload.to_orbax(str(tmp_path / "store"), tmp_path / "e")  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_trained_in_is_not_exported(tmp_path: Path) -> None:
+    """Some of its groups are of one step, some of another."""
+    with cases.store(tmp_path / "store") as store, trainer(store) as made:
+        made.step(cases.batch(0))
+        with pytest.raises(ValueError, match=r"the store of Trainer\(.*; export that, or close it"):
+            offload.to_safetensors(store, tmp_path / "out")
+        made.commit()
+        wanted = offload.to_safetensors(made, tmp_path / "out")
+        before = contents(tmp_path / "out")
+        with pytest.MonkeyPatch.context() as patch:  # a second export, which fails
+            patch.setattr("safetensors.numpy.save_file", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                offload.to_safetensors(made, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    assert before.keys() == {path.name for path in wanted}
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

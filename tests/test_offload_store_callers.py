@@ -189,6 +189,78 @@ def test_interrupts_at_any_moment_lose_no_memory(tmp_path: Path, backend: str) -
         assert not store._queue.writing.used
 
 
+def test_a_read_cut_off_as_it_gets_memory_gives_it_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(list[Any]):
+        def append(self, x: Any) -> None:
+            super().append(x)
+            raise KeyboardInterrupt
+
+    def read(queue: Any, batch: Any) -> None:
+        batch.buffers = Cut()
+        real(queue, batch)
+
+    with filled(tmp_path) as store:
+        real = _queue.Queue.read
+        monkeypatch.setattr(_queue.Queue, "read", read)
+        with pytest.raises(KeyboardInterrupt):
+            store.read("x")
+        monkeypatch.undo()
+        gc.collect()
+        pool = store._queue.reading
+        with store._queue.lock:
+            assert pool.used == 0
+            assert pool.take(pool.size) == 0
+            pool.give(0, pool.size)
+        store.read("x").result(30).release()
+
+
+def test_a_write_cut_off_at_its_end_holds_up_nobody(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all has been written, and it was about to say so."""
+    todo = [KeyboardInterrupt]
+
+    def seal(queue: Any, request: Any) -> None:
+        while request.left:
+            time.sleep(0.001)
+        sealing(queue, request)
+
+    def finish(queue: Any, request: Any) -> None:
+        if todo and threading.current_thread() is threading.main_thread():
+            raise todo.pop()
+        finishing(queue, request)
+
+    with filled(tmp_path, backend) as store:
+        sealing, finishing = _queue.Queue.seal, _queue.Queue.finish
+        monkeypatch.setattr(_queue.Queue, "seal", seal)
+        monkeypatch.setattr(_queue.Queue, "finish", finish)
+        with pytest.raises(KeyboardInterrupt):
+            store.write("x", np.full(8, 4.0))
+        store.write("x", np.full(8, 5.0)).result(30)
+        store.commit()
+        with store.read("x").result(30) as lease:
+            np.testing.assert_array_equal(lease.array, np.full(8, 5.0))
+
+
+def test_a_lease_may_be_released_again_where_that_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(queue: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with filled(tmp_path) as store:
+        lease = store.read("x").result(30)
+        monkeypatch.setattr(_queue.Queue, "_admit", cut)
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+        lease.release()
+        assert store._queue.reading.used == 0
+        store.read("x").result(30).release()
+
+
 def test_writes_that_wait_for_reads_leave_staging_to_others(tmp_path: Path, backend: str) -> None:
     """A write that waits for a read, which waits for a write that needs staging."""
     large, small = np.zeros(8 * PAGE, np.uint8), np.ones(PAGE, np.uint8)

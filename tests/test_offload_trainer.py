@@ -134,6 +134,30 @@ def test_labels_find_groups_by_name(tmp_path: Path, choose: Any) -> None:
     assert cases.equal(found, wanted)
 
 
+def test_groups_treated_alike_by_name_share_programs(tmp_path: Path) -> None:
+    """And spare memory: no more is kept than of groups without names."""
+    kinds = {"train": optax.adam(1e-3), "still": optax.set_to_zero()}
+    optimizer = optax.multi_transform(
+        kinds, lambda p: {k: "train" if k.startswith("block") else "still" for k in p}
+    )
+    counts = []
+    for _ in range(2):
+        with (
+            cases.store(tmp_path) as store,
+            offload.Trainer(cases.layers(), cases.params(), optimizer, store=store) as trainer,
+            compilations() as found,
+        ):
+            for number in range(3):
+                trainer.step(cases.batch(number))
+            trainer.commit()
+            spare = trainer._updater._spare
+            assert sum(map(len, spare._held.values())) <= 3  # two of blocks, and the table's
+            made = {id(group.optimizer._programs[1]) for group in trainer._groups.values()}
+            assert len(made) == 2
+        counts.append(len(found))
+    assert counts[0] > counts[1] == 0
+
+
 @pytest.mark.parametrize("schedule", ["overlap", "after_backward", "one_step_stale"])
 @pytest.mark.parametrize("gradient_bytes", [None, 0])
 def test_evaluations_between_steps_change_nothing(

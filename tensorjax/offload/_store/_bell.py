@@ -1,5 +1,6 @@
 """Waiting that a signal's handler may cut off."""
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,4 +36,6 @@ class Bell:
     def ring(self) -> None:
         """Has all look again; the caller holds the lock."""
         while self._waiting:
-            self._waiting.popleft().release()
+            with contextlib.suppress(RuntimeError):  # a call that was cut off has got so far
+                self._waiting[0].release()
+            self._waiting.popleft()

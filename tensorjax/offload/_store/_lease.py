@@ -42,9 +42,9 @@ class Lease:
     def release(self) -> None:
         """Gives the memory back; a second call does nothing."""
         if self._array is not None:
-            self._array = None
             if self._buffer is not None:
-                self._queue.release(self._buffer)
+                self._queue.release(self._buffer, self.name)
+            self._array = None
 
     def __enter__(self) -> "Lease":
         return self
@@ -61,7 +61,8 @@ class Lease:
         if array is not None and self._buffer is not None:
             # No lock here: this may run in a thread that holds it. Views of the array, such as
             # `store.read(name).result().array`, may live on: the memory waits for the last one.
-            viewed = weakref.finalize(array.base, self._queue.orphans.append, self._buffer)
+            viewed = weakref.finalize(array.base, self._queue.orphans.append,
+                                     (self._buffer, self.name))  # fmt: skip
             viewed.atexit = False
             warnings.warn(
                 f"{self.name}: a lease was dropped without release()", ResourceWarning, stacklevel=2

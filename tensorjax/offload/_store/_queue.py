@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorjax.offload._errors import StoreError
 from tensorjax.offload._store._bell import Bell
-from tensorjax.offload._store._requests import Buffer, Op, ReadBatch, Request
+from tensorjax.offload._store._requests import Buffer, Op, ReadBatch, Request, nothing
 from tensorjax.offload._store._staging import Pool
 from tensorjax.offload._store._statistics import Counter
 
@@ -42,7 +42,7 @@ class Queue:
         self.depth = self.deepest = self.overflow = self.staged = 0
         self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
-        self.orphans: deque[Buffer] = deque()
+        self.orphans: deque[tuple[Buffer, str]] = deque()
         self._ready = threading.Condition(self.lock)
         self._space, self._idle = Bell(self.lock), Bell(self.lock)
         self._wanting: list[Op] = []  # staging memory for writes
@@ -103,6 +103,9 @@ class Queue:
             self._wanting = [op for op in self._wanting if op.request not in requests]
             for request in requests:
                 if request.complete or (request.sealed and request.write):
+                    mine = request.complete and request.by == threading.get_ident()
+                    if mine and request in self._pending:  # it was to be finished by this call
+                        complete.append(request)
                     continue
                 request.error = request.error or error
                 if request.batch is not None:  # which needs no memory, and waits for no one
@@ -157,11 +160,15 @@ class Queue:
         if request.waits:  # it never waits for others again
             self._idle.wait(lambda: not request.waits)
 
-    def release(self, buffer: Buffer) -> None:
-        """Takes back one tensor's share of a read buffer."""
+    def release(self, buffer: Buffer, name: str) -> None:
+        """Takes back one tensor's share of a read buffer; a second call does nothing."""
         with self.lock:
-            self._release(buffer)
-            self._admit()
+            try:
+                self._release(buffer, name)
+                self._admit()
+            except BaseException:  # of a signal's handler
+                self._count_again()
+                raise
 
     def hasten_writes(self, deadline: float) -> None:
         """Gives all writes, and what they wait for, an earlier deadline."""
@@ -269,8 +276,9 @@ class Queue:
         todo, cut = [request], None
         while todo:
             request = todo.pop()
+            resolve, request.resolve = request.resolve, nothing  # once, also if this is cut off
             try:
-                request.resolve(request)
+                resolve(request)
             except BaseException as error:
                 # SystemExit, of a future's callback, must not end a backend; no Ctrl-C may be lost.
                 if threading.current_thread() is threading.main_thread():
@@ -345,6 +353,7 @@ class Queue:
 
     def _completed(self, request: Request) -> bool:
         if request.sealed and not request.left and not request.waits and not request.complete:
+            request.by = threading.get_ident()
             request.complete = True
             return True
         return False
@@ -367,7 +376,7 @@ class Queue:
 
     def _admit(self) -> None:
         while self.orphans:
-            self._release(self.orphans.popleft())
+            self._release(*self.orphans.popleft())
         while self._waiting:
             batch = self._waiting[0][-1]
             if not batch.admitted:
@@ -424,8 +433,8 @@ class Queue:
     ) -> None:
         batch.admitted = True
         for request, start, part in zip(batch.requests, starts, memory, strict=True):
-            members = len(request.run.members)
-            buffer = Buffer(pool, start, request.run.size, part, members)
+            names = {extent.name for extent in request.run.members}
+            buffer = Buffer(pool, start, request.run.size, part, names)
             batch.buffers.append(buffer)
             if pool is not None:
                 self._buffers.add(buffer)
@@ -435,8 +444,9 @@ class Queue:
                 self._offer(op)
             self._unblock(request)
 
-    def _release(self, buffer: Buffer) -> None:
-        buffer.count -= 1
-        if not buffer.count and buffer.pool is not None:
+    def _release(self, buffer: Buffer, name: str) -> None:
+        buffer.held.discard(name)
+        # Where it is not among them, a call was cut off before, and its memory is free already.
+        if not buffer.held and buffer.pool is not None and buffer in self._buffers:
             self._buffers.discard(buffer)
             buffer.pool.give(buffer.start, buffer.size)

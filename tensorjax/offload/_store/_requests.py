@@ -44,8 +44,8 @@ class Op:
         self.started, self.ended, self.queued, self.begun = False, False, 0.0, 0.0
 
 
-def _nothing(_: object) -> None:
-    pass
+def nothing(_: object) -> None:
+    """Does nothing."""
 
 
 class Request:
@@ -60,11 +60,13 @@ class Request:
         followers: Those that wait for it.
         check: Called with each transfer that went well, outside the lock, in the thread that
             moved it: raises where what was read is not what was written.
+        by: The thread that completed it, and has to finish it.
         resolve: Called once, outside the lock, when all is done or has failed.
     """
 
-    __slots__ = ("batch", "check", "complete", "deadline", "error", "followers", "held", "leaders",
-                 "left", "ops", "resolve", "run", "sealed", "slots", "waits", "write")  # fmt: skip
+    __slots__ = ("batch", "by", "check", "complete", "deadline", "error", "followers", "held",
+                 "leaders", "left", "ops", "resolve", "run", "sealed", "slots", "waits",
+                 "write")  # fmt: skip
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Request:
         write: bool,
         deadline: float,
         resolve: Callable[["Request"], None],
-        check: Callable[[Op], None] = _nothing,
+        check: Callable[[Op], None] = nothing,
     ):
         self.run, self.slots, self.write, self.deadline = run, slots, write, deadline
         self.check, self.resolve = check, resolve
@@ -85,21 +87,32 @@ class Request:
         self.batch: ReadBatch | None = None
         self.waits = self.left = 0
         self.sealed = self.complete = False
+        self.by = 0
         self.error: BaseException | None = None
 
     def forget(self) -> None:
         """Ends the circles of references, and arrays with them."""
-        self.ops, self.resolve, self.check, self.batch = [], _nothing, _nothing, None
+        self.ops, self.resolve, self.check, self.batch = [], nothing, nothing, None
 
 
 class Buffer:
-    """Staging memory of one run that was read, shared by the leases of its tensors."""
+    """Staging memory of one run that was read, shared by the leases of its tensors.
 
-    __slots__ = ("count", "memory", "pool", "size", "start")
+    Attributes:
+        pool: Whose it is; None if of none.
+        start: First byte within the pool.
+        size: In bytes.
+        memory: Itself.
+        held: Names of the tensors whose leases have not been released.
+    """
 
-    def __init__(self, pool: Pool | None, start: int, size: int, memory: np.ndarray, count: int):
+    __slots__ = ("held", "memory", "pool", "size", "start")
+
+    def __init__(
+        self, pool: Pool | None, start: int, size: int, memory: np.ndarray, held: set[str]
+    ):
         self.pool, self.start, self.size = pool, start, size
-        self.memory, self.count = memory, count
+        self.memory, self.held = memory, held
 
 
 class ReadBatch:

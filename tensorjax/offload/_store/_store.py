@@ -253,6 +253,7 @@ class TensorStore:
                     "store to begin anew"
                 )
             if self._tensors:
+                self._queue.drain(everything=True)
                 index = replace(self._index, extents={})
                 self._save(index)
                 self._tensors, self._index = {}, index

@@ -78,19 +78,20 @@ class Writer:
         self._lock = threading.Lock()
         self._turn = Bell(self._lock)
         self._copying: dict[str, object] = {}  # by whom
-        self._paused = 0
+        self._paused: set[object] = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Lets no write begin, once those that are copying have ended."""
-        with self._lock:
-            self._paused += 1
+        me = object()
         try:
+            with self._lock:
+                self._paused.add(me)
             self._turn.wait(lambda: not self._copying)
             yield
         finally:
             with self._lock:
-                self._paused -= 1
+                self._paused.discard(me)
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
@@ -278,8 +279,8 @@ class Reader:
 
         def drop() -> None:
             for buffer in batch.buffers:
-                for _ in range(buffer.count):
-                    queue.release(buffer)
+                for name in [*buffer.held]:
+                    queue.release(buffer, name)
 
         countdown = _Countdown(len(found), result, drop)
         requests = []

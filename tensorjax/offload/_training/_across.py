@@ -14,17 +14,21 @@ from tensorjax.offload._training._host import cpu
 # on how large its gradient is. What a group is multiplied by, of which others shall not know: NaN
 # shows what has not moved any update yet. And relative error of updates.
 _SCALES, _POISONS, _CLOSE = (1e3, 1e-2, 1.0), (math.nan, 1e3), 1e-3
+_MOST = 8  # groups that are tried
 
 
-def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
+def looks_across(
+    transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
+) -> bool:
     """Whether updates of a group are seen to depend on other groups.
 
-    Tried for three steps, on two to four groups of as many structures as there are, with two
-    numbers along each axis. What cannot be tried so is taken for one that does not look.
+    Tried for three steps, on two groups of each kind, but on eight at most, with two numbers along
+    each axis. What cannot be tried so is taken for one that does not look.
 
     Args:
       transformation: of Optax's form.
       shapes: of the parameters of all groups.
+      kinds: what is done to each group, where that goes by its name.
 
     >>> import optax
     >>> shapes = {name: jax.ShapeDtypeStruct((64, 3), np.float32) for name in "ab"}
@@ -35,17 +39,22 @@ def looks_across(transformation: Any, shapes: Mapping[str, Any]) -> bool:
     """
     if len(shapes) < 2:
         return False
-    kinds: dict[str, str] = {}
+    several: dict[Any, list[str]] = {}
     for name, tree in shapes.items():
-        kinds.setdefault(str(jax.tree.map(lambda x: len(x.shape), tree)), name)
-    some = [*dict.fromkeys([*kinds.values(), *shapes])][: max(2, min(4, len(kinds)))]
+        structure = str(jax.tree.map(lambda x: len(x.shape), tree))
+        several.setdefault((structure, kinds and kinds[name]), []).append(name)
+    first, second = ([names[n] for names in several.values() if len(names) > n] for n in (0, 1))
+    some = [*dict.fromkeys([*first[:6], *second, *first])][:_MOST]
     rng = np.random.default_rng(0)
     params, *gradients = (
         {g: jax.tree.map(lambda x, s=scale: _small(rng, x, s), shapes[g]) for g in some}
         for scale in (1.0, *_SCALES)
     )
     try:
-        with jax.default_device(cpu()), jax.numpy_dtype_promotion("standard"):
+        with (
+            jax.default_device(cpu()), jax.numpy_dtype_promotion("standard"),
+            np.errstate(all="ignore"),
+        ):  # fmt: skip
             updates = _updates(transformation)
             expected = updates(params, gradients)
             for group in some:

@@ -42,12 +42,17 @@ def take(store: Any, trainer: Any) -> None:
         )
     if store.closed:
         raise StoreError("store: expected an open store, got one that was closed; open it again")
-    other = _TRAINERS[store]() if store in _TRAINERS else None
-    if other is not None and not other.closed:
+    if in_use(store) is not None:
         raise StoreError(
             "store: another trainer goes on in it; close that one, or open the store again"
         )
     _TRAINERS[store] = weakref.ref(trainer)
+
+
+def in_use(store: TensorStore) -> Any:
+    """The trainer that goes on in a store, or None."""
+    other = _TRAINERS[store]() if store in _TRAINERS else None
+    return None if other is None or other.closed else other
 
 
 @dataclass

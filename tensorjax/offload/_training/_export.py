@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from tensorjax.offload._store._store import TensorStore
 from tensorjax.offload._training._bundle import Bundle, Leaf, unpacked
+from tensorjax.offload._training._commits import FORMAT, in_use
 from tensorjax.offload._training._trainer import Trainer
 
 Arrays = dict[str, np.ndarray]  # by path
-_NOTE = "trainer.json"
+_NOTE, _NEW = "trainer.json", "export.new"
 
 
 class _Part(NamedTuple):
@@ -36,8 +37,9 @@ def to_safetensors(
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
 
     Args:
-      source: a trainer, whose updates are finished first; or a store that one has trained in, which
-        needs neither model nor optimiser: just opened, it has what was committed.
+      source: a trainer, whose updates are finished first; or a store that one has trained in, and
+        none does any more, which needs neither model nor optimiser: just opened, it has what was
+        committed. An array that is a group by itself is named ``group``.
       folder: where files are written; made if absent.
       state: whether the optimiser's state is written too, as ``group.state.path``.
 
@@ -55,21 +57,25 @@ def to_safetensors(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files, where, total = [], {}, 0
-    with _nothing_half_written(files):
+    with _nothing_half_written([folder / _NEW]) as (new,):
+        shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
+        new.mkdir()
         for part in _parts(source):
             tensors = _prefixed(part.name, part.params)
             if state:
                 tensors = _joined(tensors, _prefixed(f"{part.name}.state", part.state))
             _joined(where, tensors)
-            files.append(path := folder / f"{part.name}.safetensors")
-            save_file(tensors, path, metadata={"format": "np", "steps": str(steps)})
-            where.update(dict.fromkeys(tensors, path.name))
+            files.append(new / f"{part.name}.safetensors")
+            save_file(tensors, files[-1], metadata={"format": "np", "steps": str(steps)})
+            where.update(dict.fromkeys(tensors, files[-1].name))
             total += sum(x.nbytes for x in tensors.values())
-    index = folder / "model.safetensors.index.json"
-    index.write_text(
-        json.dumps({"metadata": {"total_size": total, "steps": steps}, "weight_map": where})
-    )
-    return [*files, index]
+        files.append(new / "model.safetensors.index.json")
+        note = {"metadata": {"total_size": total, "steps": steps}, "weight_map": where}
+        files[-1].write_text(json.dumps(note))
+        # What was there before is replaced only now, the index last.
+        moved = [path.rename(folder / path.name) for path in files]
+        new.rmdir()
+    return moved
 
 
 def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
@@ -113,10 +119,10 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def _nothing_half_written(written: list[Path]) -> Iterator[None]:
+def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
     """After an error, removes what was written before it."""
     try:
-        yield
+        yield written
     except BaseException:
         for path in written:
             if path.is_dir():
@@ -141,6 +147,11 @@ def _progress(source: Any) -> tuple[int, Any]:
         )
     if isinstance(source, Trainer):
         return source.steps, source.data
+    if (trainer := in_use(source)) is not None:
+        raise ValueError(
+            f"source: expected a trainer, or a store that none goes on in, got the store of "
+            f"{trainer!r}; export that, or close it"
+        )
     held = _held(source)
     return held["steps"], held["data"]
 
@@ -162,8 +173,10 @@ def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
 
 def _held(store: TensorStore) -> dict[str, Any]:
     meta = store.meta
-    if not isinstance(meta, dict) or "trainer" not in meta:
+    if not isinstance(meta, dict) or not isinstance(meta.get("trainer"), dict):
         raise ValueError(f"source: expected a store with a training in it, got meta {meta!r}")
+    if (found := meta["trainer"].get("format")) != FORMAT:
+        raise ValueError(f"source: expected a training of format {FORMAT}, got {found!r}")
     return meta["trainer"]
 
 
@@ -171,12 +184,15 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
     """Arrays of a pytree by their paths, copied."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
+    for number, leaf in enumerate(small):
+        _joined({other.path: other for other in small[:number]}, {leaf.path: leaf}, prefix)
     for name in (name for name in store.names if name.startswith(prefix)):
         with store.read(name).result() as lease:
             path = name.removeprefix(prefix)
             several = path == Bundle.PACKED
             arrays = unpacked(lease.array, small) if several else {path: lease.array}
-            found |= {path: np.array(x) for path, x in arrays.items()}
+            copies = {path: np.array(x) for path, x in arrays.items()}
+            found = _joined(found, copies, prefix.rstrip("/").replace("/", ": "))
             del arrays
     if found.keys() == {"value"}:  # most likely an array by itself
         return {"": found["value"]}
@@ -211,7 +227,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}.{path}" if path else prefix: x for path, x in arrays.items()}
 
 
-def _joined(some: Arrays | dict[str, str], more: Arrays, where: str = "") -> Any:
+def _joined(some: Mapping[str, Any], more: Mapping[str, Any], where: str = "") -> Any:
     """Both, if they share no name: files would lack one of two tensors."""
     if twice := some.keys() & more.keys():
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
@@ -219,4 +235,4 @@ def _joined(some: Arrays | dict[str, str], more: Arrays, where: str = "") -> Any
             f"source: expected different names for all tensors, got {name!r} twice, as paths are "
             "joined by dots; name groups and parameters without dots"
         )
-    return some | more
+    return {**some, **more}

@@ -78,9 +78,9 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Groups of one kind can use each other's memory."""
-        leaves = (*self.params.leaves, *self.state.leaves)
-        return self.params.tree, self.state.tree, tuple((x.shape, x.dtype) for x in leaves)
+        """Groups of one kind can use each other's memory, whatever their arrays are called."""
+        bundles = (self.params, self.state)
+        return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
 
 
 class Spare:
@@ -115,9 +115,7 @@ class Spare:
             self.clear()
         held = self._held.setdefault(group.kind, [])
         if len(held) < self._room[group.kind]:
-            found = group.state.unflatten(state)
-            both = (group.params.unflatten(params), found)
-            held.append(found if group.into == "gradient" else both)
+            held.append((params if group.into == "spare" else None, state))
             self.nbytes += self._bytes(group)
 
     def take(self, group: Group) -> Any:
@@ -126,6 +124,8 @@ class Spare:
         found = held.pop() if held else None
         if found is not None:
             self.nbytes -= self._bytes(group)
+            params, state = found[0], group.state.unflatten(found[1])
+            found = state if params is None else (group.params.unflatten(params), state)
         if self._bounded and self.nbytes + group.results > self._most:
             self.clear()
         return found

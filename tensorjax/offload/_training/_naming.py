@@ -1,10 +1,12 @@
 """Transformations that go by names of groups: labels and masks by paths, as of a whole model."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend
 import numpy as np
 
 
@@ -52,25 +54,34 @@ def named(transformation: Any, name: str, params: Any) -> Any:
     >>> named(optimizer, "body", params) is optimizer, named(optimizer, "head", params).name
     (True, 'head')
     """
-    leaves, structure = jax.tree.flatten(params)
-    kinds = tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
-    return _named(transformation, name, structure, kinds)
-
-
-@functools.lru_cache(maxsize=4096)
-def _named(transformation: Any, name: str, structure: Any, kinds: tuple[Any, ...]) -> Any:
-    by_name = Named(transformation, name)
+    by_name, these = Named(transformation, name), kind(params)
     try:
-        found = _traced(by_name, structure, kinds)
+        found = _traced(by_name, *these)
     except Exception:
         return transformation
     try:
-        alone = _alone(transformation, structure, kinds)
+        alone = _traced(transformation, *these)
     except Exception:
         return by_name
     return transformation if _same(found, alone) else by_name
 
 
+def alike(some: Named, other: Named, params: Any) -> bool:
+    """Whether both do the same to such parameters."""
+    these = kind(params)
+    try:
+        return _same(_traced(some, *these), _traced(other, *these))
+    except Exception:
+        return False
+
+
+def kind(params: Any) -> tuple[Any, Any]:
+    """Structure, and shapes and dtypes."""
+    leaves, structure = jax.tree.flatten(params)
+    return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
+
+
+@functools.lru_cache(maxsize=1024)
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
     """What a transformation computes."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
@@ -79,11 +90,25 @@ def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list
         return [init, jax.make_jaxpr(transformation.update)(params, state, params)]
 
 
-_alone = functools.lru_cache(maxsize=256)(_traced)
-
-
 def _same(some: list[Any], others: list[Any]) -> bool:
     return all(
-        str(a.jaxpr) == str(b.jaxpr) and all(map(np.array_equal, a.consts, b.consts))
+        str(a.jaxpr) == str(b.jaxpr) and _equal([*_constants(a)], [*_constants(b)])
         for a, b in zip(some, others, strict=True)
     )
+
+
+def _equal(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(np.array_equal, some, others))
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+    """Of a program, and of those in it: what they print leaves them out."""
+    yield from closed.consts
+    for equation in closed.jaxpr.eqns:
+        for inner in jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed):
+            if _is_closed(inner):
+                yield from _constants(inner)
+
+
+def _is_closed(x: Any) -> bool:
+    return isinstance(x, jax.extend.core.ClosedJaxpr)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from tensorjax.offload._training._host import cpu, to_host
-from tensorjax.offload._training._naming import named
+from tensorjax.offload._training._naming import Named, alike, kind, named
 
 Into = Literal["place", "gradient", "spare"]
 
@@ -47,12 +47,36 @@ class HostOptimizer:
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
         self.device = cpu()
-        self._init, self._updates, self._cast = _programs(transformation, self._dtype)
+        self._state: Any = None  # the structure of that of a group by its name
+        # Of groups by their names, the first ones of all programs, by kinds of parameters.
+        self._kin: dict[Any, list[HostOptimizer]] = {}
+        self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """For the parameters of a group: this one, if its name makes no difference."""
+        """For the parameters of a group: this one, if its name makes no difference.
+
+        Groups for which the name makes the same difference share programs.
+        """
         found = named(self._transformation, name, params)
-        return self if found is self._transformation else HostOptimizer(found, self._dtype)
+        if found is self._transformation:
+            return self
+        made = HostOptimizer(found, self._dtype)
+        others = self._kin.setdefault(kind(params), [])
+        for kin in others:
+            if alike(kin._transformation, found, params):
+                made._first = kin
+                return made
+        others.append(made)
+        return made
+
+    @property
+    def program(self) -> int:
+        """The same number for those that share programs."""
+        return id(self._first)
+
+    @functools.cached_property
+    def _programs(self) -> tuple[Any, dict[Into, Any], Any]:
+        return _programs(self._first._transformation, self._dtype)
 
     @property
     def casts(self) -> bool:
@@ -61,11 +85,11 @@ class HostOptimizer:
 
     def init(self, params: Any) -> Any:
         """State of the transformation for the parameters of a group."""
-        return self._init(to_host(params))
+        return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
         """Parameters as the device computes with them."""
-        return self._cast(params)
+        return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
         """Shapes and dtypes of a group's state, and of its parameters on the device."""
@@ -79,7 +103,9 @@ class HostOptimizer:
                 "and parameters alone: none that needs the loss, or a search along a line"
             )
             raise
-        return state, jax.eval_shape(self._cast, params)
+        if isinstance(self._transformation, Named):
+            self._state = jax.tree.structure(state)
+        return state, jax.eval_shape(self._programs[2], params)
 
     def update(
         self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
@@ -97,7 +123,19 @@ class HostOptimizer:
         """
         if into == "gradient" and spare is None:
             spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
-        return jax.block_until_ready(self._updates[into](params, state, gradient, scale, spare))
+        state = self._first._named(state)
+        if into == "gradient":
+            spare = self._first._named(spare)
+        elif spare is not None:
+            spare = (spare[0], self._first._named(spare[1]))
+        params, state = self._programs[1][into](params, state, gradient, scale, spare)
+        return jax.block_until_ready((params, self._named(state)))
+
+    def _named(self, state: Any) -> Any:
+        """A state of another group as of the one of this: names may be part of its structure."""
+        if self._state is None:
+            return state
+        return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
         """Sum of two gradients, in the place of the first if that is not lent."""
@@ -115,7 +153,7 @@ class HostOptimizer:
         return _finite(tree)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
     """Compiled init, updates and cast: the same ones for the same transformation."""
 

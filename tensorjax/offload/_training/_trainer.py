@@ -192,7 +192,8 @@ class Trainer:
             lent=self._lent,
         )
         self._model = _identity.describe(self._layers, self._groups)
-        if looks_across(optimizer, shapes):
+        kinds = {name: g.optimizer.program for name, g in self._groups.items()}
+        if looks_across(optimizer, shapes, kinds):
             _LOG.warning(
                 "optimizer: its updates of all groups together are not those of each group by "
                 "itself, as a trainer makes them; clip by Trainer(clip=)"
