@@ -183,6 +183,30 @@ def test_places_that_were_given_up_are_forgotten(folder: Path) -> None:
         np.testing.assert_array_equal(found["c"].array, np.arange(10.0))
 
 
+def test_a_write_that_waits_while_its_place_is_given_up_says_so(folder: Path) -> None:
+    with made(folder) as store:
+        store.reserve({"a": jnp.zeros(10)})
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                store.write("a", np.zeros(10))
+            except offload.StoreError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write)
+        with store._writer.paused():  # as `forget` does for a moment
+            thread.start()
+            while not store._writer._turn._waiting:
+                time.sleep(0.001)
+            store.forget()
+        thread.join(30)
+        assert "a: its place was given up" in str(errors[0])
+        store.reserve({"b": jnp.zeros(10)})
+        store.write("b", np.ones(10)).result(30)
+        assert store.written == ("b",)
+
+
 def test_writes_can_be_brought_forward(folder: Path) -> None:
     backend, order = gated()
     with made(folder, backend, staging=16 * MIB) as store:

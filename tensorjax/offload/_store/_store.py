@@ -256,6 +256,8 @@ class TensorStore:
                 self._queue.drain(everything=True)
                 index = replace(self._index, extents={})
                 self._save(index)
+                for tensor in self._tensors.values():
+                    tensor.forgotten = True
                 self._tensors, self._index = {}, index
                 self._layouts.forget()  # others get these places
 
@@ -298,7 +300,8 @@ class TensorStore:
     def write(self, name: str, array: Any, *, deadline: float = math.inf) -> Future[None]:
         """Copies an array into staging and writes it to the slot that is not committed.
 
-        Blocks while the staging pool is full. The array may be changed when the call returns.
+        Blocks while the staging pool is full, of which the earliest deadline gets what others give
+        back. The array may be changed when the call returns.
 
         Args:
             name: Of a reserved tensor.

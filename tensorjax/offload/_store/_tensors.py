@@ -13,14 +13,16 @@ class Tensor:
         committed: What a crash would leave.
         newest: What a read gives, and the next commit keeps.
         slots: Who uses its two slots.
+        forgotten: Whether its place was given up.
     """
 
-    __slots__ = ("committed", "extent", "newest", "slots")
+    __slots__ = ("committed", "extent", "forgotten", "newest", "slots")
 
     def __init__(self, extent: Extent, committed: Content | None = None):
         self.extent = extent
         self.committed = self.newest = committed
         self.slots = (Slot(), Slot())
+        self.forgotten = False
 
     @property
     def free(self) -> int:

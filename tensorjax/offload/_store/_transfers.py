@@ -130,6 +130,7 @@ class Writer:
             self._turn.ring()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
+        _check_there([tensor for tensor, _ in todo])
         queue, block = self.queue, self._block
         sources: _Sources = {}
         for tensor, array in todo:
@@ -214,6 +215,7 @@ class Reader:
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         """Reads what was written last."""
         with self._gate:
+            _check_there(tensors)
             return self._read(tensors, deadline)
 
     def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
@@ -298,6 +300,13 @@ class Reader:
             requests.append(request)
         batch.requests = requests
         return countdown
+
+
+def _check_there(tensors: Sequence[Tensor]) -> None:
+    """Checks that no tensor was given up while a call waited."""
+    for tensor in tensors:
+        if tensor.forgotten:
+            raise StoreError(f"{tensor.extent.name}: its place was given up meanwhile, by `forget`")
 
 
 def _empty(extent: Extent, queue: Queue) -> Lease:

@@ -99,8 +99,9 @@ class HostOptimizer:
                 jax.eval_shape(self._transformation.update, params, state, params)
         except Exception as error:
             error.add_note(
-                "optimizer: it is given one group of parameters at a time, and gradients, state "
-                "and parameters alone: none that needs the loss, or a search along a line"
+                "optimizer: it is given one group of parameters at a time, under its name or alone, "
+                "and gradients, state and parameters alone: none that needs the loss, or a search "
+                "along a line; labels and masks have to be functions of the parameters"
             )
             raise
         if isinstance(self._transformation, Named):
