@@ -32,7 +32,8 @@ Example: three steps, two of them committed; what comes after goes on from there
     (0, 2)
 
 `measure` and `plan` say what should live where, ``Plan.store`` and ``Plan.options`` hand that to a
-store and a trainer. `to_safetensors` and `to_orbax` export; `Trainer.trace` shows what happened.
+store and a trainer. `Trainer.evaluate` gives a loss between steps, `Trainer.trace` shows what
+happened; `to_safetensors` and `to_orbax` export a trainer, or the store that one has left.
 
 Words:
   group: parameters that are updated together, under one name; a layer uses one or more.

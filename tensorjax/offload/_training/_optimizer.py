@@ -99,7 +99,7 @@ class HostOptimizer:
                 jax.eval_shape(self._transformation.update, params, state, params)
         except Exception as error:
             error.add_note(
-                "optimizer: it is given one group of parameters at a time, under its name or alone, "
+                "optimizer: it is given one group of parameters at a time, by its name or without, "
                 "and gradients, state and parameters alone: none that needs the loss, or a search "
                 "along a line; labels and masks have to be functions of the parameters"
             )
