@@ -36,7 +36,9 @@ class TensorStore:
     Writes go to the slot that is not committed, reads give what was written last, `commit` makes
     everything written since the last one durable in one step, and opening a store gives the last
     committed state, however the process before ended. Reads and writes of one tensor keep their
-    order; otherwise the earliest deadline goes first. All methods may be called from any thread,
+    order; otherwise the earliest deadline goes first. Small tensors that lie side by side move
+    together, but each has blocks of its own, for it can be written and verified without the others;
+    `Trainer` joins arrays below 64 KiB in one tensor. All methods may be called from any thread,
     but not from a signal's handler, which may have cut one of them off. A process that is forked
     cannot use the store: what it inherits, leases included, is empty there.
 
