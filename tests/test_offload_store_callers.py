@@ -159,7 +159,7 @@ def test_interrupts_at_any_moment_lose_no_memory(tmp_path: Path, backend: str) -
         store.reserve(dict.fromkeys(names, x))
         store.write_many(dict.fromkeys(names, x)).result(30)
         try:
-            for _ in range(1500):
+            for _ in range(800):
                 # What is dropped when a call is cut off, as the collector does it, is not of this.
                 gc.disable()
                 try:

@@ -158,8 +158,10 @@ def test_groups_treated_alike_by_name_share_programs(tmp_path: Path) -> None:
     assert counts[0] > counts[1] == 0
 
 
-@pytest.mark.parametrize("schedule", ["overlap", "after_backward", "one_step_stale"])
-@pytest.mark.parametrize("gradient_bytes", [None, 0])
+@pytest.mark.parametrize(
+    ("schedule", "gradient_bytes"),
+    [("overlap", None), ("overlap", 0), ("after_backward", 0), ("one_step_stale", None)],
+)
 def test_evaluations_between_steps_change_nothing(
     tmp_path: Path, schedule: Any, gradient_bytes: Any
 ) -> None:
