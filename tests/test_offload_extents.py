@@ -12,7 +12,20 @@ BLOCK = 4 * ALIGN
 
 def _placed(*sizes: int) -> tuple[Extent, ...]:
     specs = {f"t{i}": jax.ShapeDtypeStruct((n,), np.uint8) for i, n in enumerate(sizes)}
-    return _extents.place({n: _extents.checked(n, s) for n, s in specs.items()}, 0)
+    places = _extents.place({n: _extents.checked(n, s) for n, s in specs.items()}, 0)
+    return tuple(_extents.extents(places))
+
+
+def test_tensors_below_a_block_share_one() -> None:
+    """In their order, each at a multiple of 64, while there is room; never with a large one."""
+    found = _placed(100, 5000, 64, 0, 3950, 4000, 64, 1)
+    assert [[place.name for place in extent.places] for extent in found] == [
+        ["t0", "t2"], ["t1"], ["t3"], ["t4"], ["t5", "t6"], ["t7"]
+    ]  # fmt: skip
+    assert [place.offsets[0] % ALIGN for extent in found for place in extent.places] == [
+        0, 128, 0, 0, 0, 0, 4032, 0
+    ]  # fmt: skip
+    assert [extent.size for extent in found] == [ALIGN, 2 * ALIGN, 0, ALIGN, ALIGN, ALIGN]
 
 
 def test_neighbours_move_together_up_to_a_block() -> None:

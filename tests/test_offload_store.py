@@ -267,11 +267,9 @@ def test_small_tensors_move_together(folder: Path) -> None:
         store.write_many(arrays).result(30)
         with store.read_many(arrays).result(30) as leases:
             assert all(same(leases[name].array, array) for name, array in arrays.items())
-            assert all(lease.array.ctypes.data % 4096 == 0 for lease in leases.values())
+            assert all(lease.array.ctypes.data % 64 == 0 for lease in leases.values())
         statistics = store.statistics()
-    blocks = 200 * 4096 // (MIB // 4) + 1
-    assert statistics.writes.transfers <= blocks
-    assert statistics.reads.transfers <= blocks
+    assert statistics.writes.transfers == statistics.reads.transfers == 1
     assert statistics.writes.tensors == statistics.reads.tensors == 200
 
 
@@ -442,7 +440,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
 
 
 def test_a_random_program_agrees_with_a_dict(folder: Path) -> None:
-    """Writes, reads, commits and reopenings in random order against a model in memory."""
+    """Writes, reads, commits, reversions and reopenings against a model in memory."""
     rng = np.random.default_rng(5)
     shapes = {f"t{i}": (int(n),) for i, n in enumerate(rng.integers(0, 200_000, 12))}
     shapes |= {f"s{i}": (int(n),) for i, n in enumerate(rng.integers(1, 50, 12))}
@@ -453,7 +451,7 @@ def test_a_random_program_agrees_with_a_dict(folder: Path) -> None:
     for step in range(400):
         names = [str(n) for n in rng.choice(list(shapes), rng.integers(1, 5), replace=False)]
         match rng.choice(
-            ["write", "write", "read", "commit", "reopen"], p=[0.4, 0.2, 0.3, 0.07, 0.03]
+            ["write", "read", "commit", "revert", "reopen"], p=[0.57, 0.3, 0.07, 0.03, 0.03]
         ):
             case "write":
                 store.write_many(
@@ -468,6 +466,9 @@ def test_a_random_program_agrees_with_a_dict(folder: Path) -> None:
             case "commit":
                 store.commit({"newest": newest})
                 committed = dict(newest)
+            case "revert":
+                store.revert()
+                newest = dict(committed)
             case "reopen":
                 store.close()
                 store = made(folder, capacity=256 * MIB)
@@ -581,7 +582,7 @@ def test_a_queue_of_copies_only_is_idle(folder: Path) -> None:
 
 
 def test_a_store_takes_what_capacity_says(folder: Path) -> None:
-    """However tensors are reserved, and not a byte less."""
+    """Not a byte less; "b" and "c" share a block."""
     specs = {
         "a": jax.ShapeDtypeStruct((1025,), jnp.float32),
         "b": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
@@ -589,7 +590,7 @@ def test_a_store_takes_what_capacity_says(folder: Path) -> None:
         "c": jax.ShapeDtypeStruct((), jnp.int8),
     }
     capacity = offload.capacity(specs)
-    assert capacity == 2 * (2 + 1 + 1) * 4096
+    assert capacity == 2 * (2 + 1) * 4096
     with TensorStore(folder, capacity, backend="memory") as store:
         store.reserve({"a": specs["a"]})
         store.reserve(specs)

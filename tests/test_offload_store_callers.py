@@ -133,9 +133,14 @@ def test_an_interrupt_while_staging_is_full_leaves_the_store_usable(
         store.reserve({"large": x})
         main = threading.get_ident()
         timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            write_for_ever(store, "large", x)
+        # A shell without job control has what it starts in the background ignore Ctrl-C.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                write_for_ever(store, "large", x)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert not store._queue._wanting
         store.revert()
         store.write("x", np.full(8, 3.0)).result(30)

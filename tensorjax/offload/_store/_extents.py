@@ -1,7 +1,8 @@
-"""Where the tensors lie in the data file: two slots each, padded to whole blocks of the disk.
+"""Where the tensors lie in the data file: in extents of two slots, of whole blocks of the disk.
 
-The tensors of one reservation lie side by side, all first slots before all second ones. Tensors
-written together are then adjacent in the file, and many small ones move in one transfer.
+An extent holds one tensor, or several that are smaller than a block of the disk: they move to the
+other slot together. The extents of one reservation lie side by side, all first slots before all
+second ones. Tensors written together are then adjacent in the file, and move in one transfer.
 """
 
 import json
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ALIGN = 4096
+_PACKED = 64  # bytes that begin a tensor among others; XLA reads aligned memory in place
 
 
 def padded(nbytes: int) -> int:
@@ -24,17 +26,16 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The place of a tensor.
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """A tensor, and where it lies.
 
     Attributes:
         name: Of the tensor.
         shape: Of the tensor.
         dtype: Of the tensor.
-        offsets: Of its two slots in the file, in bytes.
+        offsets: In the two slots of its extent: of its first byte in the file.
         nbytes: Of the tensor.
-        size: Of a slot.
         entry: Of the index, in JSON, without the closing brace.
     """
 
@@ -43,22 +44,54 @@ class Extent:
     dtype: np.dtype
     offsets: tuple[int, int]
     nbytes: int = field(init=False)
-    size: int = field(init=False)
     entry: str = field(init=False)
 
     def __post_init__(self) -> None:
-        nbytes = math.prod(self.shape) * self.dtype.itemsize
-        object.__setattr__(self, "nbytes", nbytes)
-        object.__setattr__(self, "size", padded(nbytes))
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
         # Made once: the index is written at every commit.
         facts = {"shape": self.shape, "dtype": self.dtype.name, "offsets": self.offsets}
         text = json.dumps({self.name: facts}, separators=(",", ":"))
         object.__setattr__(self, "entry", text[1:-2])
 
-    @property
-    def stop(self) -> int:
-        """The first byte of the file behind both slots."""
-        return max(self.offsets) + self.size
+    def stop(self, slot: int) -> int:
+        """The first byte of the file behind a slot's blocks with this tensor."""
+        return padded(self.offsets[slot] + self.nbytes)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extent:
+    """Adjacent blocks, twice: in one slot is what is committed, in the other what comes next.
+
+    Attributes:
+        places: Of the tensors that it holds.
+        offsets: Of its two slots in the file, in bytes.
+        size: Of a slot.
+        nbytes: Of what a slot holds: of a single tensor without the padding behind it.
+        packed: Whether it holds several tensors.
+    """
+
+    places: tuple[Place, ...]
+    packed: bool = field(init=False)
+    offsets: tuple[int, int] = field(init=False)
+    size: int = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        first, size = self.places[0], padded(max(place.nbytes for place in self.places))
+        offsets = tuple(offset // ALIGN * ALIGN for offset in first.offsets)
+        object.__setattr__(self, "packed", len(self.places) > 1)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "nbytes", size if self.packed else first.nbytes)
+
+
+def extents(places: Iterable[Place]) -> list[Extent]:
+    """What moves as one: the tensors of one block, or a larger one by itself."""
+    found: dict[Any, list[Place]] = {}
+    for place in places:
+        small = 0 < place.nbytes < ALIGN
+        found.setdefault(place.offsets[0] // ALIGN if small else place.name, []).append(place)
+    return [Extent(tuple(together)) for together in found.values()]
 
 
 @dataclass(frozen=True)
@@ -109,41 +142,59 @@ def _has_name(dtype: np.dtype) -> bool:
 def capacity(tensors: Mapping[str, Any]) -> int:
     """Bytes that a `TensorStore` takes for tensors: two slots each, rounded up to 4096.
 
+    Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
+
     Args:
         tensors: Anything with ``shape`` and ``dtype``, by name, as `TensorStore.reserve` takes it.
 
     Returns:
-        The least capacity for these, in however many reservations.
+        The least capacity for these, reserved in one call.
 
     Example:
         >>> import jax, numpy as np
         >>> from tensorjax import offload
         >>> offload.capacity({"w": jax.ShapeDtypeStruct((1000, 3), np.float32)})  # 12000 bytes
         24576
+        >>> scales = [jax.ShapeDtypeStruct((16,), np.float32) for _ in range(64)]  # 64 bytes each
+        >>> offload.capacity({f"scale {i}": scale for i, scale in enumerate(scales)})
+        8192
     """
     placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
-    return max((extent.stop for extent in placed if extent.size), default=1)
+    return max((p.stop(1) for p in placed if p.nbytes), default=1)
 
 
-def place(specs: Mapping[str, Spec], start: int) -> tuple[Extent, ...]:
-    """Lays tensors out side by side from ``start``: all first slots, then all second ones."""
-    sizes = [padded(math.prod(s.shape) * s.dtype.itemsize) for s in specs.values()]
-    total, extents, offset = sum(sizes), [], start
-    for (name, spec), size in zip(specs.items(), sizes, strict=True):
-        extents.append(Extent(name, spec.shape, spec.dtype, (offset, offset + total)))
-        offset += size
-    return tuple(extents)
+def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
+    """Lays tensors out side by side from ``start``: all first slots, then all second ones.
+
+    A small one goes to the block where the small one before it lies, if there is room.
+    """
+    positions, end, small = [], 0, 0
+    for spec in specs.values():
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
+        position = end
+        if 0 < nbytes < ALIGN and 0 < small % ALIGN <= ALIGN - nbytes:
+            position = small
+        else:
+            end += padded(nbytes)
+        if 0 < nbytes < ALIGN:
+            small = -(-(position + nbytes) // _PACKED) * _PACKED
+        positions.append(start + position)
+    return tuple(
+        Place(name, spec.shape, spec.dtype, (position, position + end))
+        for (name, spec), position in zip(specs.items(), positions, strict=True)
+    )
 
 
 class Piece(NamedTuple):
-    """One block of one tensor inside a run.
+    """One block of an extent inside a run: of a tensor, or of several that share one.
 
     Attributes:
-        extent: Of the tensor.
-        number: Of the block within the tensor.
-        start: First byte in the tensor.
-        stop: Byte behind the last one in the tensor, padding excluded.
+        extent: Itself.
+        number: Of the block within the extent.
+        start: First byte in the extent.
+        stop: Byte behind the last one in the extent, padding excluded.
         position: Of the first byte in the run.
+        begin: Where the slot of the extent begins in the file.
     """
 
     extent: Extent
@@ -151,6 +202,7 @@ class Piece(NamedTuple):
     start: int
     stop: int
     position: int
+    begin: int
 
 
 class Transfer(NamedTuple):
@@ -170,23 +222,25 @@ class Transfer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Tensors that lie side by side in the file and move together.
+    """Extents that lie side by side in the file and move together.
 
     Attributes:
         offset: Of the first byte in the file.
         size: Bytes of all of them, padded.
-        members: The extents in the order of the file; their slots are those asked for.
+        members: Themselves in the order of the file; their slots are those asked for.
+        begins: Where these slots begin in the file.
         transfers: That move it, of at most a block each.
     """
 
     offset: int
     size: int
     members: tuple[Extent, ...]
+    begins: tuple[int, ...]
     transfers: tuple[Transfer, ...]
 
 
 class Layouts:
-    """How tensors move together: the same ones are asked for at every step of a training.
+    """How extents move together: the same ones are asked for at every step of a training.
 
     Args:
         block: Most bytes of one transfer.
@@ -199,21 +253,21 @@ class Layouts:
         self._held = 0
         self._lock = threading.Lock()
 
-    def runs(self, places: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins adjacent tensors as long as they fit one block; a larger tensor stands alone.
+    def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
+        """Joins adjacent extents as long as they fit one block; a larger one stands alone.
 
         Args:
-            places: Extents of one store with the slot to use; empty tensors are left out.
+            asked: Extents of one store with the slot to use; empty ones are left out.
         """
-        key = tuple([extent.offsets[slot] for extent, slot in places if extent.size])
+        key = tuple([extent.offsets[slot] for extent, slot in asked if extent.size])
         found = self._known.get(key)
         if found is None:
-            found = tuple(_runs(places, self._block))
+            found = tuple(_runs(asked, self._block))
             self._remember(key, found)
         return found
 
     def forget(self) -> None:
-        """Forgets how tensors move, of which some are not there any more."""
+        """Forgets how extents move, of which some are not there any more."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -229,8 +283,8 @@ class Layouts:
                 self._held += pieces
 
 
-def _runs(places: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
-    todo = sorted((e.offsets[slot], e.size, e) for e, slot in places if e.size)
+def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
+    todo = sorted((e.offsets[slot], e.size, e) for e, slot in asked if e.size)
     members: list[Extent] = []
     start = size = 0
     for offset, length, extent in todo:
@@ -246,12 +300,13 @@ def _runs(places: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """A run, cut into its transfers: of several tensors one, of a large one many."""
-    pieces, position = [], 0
+    """A run, cut into its transfers: of several extents one, of a large one many."""
+    pieces, begins, position = [], [], 0
     for extent in members:
+        begins.append(offset + position)
         for number, start in enumerate(range(0, extent.size, block)):
             stop = min(start + block, extent.nbytes)
-            pieces.append(Piece(extent, number, start, stop, position + start))
+            pieces.append(Piece(extent, number, start, stop, position + start, begins[-1]))
         position += extent.size
     parts = [tuple(pieces)] if len(members) > 1 else [(piece,) for piece in pieces]
     transfers = []
@@ -260,7 +315,7 @@ def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
         length = min(size - first, block)
         filled = sum(piece.stop - piece.start for piece in part)
         transfers.append(Transfer(first, length, part, filled == length))
-    return Run(offset, size, tuple(members), tuple(transfers))
+    return Run(offset, size, tuple(members), tuple(begins), tuple(transfers))
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -194,8 +194,8 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     size = paths.data.stat().st_size if paths.data.exists() else 0
     cut = [
         name
-        for name, content in index.contents.items()
-        if index.extents[name].offsets[content.slot] + index.extents[name].size > size
+        for name, entry in index.entries.items()
+        if index.places[name].nbytes and index.places[name].stop(entry.slot) > size
     ]
     if cut:
         raise CorruptError(

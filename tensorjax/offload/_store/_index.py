@@ -16,25 +16,24 @@ import numpy as np
 
 from tensorjax.offload._errors import FULL, CapacityError, CorruptError, MismatchError
 from tensorjax.offload._store._checksums import LENGTH, digest
-from tensorjax.offload._store._extents import Extent
+from tensorjax.offload._store._extents import Place
 
 FORMAT = "tensorjax-store"
-VERSION = 1
+VERSION = 2
+_READ = ("1", "2")  # in the first one no tensors shared a block
 
 
-@dataclass(slots=True)
-class Content:
-    """What one slot of a tensor holds.
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What it says of a tensor that was written.
 
     Attributes:
         slot: 0 or 1.
-        sums: Checksums of its blocks, in hexadecimal, filled in as they are written.
-        error: Why it could not be written, if so.
+        sums: Checksums of its blocks, in hexadecimal.
     """
 
     slot: int
     sums: list[str]
-    error: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Index:
         process: Number of the process and count of processes.
         model: What the store belongs to, as JSON.
         block: Bytes that one checksum covers.
-        extents: Of all tensors that were reserved.
-        contents: Of those that were written and committed.
+        places: Of all tensors that were reserved.
+        entries: Of those that were written and committed.
         commit: How many commits there were.
         joint: How many of them with other processes: the same number in all of these.
         meta: What the caller committed with the tensors, as JSON.
@@ -55,8 +54,8 @@ class Index:
     process: tuple[int, int]
     model: Any
     block: int
-    extents: Mapping[str, Extent] = field(default_factory=dict)
-    contents: Mapping[str, Content] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    entries: Mapping[str, Entry] = field(default_factory=dict)
     commit: int = 0
     joint: int = 0
     meta: Any = None
@@ -64,7 +63,7 @@ class Index:
     @property
     def end(self) -> int:
         """Bytes of the data file that are given out."""
-        return max((extent.stop for extent in self.extents.values()), default=0)
+        return max((max(p.stop(0), p.stop(1)) for p in self.places.values()), default=0)
 
 
 def dump(index: Index) -> bytes:
@@ -80,19 +79,19 @@ def dump(index: Index) -> bytes:
         },
         separators=(",", ":"),
     )
-    contents = index.contents
+    entries = index.entries
     tensors = ",".join(
         [
-            extent.entry + ("}" if (c := contents.get(name)) is None else _written(c))
-            for name, extent in index.extents.items()
+            place.entry + ("}" if (entry := entries.get(name)) is None else _written(entry))
+            for name, place in index.places.items()
         ]
     )
     body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
     return f"{FORMAT} {VERSION} {digest(body)}\n".encode() + body
 
 
-def _written(content: Content) -> str:
-    return f',"slot":{content.slot},"sums":"{"".join(content.sums)}"}}'
+def _written(entry: Entry) -> str:
+    return f',"slot":{entry.slot},"sums":"{"".join(entry.sums)}"}}'
 
 
 def parse(text: bytes, path: Path) -> Index:
@@ -106,9 +105,9 @@ def parse(text: bytes, path: Path) -> Index:
     words = head.decode("ascii", "replace").split(" ")
     if len(words) != 3 or words[0] != FORMAT:
         raise CorruptError(f"{path}: expected an index of a tensorjax store, got {head[:40]!r}")
-    if words[1] != str(VERSION):
+    if words[1] not in _READ:
         raise MismatchError(
-            f"{path}: expected format version {VERSION}, got {words[1]}; "
+            f"{path}: expected format version {' or '.join(_READ)}, got {words[1]}; "
             "open it with the release of tensorjax that wrote it, or, if none did, restore the "
             "folder from a copy"
         )
@@ -118,20 +117,20 @@ def parse(text: bytes, path: Path) -> Index:
             "restore the folder from a copy, or remove it and start again"
         )
     data = json.loads(body)
-    extents, contents = {}, {}
-    for name, entry in data["tensors"].items():
-        extents[name] = Extent(
-            name, tuple(entry["shape"]), np.dtype(entry["dtype"]), tuple(entry["offsets"])
+    places, entries = {}, {}
+    for name, facts in data["tensors"].items():
+        places[name] = Place(
+            name, tuple(facts["shape"]), np.dtype(facts["dtype"]), tuple(facts["offsets"])
         )
-        if "slot" in entry:
-            sums = [entry["sums"][i : i + LENGTH] for i in range(0, len(entry["sums"]), LENGTH)]
-            contents[name] = Content(entry["slot"], sums)
+        if "slot" in facts:
+            sums = [facts["sums"][i : i + LENGTH] for i in range(0, len(facts["sums"]), LENGTH)]
+            entries[name] = Entry(facts["slot"], sums)
     return Index(
         process=tuple(data["process"]),
         model=data["model"],
         block=data["block"],
-        extents=extents,
-        contents=contents,
+        places=places,
+        entries=entries,
         commit=data["commit"],
         joint=data.get("joint", data["commit"]),  # which older ones counted together
         meta=data["meta"],
@@ -225,6 +224,6 @@ def plain(name: str, value: Any) -> Any:
         ) from None
 
 
-def names_of(extents: Iterable[Extent]) -> bytes:
+def names_of(places: Iterable[Place]) -> bytes:
     """The list of tensor names kept beside the index, for the message when the index is lost."""
-    return json.dumps([extent.name for extent in extents]).encode()
+    return json.dumps([place.name for place in places]).encode()

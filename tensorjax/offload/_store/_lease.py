@@ -8,7 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
-from tensorjax.offload._store._extents import Extent
+from tensorjax.offload._store._extents import Place
 from tensorjax.offload._store._queue import Queue
 from tensorjax.offload._store._requests import Buffer
 
@@ -27,14 +27,17 @@ class Lease:
 
     __slots__ = ("_array", "_buffer", "_queue", "name")
 
-    def __init__(self, extent: Extent, array: np.ndarray, buffer: Buffer | None, queue: Queue):
-        self.name = extent.name
+    def __init__(self, place: Place, array: np.ndarray, buffer: Buffer | None, queue: Queue):
+        self.name = place.name
         self._array: np.ndarray | None = array
         self._buffer, self._queue = buffer, queue
 
     @property
     def array(self) -> np.ndarray:
-        """The tensor: read-only, aligned to 4096 bytes, a view of the staging memory."""
+        """The tensor: read-only, a view of the staging memory.
+
+        It is aligned to 4096 bytes; one that is smaller than this, to 64.
+        """
         if self._array is None:
             raise ValueError(f"{self.name}: the lease was released; read the tensor again")
         return self._array
@@ -98,9 +101,9 @@ class Leases(Mapping[str, Lease]):
         self.release()
 
 
-def view(memory: np.ndarray, position: int, extent: Extent) -> np.ndarray:
+def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
     """The tensor at a position of the memory of a run, read-only."""
-    part = memory[position : position + extent.nbytes]
-    array = part.view(extent.dtype).reshape(extent.shape)
+    part = memory[position : position + place.nbytes]
+    array = part.view(place.dtype).reshape(place.shape)
     array.flags.writeable = False
     return array

@@ -1,7 +1,7 @@
 """The order of transfers: earliest deadline first, conflicting ones in the order they were asked.
 
-A `Request` moves one run of tensors and is cut into `Op`s of at most one block. Requests on the
-same slot of a tensor wait for each other unless both read. A request that others wait for takes
+A `Request` moves one run of extents and is cut into `Op`s of at most one block. Requests on the
+same slot of an extent wait for each other unless both read. A request that others wait for takes
 over the earliest of their deadlines. Staging memory goes to the earliest deadline too: writes wait
 for theirs before they are here, reads get it here, so that a queue of any length fits a small pool.
 """
@@ -39,7 +39,7 @@ class Queue:
         self.reading, self.writing = reading, writing
         self.reads, self.writes = Counter(), Counter()
         self.wake: Callable[[], None] | None = None
-        self.depth = self.deepest = self.overflow = self.staged = 0
+        self.depth = self.deepest = self.beside = self.staged = 0
         self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
         self.orphans: deque[tuple[Buffer, str]] = deque()
@@ -76,7 +76,7 @@ class Queue:
                 request.waits += 1
                 self.hasten(other, request.deadline)
                 if request.write and not other.write and other.batch is not None:
-                    self._overflow(other.batch)
+                    self.overflow(other.batch)
             if request.write:
                 self._pending[request] = None
 
@@ -188,14 +188,14 @@ class Queue:
         """
         with self.lock:
             for *_, batch in self._waiting if everything else ():
-                self._overflow(batch)
+                self.overflow(batch)
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def inherit(self, other: "Queue") -> None:
         """Goes on with the counts of a queue that was closed."""
         with self.lock:
             self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
-            self.blocked, self.overflow = other.blocked, other.overflow
+            self.blocked, self.beside = other.blocked, other.beside
             self.staged = other.staged
 
     def close(self) -> list[Request]:
@@ -410,16 +410,16 @@ class Queue:
                     _PATIENCE, held, size,
                 )  # fmt: skip
 
-    def _overflow(self, batch: ReadBatch) -> None:
-        """Reads that a write waits for must not wait for staging: that could be a deadlock."""
+    def overflow(self, batch: ReadBatch) -> None:
+        """Gives reads memory of their own: a write waits for them, and they must not for leases."""
         if not batch.admitted:
             sizes = [request.run.size for request in batch.requests]
-            before, self.overflow = self.overflow, self.overflow + sum(sizes)
-            if before <= self.reading.size < self.overflow:
+            before, self.beside = self.beside, self.beside + sum(sizes)
+            if before <= self.reading.size < self.beside:
                 _LOG.warning(
                     "%d bytes were read beside the staging memory of %d for reads, as writes wait "
                     "for them: release leases before you write, or open the store with a larger "
-                    "staging", self.overflow, self.reading.size,
+                    "staging", self.beside, self.reading.size,
                 )  # fmt: skip
             pools = [Pool(size) for size in sizes]
             self._attach(batch, None, [0] * len(sizes), [pool.memory for pool in pools])
@@ -433,8 +433,7 @@ class Queue:
     ) -> None:
         batch.admitted = True
         for request, start, part in zip(batch.requests, starts, memory, strict=True):
-            names = {extent.name for extent in request.run.members}
-            buffer = Buffer(pool, start, request.run.size, part, names)
+            buffer = Buffer(pool, start, request.run.size, part, {*request.names})
             batch.buffers.append(buffer)
             if pool is not None:
                 self._buffers.add(buffer)

@@ -1,4 +1,4 @@
-"""What is asked of the queue: requests to move runs of tensors, cut into transfers."""
+"""What is asked of the queue: requests to move runs of extents, cut into transfers."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tensorjax.offload._store._staging import Pool
 
 
 class Slot:
-    """One of the two places of a tensor, and who is using it."""
+    """Who is using a slot of an extent."""
 
     __slots__ = ("readers", "writer")
 
@@ -26,7 +26,7 @@ class Op:
         offset: In the file.
         size: In bytes.
         memory: What to move; of reads set when they get their staging memory.
-        pieces: The blocks of tensors in it.
+        pieces: The blocks of extents in it.
         position: First byte within the run.
         place: First byte within the pool, or -1 if the memory is not of the pool.
         started: Whether the backend has it.
@@ -49,11 +49,12 @@ def nothing(_: object) -> None:
 
 
 class Request:
-    """One run of tensors to move, and what waits for it; the queue's lock guards it.
+    """One run of extents to move, and what waits for it; the queue's lock guards it.
 
     Attributes:
         write: Whether to the file.
-        run: The tensors.
+        run: The extents.
+        names: Of the tensors in them that are read.
         deadline: The earliest of its own and its followers'.
         ops: Its transfers; of writes they come one by one.
         leaders: Those it had to wait for.
@@ -65,7 +66,7 @@ class Request:
     """
 
     __slots__ = ("batch", "by", "check", "complete", "deadline", "error", "followers", "held",
-                 "leaders", "left", "ops", "resolve", "run", "sealed", "slots", "waits",
+                 "leaders", "left", "names", "ops", "resolve", "run", "sealed", "slots", "waits",
                  "write")  # fmt: skip
 
     def __init__(
@@ -73,12 +74,14 @@ class Request:
         run: Run,
         slots: Sequence[Slot],
         *,
+        names: Sequence[str] = (),
         write: bool,
         deadline: float,
         resolve: Callable[["Request"], None],
         check: Callable[[Op], None] = nothing,
     ):
-        self.run, self.slots, self.write, self.deadline = run, slots, write, deadline
+        self.run, self.names, self.slots = run, names, slots
+        self.write, self.deadline = write, deadline
         self.check, self.resolve = check, resolve
         self.ops: list[Op] = []
         self.held: list[Op] = []

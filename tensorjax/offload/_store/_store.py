@@ -20,13 +20,13 @@ from tensorjax.offload._errors import CapacityError, Notices, StoreError
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import _checksums, _extents, _folder, _index
 from tensorjax.offload._store._backends import Backend, choose
-from tensorjax.offload._store._extents import Extent
+from tensorjax.offload._store._extents import Place
 from tensorjax.offload._store._lease import Lease, Leases
 from tensorjax.offload._store._queue import Queue
 from tensorjax.offload._store._requests import Request
 from tensorjax.offload._store._staging import Pool, sizes
 from tensorjax.offload._store._statistics import Statistics
-from tensorjax.offload._store._tensors import Tensor
+from tensorjax.offload._store._tensors import Tensor, entries, opened
 from tensorjax.offload._store._transfers import Reader, Writer, flat
 
 
@@ -36,15 +36,16 @@ class TensorStore:
     Writes go to the slot that is not committed, reads give what was written last, `commit` makes
     everything written since the last one durable in one step, and opening a store gives the last
     committed state, however the process before ended. Reads and writes of one tensor keep their
-    order; otherwise the earliest deadline goes first. Small tensors that lie side by side move
-    together, but each has blocks of its own, for it can be written and verified without the others;
-    `Trainer` joins arrays below 64 KiB in one tensor. All methods may be called from any thread,
-    but not from a signal's handler, which may have cut one of them off. A process that is forked
-    cannot use the store: what it inherits, leases included, is empty there.
+    order; otherwise the earliest deadline goes first. Tensors below 4096 bytes are packed: those of
+    one reservation share blocks of the disk, and what was last written to these stays in memory, so
+    that one of them can be written alone. Each is verified by itself. All methods may be called
+    from any thread, but not from a signal's handler, which may have cut one of them off. A process
+    that is forked cannot use the store: what it inherits, leases included, is empty there.
 
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
-        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096,
+            or to 64 if it shares blocks.
             `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
             a store that is there, None takes what it holds.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
@@ -141,14 +142,12 @@ class TensorStore:
                 f"{capacity}; pass at least that"
             )
         self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
-        self._tensors = {
-            name: Tensor(extent, index.contents.get(name)) for name, extent in index.extents.items()
-        }
+        self._tensors = opened(index.places.values(), index.entries)
         pools = _pools(*self._pools(self._tensors))
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
-        elif index.extents and not self._backend.volatile and not self._paths.names.exists():
-            _index.replace(self._paths.names, _index.names_of(index.extents.values()))
+        elif index.places and not self._backend.volatile and not self._paths.names.exists():
+            _index.replace(self._paths.names, _index.names_of(index.places.values()))
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
         if not fresh and (size := self._backend.size()) < index.end:
@@ -158,8 +157,8 @@ class TensorStore:
             )
             self._backend.allocate(index.end)
         self._layouts = _extents.Layouts(self._index.block)
-        self._writer = Writer(self._index.block, self._layouts)
         self._reader = Reader(self._layouts)
+        self._writer = Writer(self._index.block, self._layouts, self._reader)
         self._start(*pools)
         self._open = True
 
@@ -173,7 +172,7 @@ class TensorStore:
 
     def _pools(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
         """Bytes for reads and for writes."""
-        largest = max((t.extent.size for t in tensors.values()), default=0)
+        largest = max((t.slots.extent.size for t in tensors.values()), default=0)
         return sizes(self._staging, self._index.block, largest)
 
     # What it holds.
@@ -191,7 +190,7 @@ class TensorStore:
     @property
     def written(self) -> tuple[str, ...]:
         """Those of them that can be read."""
-        return tuple(name for name, t in self._tensors.items() if t.newest is not None)
+        return tuple(name for name, tensor in self._tensors.items() if tensor.written)
 
     @property
     def process(self) -> tuple[int, int]:
@@ -210,14 +209,14 @@ class TensorStore:
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a tensor."""
-        extent = self._tensor(name).extent
-        return jax.ShapeDtypeStruct(extent.shape, extent.dtype)
+        place = self._tensor(name).place
+        return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
         """Gives tensors their place: two slots each, with blocks on the disk from now on.
 
-        Tensors that are reserved together lie side by side; those that will be written together
-        should be. A tensor that has its place already is left there.
+        Tensors that are reserved together lie side by side, small ones in the same blocks; those
+        that will be written together should be. A tensor that has its place already is left there.
 
         Args:
             tensors: Anything with ``shape`` and ``dtype``, by name.
@@ -231,10 +230,10 @@ class TensorStore:
         with self._mutex:
             self._check_open()
             for name in [name for name in specs if name in self._tensors]:
-                extent, spec = self._tensors[name].extent, specs.pop(name)
-                if (extent.shape, extent.dtype) != (spec.shape, spec.dtype):
+                place, spec = self._tensors[name].place, specs.pop(name)
+                if (place.shape, place.dtype) != (spec.shape, spec.dtype):
                     raise ValueError(
-                        f"{name}: reserved already as {extent.dtype}{list(extent.shape)}, got "
+                        f"{name}: reserved already as {place.dtype}{list(place.shape)}, got "
                         f"{spec.dtype}{list(spec.shape)}; use another name"
                     )
             if specs:
@@ -256,25 +255,23 @@ class TensorStore:
                 )
             if self._tensors:
                 self._queue.drain(everything=True)
-                index = replace(self._index, extents={})
+                index = replace(self._index, places={})
                 self._save(index)
                 for tensor in self._tensors.values():
                     tensor.forgotten = True
                 self._tensors, self._index = {}, index
                 self._layouts.forget()  # others get these places
 
-    def _reserve(self, extents: tuple[Extent, ...]) -> None:
-        index = replace(
-            self._index, extents={**self._index.extents, **{e.name: e for e in extents}}
-        )
+    def _reserve(self, places: tuple[Place, ...]) -> None:
+        index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
         if index.end > self._capacity:
             free = self._capacity - self._index.end
             raise CapacityError(
                 f"capacity: {index.end - self._index.end} more bytes are needed for two slots of "
-                f"{len(extents)} tensors ({_extents.listed([e.name for e in extents])}), {free} of "
+                f"{len(places)} tensors ({_extents.listed([p.name for p in places])}), {free} of "
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
-        tensors = {**self._tensors, **{e.name: Tensor(e) for e in extents}}
+        tensors = {**self._tensors, **opened(places, {})}
         reading, writing = self._pools(tensors)
         pools = None
         if reading > self._queue.reading.size:
@@ -319,10 +316,11 @@ class TensorStore:
     def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
         """Writes several tensors as `write` does; neighbours in the file move together.
 
-        One future for all: much cheaper than one each when the tensors are small.
+        One future for all: much cheaper than one each when the tensors are small. Those that share
+        a block would else wait for each other, as each write moves the block.
         """
         self._check_open()
-        todo = [(tensor := self._tensor(name), flat(tensor.extent, array))
+        todo = [(tensor := self._tensor(name), flat(tensor.place, array))
                 for name, array in _mapping("arrays", arrays).items()]  # fmt: skip
         return self._writer.write(todo, _when(deadline))
 
@@ -370,8 +368,8 @@ class TensorStore:
         tensors, queue, due = [self._tensor(name) for name in names], self._queue, _when(deadline)
         with queue.lock:
             for tensor in tensors:
-                if tensor.newest is not None:
-                    for request in tensor.slots[tensor.newest.slot].readers:
+                if (content := tensor.slots.newest) is not None:
+                    for request in tensor.slots.users[content.slot].readers:
                         queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
@@ -408,7 +406,7 @@ class TensorStore:
             self._check_open()
             index = replace(
                 self._index,
-                contents={n: t.newest for n, t in self._tensors.items() if t.newest is not None},
+                entries=entries(self._tensors),
                 commit=self._index.commit + 1,
                 joint=self._index.joint + (barrier is not None),
                 meta=meta,
@@ -418,7 +416,8 @@ class TensorStore:
             if not self._backend.volatile:
                 fresh = _index.prepare(self._paths.index, _index.dump(index))
             self._queue.drain_writes()
-            failed = {n: c.error for n, c in index.contents.items() if c.error is not None}
+            newest = {name: self._tensors[name].slots.newest for name in index.entries}
+            failed = {n: c.error for n, c in newest.items() if c is not None and c.error}
             if failed:
                 if fresh is not None:
                     fresh.unlink()
@@ -430,7 +429,7 @@ class TensorStore:
                 self._replace(fresh, barrier)
                 self._index = index
                 for tensor in self._tensors.values():
-                    tensor.committed = tensor.newest
+                    tensor.slots.committed = tensor.slots.newest
             except BaseException:
                 # Which state the disk has is not known here, and writes could go to the slots that
                 # it has committed. A sync that failed says nothing when it is tried again.
@@ -459,13 +458,13 @@ class TensorStore:
             self._check_open()
             self._queue.drain_writes()
             for tensor in self._tensors.values():
-                tensor.newest = tensor.committed
+                tensor.slots.newest = tensor.slots.committed
 
     def _save(self, index: _index.Index) -> None:
         if self._backend.volatile:
             return
-        if index.extents.keys() != self._index.extents.keys():
-            _index.replace(self._paths.names, _index.names_of(index.extents.values()))
+        if index.places.keys() != self._index.places.keys():
+            _index.replace(self._paths.names, _index.names_of(index.places.values()))
         _index.replace(self._paths.index, _index.dump(index))
 
     # The end, and the rest.
@@ -487,7 +486,7 @@ class TensorStore:
                 staging_reads=queue.reading.size,
                 staging_peak=queue.staged,
                 blocked=queue.blocked,
-                overflow=queue.overflow,
+                overflow=queue.beside,
                 commits=self._index.commit,
                 committing=self._committing,
                 allocated=self._index.end,

@@ -1,30 +1,107 @@
-"""The state of a tensor while the store is open."""
+"""The state of tensors while the store is open."""
 
-from tensorjax.offload._store._extents import Extent
-from tensorjax.offload._store._index import Content
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from tensorjax.offload._store._extents import Extent, Place, extents
+from tensorjax.offload._store._index import Entry
 from tensorjax.offload._store._requests import Slot
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Content(Entry):
+    """What a slot of an extent holds.
+
+    Attributes:
+        sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
+            of each of several tensors, empty where one was never written.
+        error: Why it could not be written, if so.
+        memory: The bytes, where several tensors share them: to write one of them beside the others.
+            They are never changed. None where they are not known yet.
+    """
+
+    error: BaseException | None = None
+    memory: np.ndarray | None = None
+
+
+class Slots:
+    """The two slots of an extent, and the tensors in it, which move from one to the other together.
+
+    Attributes:
+        extent: Where they lie.
+        tensors: In it.
+        users: Who uses the slots.
+        committed: What a crash would leave.
+        newest: What a read gives, and the next commit keeps.
+    """
+
+    __slots__ = ("committed", "extent", "newest", "tensors", "users")
+
+    def __init__(self, extent: Extent, entries: Mapping[str, Entry]):
+        self.extent = extent
+        self.tensors = tuple(Tensor(place, self, i) for i, place in enumerate(extent.places))
+        self.users = (Slot(), Slot())
+        found = [entries.get(place.name) for place in extent.places]
+        slot = next((entry.slot for entry in found if entry is not None), None)
+        self.committed: Content | None = None
+        if slot is not None:
+            sums = [[""] if entry is None else entry.sums for entry in found]
+            self.committed = Content(slot, [one for of in sums for one in of])
+        self.newest = self.committed
+
+    @property
+    def free(self) -> int:
+        """The slot that is not committed."""
+        return 0 if self.committed is None else 1 - self.committed.slot
 
 
 class Tensor:
     """A tensor of an open store.
 
     Attributes:
-        extent: Where it lies.
-        committed: What a crash would leave.
-        newest: What a read gives, and the next commit keeps.
-        slots: Who uses its two slots.
+        place: Where it lies.
+        slots: Of its extent.
+        number: Among the tensors of its extent.
         forgotten: Whether its place was given up.
     """
 
-    __slots__ = ("committed", "extent", "forgotten", "newest", "slots")
+    __slots__ = ("forgotten", "number", "place", "slots")
 
-    def __init__(self, extent: Extent, committed: Content | None = None):
-        self.extent = extent
-        self.committed = self.newest = committed
-        self.slots = (Slot(), Slot())
+    def __init__(self, place: Place, slots: Slots, number: int):
+        self.place, self.slots, self.number = place, slots, number
         self.forgotten = False
 
     @property
-    def free(self) -> int:
-        """The slot that is not committed."""
-        return 0 if self.committed is None else 1 - self.committed.slot
+    def written(self) -> bool:
+        """Whether it can be read."""
+        content = self.slots.newest
+        if content is None:
+            return False
+        return not self.slots.extent.packed or bool(content.sums[self.number])
+
+
+def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """Tensors by name, in their order, with what is committed of them."""
+    places = tuple(places)
+    found = {
+        tensor.place.name: tensor
+        for extent in extents(places)
+        for tensor in Slots(extent, entries).tensors
+    }
+    return {place.name: found[place.name] for place in places}
+
+
+def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
+    """What the index says of what was written last."""
+    found: dict[str, Entry] = {}
+    for name, tensor in tensors.items():
+        content = tensor.slots.newest
+        if content is None:
+            continue
+        if not tensor.slots.extent.packed:
+            found[name] = content
+        elif checksum := content.sums[tensor.number]:
+            found[name] = Entry(content.slot, [checksum])
+    return found

@@ -1,7 +1,8 @@
 """From tensors to transfers and back: staging, checksums, futures."""
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,11 @@ from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
 from tensorjax.offload._store import _extents
 from tensorjax.offload._store._bell import Bell
 from tensorjax.offload._store._checksums import copy, digest, gather
-from tensorjax.offload._store._extents import Extent, Layouts, Piece, Run, Transfer
-from tensorjax.offload._store._index import Content
+from tensorjax.offload._store._extents import Extent, Layouts, Piece, Place, Run, Transfer
 from tensorjax.offload._store._lease import Lease, Leases, view
 from tensorjax.offload._store._queue import Queue
-from tensorjax.offload._store._requests import Op, ReadBatch, Request
-from tensorjax.offload._store._tensors import Tensor
+from tensorjax.offload._store._requests import Op, ReadBatch, Request, nothing
+from tensorjax.offload._store._tensors import Content, Slots, Tensor
 
 
 class _Countdown:
@@ -46,26 +46,29 @@ class _Countdown:
             self.future.set_result(self._result())
 
 
-def flat(extent: Extent, array: Any) -> np.ndarray:
+def flat(place: Place, array: Any) -> np.ndarray:
     """The bytes of an array of the reserved shape and dtype."""
     if isinstance(array, jax.ShapeDtypeStruct):
-        raise TypeError(f"{extent.name}: expected an array, got only its shape and dtype")
+        raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{extent.name}: expected an array without a mask; write its data and mask")
+        raise TypeError(f"{place.name}: expected an array without a mask; write its data and mask")
     shape, dtype = getattr(array, "shape", None), getattr(array, "dtype", None)
-    if shape != extent.shape or dtype != extent.dtype:
+    if shape != place.shape or dtype != place.dtype:
         try:
             got = f"{dtype or type(array).__name__}{list(np.shape(array))}"
         except ValueError:  # of lists that are not of one length
             got = type(array).__name__
         raise ValueError(
-            f"{extent.name}: expected {extent.dtype}{list(extent.shape)} as reserved, got {got}"
+            f"{place.name}: expected {place.dtype}{list(place.shape)} as reserved, got {got}"
         )
     return np.asarray(array).ravel().view(np.uint8)
 
 
-# What is written, by name: the tensor, its bytes, and what the index will say of them.
-_Sources = dict[str, tuple[Tensor, np.ndarray, Content]]
+# What is written to extents: their bytes, and where the checksums of their blocks go.
+_Sources = dict[Extent, tuple[np.ndarray, list[str]]]
+
+# What is read, by where the slot of an extent begins; and of which of its tensors.
+_Asked = dict[int, tuple[Content, Sequence[Tensor]]]
 
 
 class Writer:
@@ -73,11 +76,11 @@ class Writer:
 
     queue: Queue
 
-    def __init__(self, block: int, layouts: Layouts):
-        self._block, self._layouts = block, layouts
+    def __init__(self, block: int, layouts: Layouts, reader: "Reader"):
+        self._block, self._layouts, self._reader = block, layouts, reader
         self._lock = threading.Lock()
         self._turn = Bell(self._lock)
-        self._copying: dict[str, object] = {}  # by whom
+        self._copying: dict[Slots, object] = {}  # by whom
         self._paused: set[object] = set()
 
     @contextmanager
@@ -97,68 +100,83 @@ class Writer:
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         """Writes arrays of bytes to the slots that are not committed."""
         me = object()
-        mine = dict.fromkeys((tensor.extent.name for tensor, _ in todo), me)
+        mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
             return self._write_alone(todo, deadline, mine)
         finally:  # once more: a signal may have cut off the one in there
-            if self._copying.get(next(iter(mine), "")) is me:
+            if mine and self._copying.get(next(iter(mine))) is me:
                 self._leave(mine)
 
     def _write_alone(
-        self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[str, object]
+        self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[Slots, object]
     ) -> Future[None]:
         try:
-            # One write of a tensor at a time fills staging: the transfers of a later one, waiting
+            # One write of an extent at a time fills staging: the transfers of a later one, waiting
             # for those of an earlier one, could otherwise take all of it.
             self._turn.wait(lambda: self._may_copy(mine))
             return self._write(todo, deadline)
         finally:
             self._leave(mine)
 
-    def _may_copy(self, mine: dict[str, object]) -> bool:
+    def _may_copy(self, mine: dict[Slots, object]) -> bool:
         """Whether a write may begin; if so, it has (the lock is held)."""
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)
         return True
 
-    def _leave(self, mine: dict[str, object]) -> None:
+    def _leave(self, mine: dict[Slots, object]) -> None:
         with self._lock:
-            for name, me in reversed(mine.items()):  # the first one last: it tells
-                if self._copying.get(name) is me:
-                    del self._copying[name]
+            for slots, me in reversed(mine.items()):  # the first one last: it tells
+                if self._copying.get(slots) is me:
+                    del self._copying[slots]
             self._turn.ring()
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         _check_there([tensor for tensor, _ in todo])
         queue, block = self.queue, self._block
         sources: _Sources = {}
+        newest: dict[Extent, tuple[Slots, Content]] = {}
+        packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
+        places = []
         for tensor, array in todo:
-            extent = tensor.extent
-            content = Content(tensor.free, [""] * -(-extent.nbytes // block))
-            sources[extent.name] = (tensor, array, content)
-        contents = {name: content for name, (_, _, content) in sources.items()}
-        found = self._layouts.runs([(t.extent, c.slot) for t, _, c in sources.values()])
+            slots = tensor.slots
+            extent = slots.extent
+            if extent.packed:
+                packed.setdefault(slots, []).append((tensor, array))
+                continue
+            content = Content(slots.free, [""] * -(-extent.nbytes // block))
+            sources[extent], newest[extent] = (array, content.sums), (slots, content)
+            places.append((extent, content.slot))
+        for slots, arrays in packed.items():
+            extent, content = slots.extent, self._packed(slots, arrays)
+            assert content.memory is not None
+            sources[extent], newest[extent] = (content.memory, [""]), (slots, content)
+            places.append((extent, content.slot))
+        found = self._layouts.runs(places)
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
         def resolve(request: Request) -> None:  # must not hold the arrays until then
-            error = _named(request)
+            error = request.error
             if error is not None:
-                for extent in request.run.members:
-                    contents[extent.name].error = error
+                of = [newest[extent] for extent in request.run.members]
+                tensors = [t for slots, _ in of for t in slots.tensors if t.written]
+                error = _named(request, error, [tensor.place.name for tensor in tensors])
+                for _, content in of:
+                    content.error = error
             countdown.down(error)
 
         requests: list[Request] = []
         for run in found:
-            members = [sources[extent.name] for extent in run.members]
-            slots = [tensor.slots[content.slot] for tensor, _, content in members]
-            requests.append(Request(run, slots, write=True, deadline=deadline, resolve=resolve))
+            of = [newest[extent] for extent in run.members]
+            users = [slots.users[content.slot] for slots, content in of]
+            requests.append(Request(run, users, write=True, deadline=deadline, resolve=resolve))
         try:
             with queue.lock:
                 queue.enter(requests)
-                queue.writes.tensors += len(sources)
-                for tensor, _, content in sources.values():
-                    tensor.newest = content
+                queue.writes.tensors += len(todo)
+                for slots, content in newest.values():
+                    slots.newest = content
             for request in requests:
                 queue.turn(request)
                 self._fill(request, sources)
@@ -167,6 +185,21 @@ class Writer:
             queue.cut(requests, error)
             raise
         return countdown.future
+
+    def _packed(self, slots: Slots, arrays: Iterable[tuple[Tensor, np.ndarray]]) -> Content:
+        """What comes next in an extent of several tensors: new ones among those of before."""
+        before = slots.newest
+        if before is None:
+            memory, sums = np.zeros(slots.extent.size, np.uint8), [""] * len(slots.tensors)
+        else:
+            if before.memory is None:
+                before.memory = self._reader.memory(slots)
+            memory, sums = before.memory.copy(), [*before.sums]
+        for tensor, array in arrays:
+            place = tensor.place
+            start = place.offsets[0] - slots.extent.offsets[0]
+            sums[tensor.number] = copy(array, memory[start : start + place.nbytes])
+        return Content(slots.free, sums, memory=memory)
 
     def _fill(self, request: Request, sources: _Sources) -> None:
         for transfer in request.run.transfers:
@@ -181,20 +214,20 @@ class Writer:
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies whole tensors that leave no space between them."""
-    members = [sources[piece.extent.name] for piece in pieces]
-    sums = gather([array for _, array, _ in members], memory)
-    for (_, _, content), found in zip(members, sums, strict=True):
-        content.sums[0] = found
+    """Copies whole extents that leave no space between them."""
+    members = [sources[piece.extent] for piece in pieces]
+    found = gather([array for array, _ in members], memory)
+    for (_, sums), checksum in zip(members, found, strict=True):
+        sums[0] = checksum
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies blocks of tensors to where they belong in a transfer, zeros behind them."""
-    for extent, number, start, stop, place in transfer.pieces:
+    """Copies blocks of extents to where they belong in a transfer, zeros behind them."""
+    for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start
-        _, source, content = sources[extent.name]
-        content.sums[number] = copy(source[start:stop], memory[at:end])
+        source, sums = sources[extent]
+        sums[number] = copy(source[start:stop], memory[at:end])
         if end % _extents.ALIGN:
             memory[end : _extents.padded(end)] = 0
 
@@ -218,12 +251,30 @@ class Reader:
             _check_there(tensors)
             return self._read(tensors, deadline)
 
-    def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
+    def memory(self, slots: Slots) -> np.ndarray:
+        """What an extent of several tensors holds, as it is.
+
+        A tensor that the disk has changed is found when it is read itself. The memory is not of the
+        staging pool, which leases of the caller may fill.
+        """
+        found = np.zeros(slots.extent.size, np.uint8)
+        tensors = [tensor for tensor in slots.tensors if tensor.written]
+        with self._gate:
+            future = self._read(tensors, -math.inf, plain=True)
+        with future.result() as leases:
+            for place in (tensor.place for tensor in tensors):
+                start = place.offsets[0] - slots.extent.offsets[0]
+                array = leases[place.name].array.reshape(-1).view(np.uint8)
+                found[start : start + place.nbytes] = array
+        return found
+
+    def _read(
+        self, tensors: Sequence[Tensor], deadline: float, *, plain: bool = False
+    ) -> Future[Leases]:
         queue, batch = self.queue, ReadBatch([])
         try:
             with queue.lock:
-                contents = self._contents(tensors)
-                places = [(t.extent, contents[t.extent.name].slot) for t in tensors]
+                asked, aside, places = self._asked(tensors)
                 found = self._layouts.runs(places)
                 total = sum(run.size for run in found)
                 if total > queue.reading.size:
@@ -232,51 +283,75 @@ class Reader:
                         f"{queue.reading.size}; read fewer at a time, or open the store with a "
                         "larger staging"
                     )
-                countdown = self._requests(batch, tensors, contents, found, deadline)
-                queue.reads.tensors += len(contents)
+                countdown = self._requests(batch, asked, aside, found, deadline, plain)
+                queue.reads.tensors += len(tensors)
                 if batch.requests:
                     queue.enter(batch.requests)
                     queue.read(batch)
+                    if plain:
+                        queue.overflow(batch)
         except BaseException as error:
             queue.cut(batch.requests, error)
             raise
         return countdown.future
 
-    def _contents(self, tensors: Sequence[Tensor]) -> dict[str, Content]:
-        """What was written last; the queue's lock is held."""
-        contents = {t.extent.name: t.newest for t in tensors if t.newest is not None}
-        absent = [t.extent.name for t in tensors if t.newest is None]
+    def _asked(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[_Asked, list[Tensor], list[tuple[Extent, int]]]:
+        """What is to be read, what needs no disk, and the slots to use; the lock is held."""
+        asked: _Asked = {}
+        packed: dict[int, list[Tensor]] = {}
+        aside, places, absent = [], [], []
+        for tensor in tensors:
+            slots = tensor.slots
+            extent, content = slots.extent, slots.newest
+            if content is None or (extent.packed and not content.sums[tensor.number]):
+                absent.append(tensor.place.name)
+            elif not extent.size or (content.error is not None and content.memory is not None):
+                aside.append(tensor)  # of the second ones the last write failed
+            elif (begin := extent.offsets[content.slot]) in packed:
+                packed[begin].append(tensor)
+            else:
+                of: Sequence[Tensor] = slots.tensors
+                if extent.packed:
+                    of = packed[begin] = [tensor]
+                asked[begin] = content, of
+                places.append((extent, content.slot))
         if absent:
             raise StoreError(
                 f"read: these tensors were reserved but never written, or not committed "
                 f"before the store was closed: {_extents.listed(absent)}"
             )
-        return contents
+        return asked, aside, places
 
     def _requests(
         self,
         batch: ReadBatch,
-        tensors: Sequence[Tensor],
-        contents: dict[str, Content],
+        asked: _Asked,
+        aside: Sequence[Tensor],
         found: Sequence[Run],
         deadline: float,
+        plain: bool,
     ) -> _Countdown:
         queue = self.queue
-        slots = {t.extent.name: t.slots[contents[t.extent.name].slot] for t in tensors}
 
         def check(op: Op) -> None:
             for piece in op.pieces:
-                _verify(op, piece, contents[piece.extent.name])
+                content, of = asked[piece.begin]
+                for tensor in of:
+                    _verify(op, piece, tensor, content)
 
         def result() -> Leases:
-            leases = {t.extent.name: _empty(t.extent, queue) for t in tensors if not t.extent.size}
+            leases = {t.place.name: Lease(t.place, _kept(t), None, queue) for t in aside}
             for run, buffer in zip(found, batch.buffers, strict=True):
                 # An array of its own: leases that are dropped can tell whether it is still viewed.
                 memory = np.frombuffer(buffer.memory.data, np.uint8)
-                for extent in run.members:
-                    array = view(memory, extent.offsets[contents[extent.name].slot] - run.offset,
-                                 extent)  # fmt: skip
-                    leases[extent.name] = Lease(extent, array, buffer, queue)
+                for begin in run.begins:
+                    content, of = asked[begin]
+                    for tensor in of:
+                        place = tensor.place
+                        array = view(memory, place.offsets[content.slot] - run.offset, place)
+                        leases[place.name] = Lease(place, array, buffer, queue)
             return Leases(leases)
 
         def drop() -> None:
@@ -284,16 +359,22 @@ class Reader:
                 for name in [*buffer.held]:
                     queue.release(buffer, name)
 
+        def resolve(request: Request) -> None:
+            error = request.error
+            countdown.down(error and _named(request, error, request.names))
+
         countdown = _Countdown(len(found), result, drop)
         requests = []
         for run in found:
+            there = [asked[begin] for begin in run.begins]
             request = Request(
                 run,
-                [slots[extent.name] for extent in run.members],
+                [of[0].slots.users[content.slot] for content, of in there],
+                names=[tensor.place.name for _, of in there for tensor in of],
                 write=False,
                 deadline=deadline,
-                check=check,
-                resolve=lambda request: countdown.down(_named(request)),
+                check=nothing if plain else check,
+                resolve=resolve,
             )
             request.ops = [Op(request, transfer) for transfer in run.transfers]
             request.batch = batch
@@ -306,40 +387,45 @@ def _check_there(tensors: Sequence[Tensor]) -> None:
     """Checks that no tensor was given up while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
-            raise StoreError(f"{tensor.extent.name}: its place was given up meanwhile, by `forget`")
+            raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
 
 
-def _empty(extent: Extent, queue: Queue) -> Lease:
-    array = np.empty(extent.shape, extent.dtype)
-    array.flags.writeable = False
-    return Lease(extent, array, None, queue)
+def _kept(tensor: Tensor) -> np.ndarray:
+    """A tensor that needs no disk: an empty one, or one of an extent whose last write failed."""
+    place, content = tensor.place, tensor.slots.newest
+    memory = np.empty(0, np.uint8)
+    if content is not None and content.memory is not None:
+        memory = content.memory
+    return view(memory, place.offsets[0] - tensor.slots.extent.offsets[0], place)
 
 
-def _verify(op: Op, piece: _extents.Piece, content: Content) -> None:
-    name = piece.extent.name
+def _verify(op: Op, piece: Piece, tensor: Tensor, content: Content) -> None:
+    """Compares what was read of a tensor with its checksums."""
+    name = tensor.place.name
     if content.error is not None:
         raise StoreError(f"{name}: its last write failed; write it again") from content.error
     assert op.memory is not None
-    at = piece.position - op.position
-    found = digest(op.memory[at : at + piece.stop - piece.start])
-    if found != content.sums[piece.number]:
+    at, start, stop, number = piece.position - op.position, piece.start, piece.stop, piece.number
+    if piece.extent.packed:
+        at += tensor.place.offsets[0] - piece.extent.offsets[0]
+        stop, number = tensor.place.nbytes, tensor.number
+    found = digest(op.memory[at : at + stop - start])
+    if found != content.sums[number]:
         raise CorruptError(
-            f"{name}: bytes {piece.start} to {piece.stop} are not what was written (checksum "
-            f"{found}, expected {content.sums[piece.number]}, at byte {op.offset + at} "
+            f"{name}: bytes {start} to {stop} are not what was written (checksum "
+            f"{found}, expected {content.sums[number]}, at byte {op.offset + at} "
             "of the data file); the disk or another program changed them; restore the folder "
             "from a copy"
         )
 
 
-def _named(request: Request) -> BaseException | None:
+def _named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
     """The error of a request, with the tensors named."""
-    error = request.error
-    members = [extent.name for extent in request.run.members]
-    if error is None or any(str(error).startswith(f"{name}: ") for name in members):
+    if any(str(error).startswith(f"{name}: ") for name in names):
         return error
-    names = _extents.listed(members)
     what = "writing" if request.write else "reading"
     kind = CorruptError if isinstance(error, CorruptError) else StoreError
-    named = kind(f"{what} {names} failed: {type(error).__name__}: {error}")
+    said = f"{what} {_extents.listed(names)} failed: {type(error).__name__}: {error}"
+    named = kind(said)
     named.__cause__ = error
     return named
