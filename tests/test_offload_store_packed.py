@@ -149,6 +149,27 @@ def test_a_write_that_fails_takes_no_neighbour_with_it(
         assert [value(store, f"t{i}") for i in range(3)] == [3, 4, 5]
 
 
+def test_only_neighbours_that_move_along_are_read(folder: Path) -> None:
+    """Once after opening, together, however many blocks they take; none where all are written."""
+    arrays = {f"t{i}": np.full(8, float(i)) for i in range(2000)}  # 32 blocks
+    with made(folder) as store:
+        store.reserve(arrays)
+        store.write_many(arrays)
+        store.commit()
+    with made(folder) as store:
+        store.write_many(arrays)
+        assert store.statistics().reads.transfers == 0
+    some = {name: -array for i, (name, array) in enumerate(arrays.items()) if i % 3}
+    with made(folder) as store:
+        for _ in range(2):
+            store.write_many(some)
+            store.commit()
+        assert store.statistics().reads.transfers <= 2
+        with store.read_many(arrays).result(30) as leases:
+            for name, array in (arrays | some).items():
+                assert np.array_equal(leases[name].array, array)
+
+
 def test_leases_that_fill_staging_do_not_stop_a_write(folder: Path) -> None:
     """Which has to read the neighbours first: not into the memory that its caller holds."""
     with made(folder) as store:

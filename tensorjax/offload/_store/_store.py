@@ -300,7 +300,8 @@ class TensorStore:
         """Copies an array into staging and writes it to the slot that is not committed.
 
         Blocks while the staging pool is full, of which the earliest deadline gets what others give
-        back. The array may be changed when the call returns.
+        back, and while the blocks of a small tensor are written with another one. The array may be
+        changed when the call returns.
 
         Args:
             name: Of a reserved tensor.
@@ -316,8 +317,7 @@ class TensorStore:
     def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
         """Writes several tensors as `write` does; neighbours in the file move together.
 
-        One future for all: much cheaper than one each when the tensors are small. Those that share
-        a block would else wait for each other, as each write moves the block.
+        One future for all: much cheaper than one each when the tensors are small.
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))

@@ -148,8 +148,9 @@ class Writer:
             content = Content(slots.free, [""] * -(-extent.nbytes // block))
             sources[extent], newest[extent] = (array, content.sums), (slots, content)
             places.append((extent, content.slot))
+        self._reader.remember(slots for slots, arrays in packed.items() if _carries(slots, arrays))
         for slots, arrays in packed.items():
-            extent, content = slots.extent, self._packed(slots, arrays)
+            extent, content = slots.extent, _packed(slots, arrays)
             assert content.memory is not None
             sources[extent], newest[extent] = (content.memory, [""]), (slots, content)
             places.append((extent, content.slot))
@@ -186,21 +187,6 @@ class Writer:
             raise
         return countdown.future
 
-    def _packed(self, slots: Slots, arrays: Iterable[tuple[Tensor, np.ndarray]]) -> Content:
-        """What comes next in an extent of several tensors: new ones among those of before."""
-        before = slots.newest
-        if before is None:
-            memory, sums = np.zeros(slots.extent.size, np.uint8), [""] * len(slots.tensors)
-        else:
-            if before.memory is None:
-                before.memory = self._reader.memory(slots)
-            memory, sums = before.memory.copy(), [*before.sums]
-        for tensor, array in arrays:
-            place = tensor.place
-            start = place.offsets[0] - slots.extent.offsets[0]
-            sums[tensor.number] = copy(array, memory[start : start + place.nbytes])
-        return Content(slots.free, sums, memory=memory)
-
     def _fill(self, request: Request, sources: _Sources) -> None:
         for transfer in request.run.transfers:
             op = Op(request, transfer)
@@ -211,6 +197,31 @@ class Writer:
             else:
                 _place(transfer, op.memory, sources)
             self.queue.add(op)
+
+
+def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
+    """Whether tensors of an extent that are not written move with those that are."""
+    new = {tensor.number for tensor, _ in arrays}
+    return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
+
+
+def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
+    """What comes next in an extent of several tensors: new ones among those of before."""
+    before = slots.newest
+    sums = [""] * len(slots.tensors) if before is None else [*before.sums]
+    if before is None or before.memory is None:  # nothing of before is kept
+        memory = np.zeros(slots.extent.size, np.uint8)
+    else:
+        memory = before.memory.copy()
+    for tensor, array in arrays:
+        sums[tensor.number] = copy(array, _part(memory, tensor))
+    return Content(slots.free, sums, memory=memory)
+
+
+def _part(memory: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """The bytes of a tensor within those of its extent."""
+    start = tensor.place.offsets[0] - tensor.slots.extent.offsets[0]
+    return memory[start : start + tensor.place.nbytes]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
@@ -251,22 +262,25 @@ class Reader:
             _check_there(tensors)
             return self._read(tensors, deadline)
 
-    def memory(self, slots: Slots) -> np.ndarray:
-        """What an extent of several tensors holds, as it is.
+    def remember(self, several: Iterable[Slots]) -> None:
+        """Gets the bytes of extents of several tensors, as they are, where they are not known.
 
         A tensor that the disk has changed is found when it is read itself. The memory is not of the
         staging pool, which leases of the caller may fill.
         """
-        found = np.zeros(slots.extent.size, np.uint8)
-        tensors = [tensor for tensor in slots.tensors if tensor.written]
+        unknown = {s: c for s in several if (c := s.newest) is not None and c.memory is None}
+        tensors = [tensor for slots in unknown for tensor in slots.tensors if tensor.written]
+        if not tensors:
+            return
         with self._gate:
             future = self._read(tensors, -math.inf, plain=True)
+        found = {slots: np.zeros(slots.extent.size, np.uint8) for slots in unknown}
         with future.result() as leases:
-            for place in (tensor.place for tensor in tensors):
-                start = place.offsets[0] - slots.extent.offsets[0]
-                array = leases[place.name].array.reshape(-1).view(np.uint8)
-                found[start : start + place.nbytes] = array
-        return found
+            for tensor in tensors:
+                array = leases[tensor.place.name].array.reshape(-1).view(np.uint8)
+                _part(found[tensor.slots], tensor)[:] = array
+        for slots, content in unknown.items():
+            content.memory = found[slots]
 
     def _read(
         self, tensors: Sequence[Tensor], deadline: float, *, plain: bool = False
@@ -277,7 +291,7 @@ class Reader:
                 asked, aside, places = self._asked(tensors)
                 found = self._layouts.runs(places)
                 total = sum(run.size for run in found)
-                if total > queue.reading.size:
+                if total > queue.reading.size and not plain:
                     raise CapacityError(
                         f"read: {total} bytes at once, the staging pool for reads has "
                         f"{queue.reading.size}; read fewer at a time, or open the store with a "
@@ -297,7 +311,7 @@ class Reader:
 
     def _asked(
         self, tensors: Sequence[Tensor]
-    ) -> tuple[_Asked, list[Tensor], list[tuple[Extent, int]]]:
+    ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
         """What is to be read, what needs no disk, and the slots to use; the lock is held."""
         asked: _Asked = {}
         packed: dict[int, list[Tensor]] = {}
@@ -308,7 +322,7 @@ class Reader:
             if content is None or (extent.packed and not content.sums[tensor.number]):
                 absent.append(tensor.place.name)
             elif not extent.size or (content.error is not None and content.memory is not None):
-                aside.append(tensor)  # of the second ones the last write failed
+                aside.append((tensor, content))  # of the second ones the last write failed
             elif (begin := extent.offsets[content.slot]) in packed:
                 packed[begin].append(tensor)
             else:
@@ -328,7 +342,7 @@ class Reader:
         self,
         batch: ReadBatch,
         asked: _Asked,
-        aside: Sequence[Tensor],
+        aside: Sequence[tuple[Tensor, Content]],
         found: Sequence[Run],
         deadline: float,
         plain: bool,
@@ -342,7 +356,11 @@ class Reader:
                     _verify(op, piece, tensor, content)
 
         def result() -> Leases:
-            leases = {t.place.name: Lease(t.place, _kept(t), None, queue) for t in aside}
+            leases = {}
+            for tensor, content in aside:
+                memory = np.empty(0, np.uint8) if content.memory is None else content.memory
+                array = view(_part(memory, tensor), 0, tensor.place)
+                leases[tensor.place.name] = Lease(tensor.place, array, None, queue)
             for run, buffer in zip(found, batch.buffers, strict=True):
                 # An array of its own: leases that are dropped can tell whether it is still viewed.
                 memory = np.frombuffer(buffer.memory.data, np.uint8)
@@ -388,15 +406,6 @@ def _check_there(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
-
-
-def _kept(tensor: Tensor) -> np.ndarray:
-    """A tensor that needs no disk: an empty one, or one of an extent whose last write failed."""
-    place, content = tensor.place, tensor.slots.newest
-    memory = np.empty(0, np.uint8)
-    if content is not None and content.memory is not None:
-        memory = content.memory
-    return view(memory, place.offsets[0] - tensor.slots.extent.offsets[0], place)
 
 
 def _verify(op: Op, piece: Piece, tensor: Tensor, content: Content) -> None:

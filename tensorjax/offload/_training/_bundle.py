@@ -11,7 +11,8 @@ import numpy as np
 
 from tensorjax.offload._store._extents import padded
 
-# Leaves below this are packed: a store moves blocks, and a bias would be one of its own.
+# Leaves below this are packed: a bias costs a store as much time as a matrix of a few pages. What a
+# store packs itself, tensors below 4096 bytes, it does for room.
 SMALL = 64 * 1024
 _ALIGNED = 64  # bytes; XLA reads aligned memory in place
 
