@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("build_uring", "CC", "_uring_c."),
         ("build_copies", "CC", "_copies_c."),
-        ("build_sweeps", "CXX", f"sweeps-{level()}."),
+        pytest.param("build_sweeps", "CXX", f"sweeps-{level()}.", marks=pytest.mark.slow),
     ],
 )
 def test_it_is_built_or_a_reason_given(

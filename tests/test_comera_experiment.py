@@ -364,6 +364,7 @@ def test_plans_hold_the_end_of_the_early_stage() -> None:
     assert trainings(replace(budget, methods=("dense", "fixed"))) == 3 * 5
 
 
+@pytest.mark.slow
 def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, tmp_path) -> None:
     budget = Budget(
         methods=("dense", "shrunk", "early", "late", "importance"), seeds=(0, 1),

@@ -247,7 +247,14 @@ EXPERIMENTS = (
 """
 
 
-@pytest.mark.parametrize("more", [("--quick",), ("--quick", "--jobs", "2"), ("--jobs", "2")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(("--quick",), marks=pytest.mark.slow),
+        ("--quick", "--jobs", "2"),
+        pytest.param(("--jobs", "2"), marks=pytest.mark.slow),
+    ],
+)
 def test_run_all_goes_on_after_a_failure(planted: Path, more: tuple[str, ...]) -> None:
     (planted / "experiments" / "rival").mkdir()
     (planted / "experiments" / "rival" / "__init__.py").write_text(RIVAL)

@@ -259,7 +259,7 @@ def loss(name: str) -> Callable[[Any], jax.Array]:
     return f
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+@pytest.mark.parametrize("shape", [(5, 3), pytest.param((3, 5), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_equal_finite_differences(rng, name, shape):
     f = jax.jit(loss(name))

@@ -17,8 +17,8 @@ from tests.oracles import dense, eps, error, norm, normal
 # block takes it in on the ring of 7, and is shorter in (5, arity 3).
 STRUCTURES = [
     (7, {}, (6, 1)),
-    (7, {"boundary": "periodic"}, (6, 0)),
-    (5, {"arity": 3}, (3, 2, 4)),
+    pytest.param(7, {"boundary": "periodic"}, (6, 0), marks=pytest.mark.slow),
+    pytest.param(5, {"arity": 3}, (3, 2, 4), marks=pytest.mark.slow),
     (6, {"arity": (3, 2), "boundary": "periodic"}, (0, 5)),
     (8, {"arity": (2, 3)}, (2,)),
     (2, {}, (1, 0)),

@@ -81,10 +81,10 @@ def compiled(t: tt.TT, rank: int, **options: object) -> tt.TT:
     [
         ((4, 5, 3, 6), 12, 3),  # bonds that the modes limit on either side
         ((7, 3), 3, 1),
-        ((3,) * 9, 27, 5),
+        pytest.param((3,) * 9, 27, 5, marks=pytest.mark.slow),
         ((1, 6, 1, 5, 4, 1), 9, 4),  # modes of size one
-        ((10, 9, 8, 7, 6), 33, 17),
-        ((2,) * 12, 40, 21),
+        pytest.param((10, 9, 8, 7, 6), 33, 17, marks=pytest.mark.slow),
+        pytest.param((2,) * 12, 40, 21, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("method", ["randomized", "svd"])

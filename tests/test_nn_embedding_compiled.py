@@ -71,7 +71,7 @@ SHAPES = [
 @built
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("shapes", SHAPES)
-@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.parametrize("spare", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_rows_and_gradients_are_those_of_the_table(dtype: Any, shapes: Any, spare: int):
     rows, features = (int(np.prod(shapes[name])) for name in ("num_shape", "feature_shape"))
     layer = make(rows - spare, max(1, features - spare), dtype, order=None, **shapes)
@@ -221,7 +221,7 @@ def test_what_is_not_finite_stays_in_its_rows():
 
 
 @built
-@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("count", [3, pytest.param(300, marks=pytest.mark.slow)])
 def test_derivatives_of_gradients_and_batches(count: int):
     layer = make(600, 12, num_shape=(5, 12, 10), feature_shape=(2, 2, 3), order=None)
     graph, params = nnx.split(layer)

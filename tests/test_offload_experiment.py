@@ -40,6 +40,7 @@ def test_bad_options_are_refused(change: Any) -> None:
         Config(**change)
 
 
+@pytest.mark.slow
 def test_ways_that_need_more_memory_than_they_may_take_are_left_out(tmp_path: Path) -> None:
     """GPT-2 XL has 1.56 billion numbers: with Adam's states 17.4 GiB."""
     xl = setting(Config(sizes=("xl",)), "xl", tmp_path)
@@ -55,6 +56,7 @@ def test_ways_that_need_more_memory_than_they_may_take_are_left_out(tmp_path: Pa
         fitting(xl, Config(memory=1 << 10), real=False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the page cache")
 def test_a_run_without_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less memory than the staging of the ways with a store."""
@@ -145,6 +147,7 @@ def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (folder / "trace-tiny-overlap.json").exists()
 
 
+@pytest.mark.slow
 def test_an_emulated_device_waits_under_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

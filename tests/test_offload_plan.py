@@ -84,7 +84,11 @@ def test_a_small_device_recomputes_and_streams() -> None:
     [(None, {}), (0.5, {}), (None, {"compute_dtype": "bfloat16", "microbatches": 2})],
     ids=str,
 )
-@pytest.mark.parametrize("more", [0, BLOCK, 4 * BLOCK, 12 * BLOCK, 40 * BLOCK])
+@pytest.mark.parametrize(
+    "more",
+    [0, 4 * BLOCK, 40 * BLOCK,
+     *(pytest.param(n * BLOCK, marks=pytest.mark.slow) for n in (1, 12))],
+)  # fmt: skip
 def test_a_trainer_keeps_what_the_plan_says(
     tmp_path: Path, clip: float | None, options: Any, more: int
 ) -> None:

@@ -60,9 +60,9 @@ def test_a_training_goes_on_from_what_was_committed(tmp_path: Path, schedule: An
     [
         {"clip": None},
         {"clip": 0.5},
-        {"gradient_bytes": 0},
-        {"in_memory": ("head",)},
-        {"schedule": "one_step_stale"},
+        pytest.param({"gradient_bytes": 0}, marks=pytest.mark.slow),
+        pytest.param({"in_memory": ("head",)}, marks=pytest.mark.slow),
+        pytest.param({"schedule": "one_step_stale"}, marks=pytest.mark.slow),
     ],
     ids=lambda options: " ".join(options),
 )

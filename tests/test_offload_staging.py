@@ -61,8 +61,9 @@ def test_staging_that_cannot_do_is_named_and_more_helps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "staging"),
-    [("sgd", 5), ("sgd", 7), ("sgd", 8), ("sgd", 9), ("adam", 9), ("adam", 11.5), ("adam", 21)],
-)
+    [("sgd", 5), *(pytest.param("sgd", n, marks=pytest.mark.slow) for n in (7, 8, 9)),
+     ("adam", 9), ("adam", 11.5), pytest.param("adam", 21, marks=pytest.mark.slow)],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "options",
     [{}, {"clip": 1.0}, {"schedule": "after_backward"}],

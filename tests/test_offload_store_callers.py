@@ -506,7 +506,8 @@ def test_a_call_that_is_cut_off_leaves_the_store_usable(
                 with store.read(name).result(30) as lease:
                     assert lease.array[0] == value
             store.commit({"step": 2})
-            gc.collect()
+            if store._queue.reading.used:  # by what the call that was cut off had
+                gc.collect()
             assert not store._queue.reading.used
             assert not store._queue.writing.used
 

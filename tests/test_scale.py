@@ -177,7 +177,7 @@ def test_inner_products_are_right_where_their_factors_overflow():
 DIAGONAL = np.diag([3.0, 1.0, 1e-4])
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("kind", [np.asarray, pytest.param(jnp.asarray, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("dtype", "k"), SIZES)
 def test_singular_values_of_any_size(dtype, k, kind):
     a = kind(times_power(DIAGONAL.astype(dtype), k))

@@ -166,10 +166,14 @@ def test_gradients_are_those_of_finite_differences(rng: np.random.Generator):
     assert abs(slope - numeric) < 1e-6 * abs(numeric)
 
 
-def test_extremes_long_trains_order_one_and_zero(rng: np.random.Generator):
+@pytest.mark.slow
+def test_long_trains():
     x = tt.random(jax.random.key(0), (4,) * 60, 3, jnp.float32) * 1e20
     found = tt.linear_combination([x, x, x], [1.0, 1.0, -1.0], rank=3)
     assert tt.distance(found / 1e20, x / 1e20) < 1e-4 * tt.norm(x / 1e20)
+
+
+def test_trains_of_one_core_and_zero(rng: np.random.Generator):
     one = train(rng, 1, shape=(4,))
     for options in ({"rank": 1}, {"tol": 1e-8}):
         assert error(dense(tt.hadamard(one, one, **options)), dense(one) ** 2) < 1e-14
