@@ -387,6 +387,14 @@ def test_another_model_after_an_attempt_that_did_not_begin(tmp_path: Path) -> No
             made.commit()
 
 
+def test_what_a_training_takes_is_the_same_however_it_is_reserved() -> None:
+    """Gradients may get their place later, and layers of a few numbers share no block."""
+    params = {f"block{n}": {"scale": np.ones(n, np.float32)} for n in range(1, 9)}
+    tensors = offload.tensors(params, cases.optimizer(), gradients=True)
+    apart = (offload.capacity({name: spec}) for name, spec in tensors.items())
+    assert sum(apart) == offload.capacity(tensors) == 2 * 4096 * len(tensors)
+
+
 def test_what_would_fail_later_does_so_before_anything_is_written(tmp_path: Path) -> None:
     with cases.store(tmp_path) as store:
         with pytest.raises(ValueError, match="device_bytes: expected room for the largest layer"):

@@ -1,7 +1,9 @@
 """Tensors that share a block of the disk: each is written, read and verified by itself."""
 
+import contextlib
 import errno
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -207,20 +209,24 @@ def test_writers_of_one_block_do_not_undo_each_other(folder: Path) -> None:
 def test_a_write_cut_off_while_it_looks_at_the_neighbours_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the beginning or in the middle; no thread waits for what was cut off."""
+
     class Cut(BaseException):
         pass
 
     def cut(*_: Any) -> None:
         raise Cut
 
-    with committed(folder) as store:
-        with monkeypatch.context() as patch:
-            patch.setattr(_queue.Queue, "overflow", cut)
-            with pytest.raises(Cut):
-                store.write("t1", np.full(8, 7.0))
-        assert [value(store, f"t{i}") for i in range(3)] == [0, 1, 2]
-        store.write("t1", np.full(8, 8.0))
-        assert [value(store, f"t{i}") for i in range(3)] == [0, 8, 2]
+    for place in ("enter", "_attach_beside", "_attach", "until"):
+        with committed(folder / place) as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(_queue.Queue, place, cut)
+                with pytest.raises(Cut):
+                    store.write("t1", np.full(8, 7.0))
+            assert [value(store, f"t{i}") for i in range(3)] == [0, 1, 2]
+            store.write("t1", np.full(8, 8.0))
+            assert [value(store, f"t{i}") for i in range(3)] == [0, 8, 2]
+            store.commit()
 
 
 def older(text: bytes) -> bytes:
@@ -260,3 +266,121 @@ def test_every_dtype_finds_its_alignment(folder: Path, like: Any) -> None:
         for name, array in arrays.items():
             assert leases[name].array.tobytes() == array.tobytes()
             assert leases[name].array.dtype == array.dtype
+
+
+@contextlib.contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.Event | None = None) -> Any:
+    """A disk that fails to read or to write."""
+
+    def fail(*_: Any) -> int:
+        if gate is not None:
+            assert gate.wait(30)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        yield
+
+
+def test_what_the_disk_changed_is_found_in_memory_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a neighbour's write has failed all are read from memory, and verified there."""
+    committed(folder).close()
+    flip(folder, 64 + 5)
+    with made(folder) as store:
+        with failing(monkeypatch, "pwritev"):
+            assert store.write("t0", np.full(8, 7.0)).exception(30)
+        with pytest.raises(offload.CorruptError, match="t1: bytes 0 to 64 are not what was"):
+            store.read("t1").result(30)
+        with pytest.raises(offload.CorruptError, match="t1: bytes 0 to 64 are not what was"):
+            store.read_many(["t0", "t1"]).result(30)
+        with store.read("t2").result(30) as lease:
+            assert lease.array[0] == 2
+            assert lease.array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("then", ["revert", "write"])
+def test_a_read_gives_what_was_there_when_it_was_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """From memory, after a write that failed, and while it waits for other tensors."""
+    large = {"large": np.zeros(512 * KIB, np.uint8)}
+    with made(folder) as store:
+        store.reserve({"a": np.zeros(4), "b": np.zeros(4)} | large)
+        store.write_many(large)
+        store.commit()
+        with failing(monkeypatch, "pwritev"):
+            assert store.write("a", np.ones(4)).exception(30)
+        with store.read("large").result(30):  # most of the staging memory
+            waits = store.read_many(["a", "large"])
+            if then == "revert":
+                store.revert()
+            else:
+                store.write("a", np.full(4, 2.0)).result(30)
+            assert not waits.done()
+        with waits.result(30) as leases:
+            assert np.all(leases["a"].array == 1)
+            assert np.all(leases["large"].array == 0)
+
+
+def test_errors_name_what_was_to_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of the forty others in the same block; also after a second one failed."""
+    with committed(folder, count=40) as store:
+        with failing(monkeypatch, "pwritev"):
+            error = store.write("t30", np.ones(8)).exception(30)
+            assert "writing 't30' failed: OSError" in str(error)
+            error = store.write("t31", np.ones(8)).exception(30)
+        with pytest.raises(offload.StoreError, match=r"not be written: 't30', 't31'; commit 1"):
+            store.commit()
+        store.write("t2", np.ones(8))  # which takes them with it
+        store.commit()
+        assert [value(store, f"t{i}") for i in (2, 3, 30, 31)] == [1, 3, 1, 1]
+
+
+def test_a_read_under_way_does_not_fail_with_its_neighbours_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    with committed(folder) as store:
+        store.write("t1", np.full(8, 5.0)).result(30)
+        with failing(monkeypatch, "pwritev", gate):
+            written, read = store.write("t0", np.ones(8)), store.read_many(["t1", "t2"])
+            gate.set()
+            assert written.exception(30)
+            with read.result(30) as leases:
+                assert [leases[name].array[0] for name in ("t1", "t2")] == [5, 2]
+        assert not store._queue.reading.used
+
+
+def test_a_block_that_cannot_be_read_can_be_written_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(folder).close()
+    with made(folder) as store:
+        with (
+            failing(monkeypatch, "preadv"),
+            pytest.raises(offload.StoreError, match=r"reading 't0', 't1', 't2' failed.*write all"),
+        ):
+            store.write("t1", np.ones(8))
+        assert [value(store, f"t{i}") for i in range(3)] == [0, 1, 2]
+        with failing(monkeypatch, "preadv"):
+            store.write_many({f"t{i}": np.full(8, 3.0) for i in range(3)}).result(30)
+        assert [value(store, f"t{i}") for i in range(3)] == [3, 3, 3]
+
+
+def test_a_store_of_the_format_before_opens_with_the_capacity_of_now(folder: Path) -> None:
+    """It has taken more for small tensors than they would take now."""
+    specs = {f"t{i}": jax.ShapeDtypeStruct((8,), float) for i in range(3)}
+    with made(folder) as store:
+        for name, spec in specs.items():
+            store.reserve({name: spec})
+            store.write(name, np.ones(8))
+        store.commit()
+    now = offload.capacity(specs)
+    with pytest.raises(offload.CapacityError, match="takes 24576 bytes already, got 8192"):
+        made(folder, capacity=now)
+    path = folder / "index-00000-of-00001"
+    path.write_bytes(older(path.read_bytes()))
+    with made(folder, capacity=now) as store:
+        assert value(store, "t2") == 1

@@ -49,6 +49,7 @@ class Index:
         commit: How many commits there were.
         joint: How many of them with other processes: the same number in all of these.
         meta: What the caller committed with the tensors, as JSON.
+        version: Of the format that it was read in.
     """
 
     process: tuple[int, int]
@@ -59,11 +60,12 @@ class Index:
     commit: int = 0
     joint: int = 0
     meta: Any = None
+    version: int = VERSION
 
     @property
     def end(self) -> int:
         """Bytes of the data file that are given out."""
-        return max((max(p.stop(0), p.stop(1)) for p in self.places.values()), default=0)
+        return max((place.stop(1) for place in self.places.values()), default=0)
 
 
 def dump(index: Index) -> bytes:
@@ -134,6 +136,7 @@ def parse(text: bytes, path: Path) -> Index:
         commit=data["commit"],
         joint=data.get("joint", data["commit"]),  # which older ones counted together
         meta=data["meta"],
+        version=int(words[1]),
     )
 
 

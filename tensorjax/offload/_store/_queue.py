@@ -39,7 +39,7 @@ class Queue:
         self.reading, self.writing = reading, writing
         self.reads, self.writes = Counter(), Counter()
         self.wake: Callable[[], None] | None = None
-        self.depth = self.deepest = self.beside = self.staged = 0
+        self.depth = self.deepest = self.overflow = self.staged = 0
         self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
         self.orphans: deque[tuple[Buffer, str]] = deque()
@@ -76,7 +76,7 @@ class Queue:
                 request.waits += 1
                 self.hasten(other, request.deadline)
                 if request.write and not other.write and other.batch is not None:
-                    self.overflow(other.batch)
+                    self._overflow(other.batch)
             if request.write:
                 self._pending[request] = None
 
@@ -127,11 +127,19 @@ class Queue:
         for request in complete:
             self.finish(request)
 
-    def read(self, batch: ReadBatch) -> None:
-        """Queues registered reads, all their transfers known; the caller holds the lock."""
+    def read(self, batch: ReadBatch, *, beside: bool = False) -> None:
+        """Queues registered reads, all their transfers known; the caller holds the lock.
+
+        Args:
+            batch: Themselves.
+            beside: Whether they get memory of their own, at once.
+        """
         for request in batch.requests:
             request.batch, request.sealed, request.left = batch, True, len(request.ops)
             request.waits += 1  # for memory
+        if beside:
+            self._attach_beside(batch)
+            return
         deadline = min(request.deadline for request in batch.requests)
         heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
         self._admit()
@@ -158,7 +166,7 @@ class Queue:
         Else writes that wait for others could hold all of it, and these wait for them.
         """
         if request.waits:  # it never waits for others again
-            self._idle.wait(lambda: not request.waits)
+            self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
         """Takes back one tensor's share of a read buffer; a second call does nothing."""
@@ -176,9 +184,13 @@ class Queue:
             for request in self._pending:
                 self.hasten(request, deadline)
 
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds that the end of a request brings about."""
+        self._idle.wait(holds)
+
     def drain_writes(self) -> None:
         """Waits until no write is pending."""
-        self._idle.wait(lambda: not self._pending)
+        self.until(lambda: not self._pending)
 
     def drain(self, *, everything: bool = False) -> None:
         """Waits until the backend has nothing to do and nothing is ready for it.
@@ -188,14 +200,14 @@ class Queue:
         """
         with self.lock:
             for *_, batch in self._waiting if everything else ():
-                self.overflow(batch)
+                self._overflow(batch)
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def inherit(self, other: "Queue") -> None:
         """Goes on with the counts of a queue that was closed."""
         with self.lock:
             self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
-            self.blocked, self.beside = other.blocked, other.beside
+            self.blocked, self.overflow = other.blocked, other.overflow
             self.staged = other.staged
 
     def close(self) -> list[Request]:
@@ -410,19 +422,22 @@ class Queue:
                     _PATIENCE, held, size,
                 )  # fmt: skip
 
-    def overflow(self, batch: ReadBatch) -> None:
-        """Gives reads memory of their own: a write waits for them, and they must not for leases."""
+    def _overflow(self, batch: ReadBatch) -> None:
+        """Reads that a write waits for must not wait for staging: that could be a deadlock."""
         if not batch.admitted:
-            sizes = [request.run.size for request in batch.requests]
-            before, self.beside = self.beside, self.beside + sum(sizes)
-            if before <= self.reading.size < self.beside:
+            size = sum(request.run.size for request in batch.requests)
+            before, self.overflow = self.overflow, self.overflow + size
+            if before <= self.reading.size < self.overflow:
                 _LOG.warning(
                     "%d bytes were read beside the staging memory of %d for reads, as writes wait "
                     "for them: release leases before you write, or open the store with a larger "
-                    "staging", self.beside, self.reading.size,
+                    "staging", self.overflow, self.reading.size,
                 )  # fmt: skip
-            pools = [Pool(size) for size in sizes]
-            self._attach(batch, None, [0] * len(sizes), [pool.memory for pool in pools])
+            self._attach_beside(batch)
+
+    def _attach_beside(self, batch: ReadBatch) -> None:
+        memory = [Pool(request.run.size).memory for request in batch.requests]
+        self._attach(batch, None, [0] * len(memory), memory)
 
     def _attach(
         self,

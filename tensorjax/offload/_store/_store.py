@@ -38,14 +38,15 @@ class TensorStore:
     committed state, however the process before ended. Reads and writes of one tensor keep their
     order; otherwise the earliest deadline goes first. Tensors below 4096 bytes are packed: those of
     one reservation share blocks of the disk, and what was last written to these stays in memory, so
-    that one of them can be written alone. Each is verified by itself. All methods may be called
-    from any thread, but not from a signal's handler, which may have cut one of them off. A process
-    that is forked cannot use the store: what it inherits, leases included, is empty there.
+    that one of them can be written alone, and what the disk refused goes with the next one. Each is
+    verified by itself. All methods may be called from any thread, but not from a signal's handler,
+    which may have cut one of them off. A process that is forked cannot use the store: what it
+    inherits, leases included, is empty there.
 
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
-        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096,
-            or to 64 if it shares blocks.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096, or
+            small ones together.
             `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
             a store that is there, None takes what it holds.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
@@ -136,6 +137,8 @@ class TensorStore:
                     "offload.capacity says what tensors take"
                 )
             index = _index.Index(self._paths.process, model, block or self._backend.block)
+        elif index.version < _index.VERSION and capacity is not None:
+            capacity = max(capacity, index.end)  # small tensors took more room then
         elif capacity is not None and index.end > capacity:
             raise CapacityError(
                 f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
@@ -300,8 +303,9 @@ class TensorStore:
         """Copies an array into staging and writes it to the slot that is not committed.
 
         Blocks while the staging pool is full, of which the earliest deadline gets what others give
-        back, and while the blocks of a small tensor are written with another one. The array may be
-        changed when the call returns.
+        back; and, where the tensor shares a block, while that is written with another one or, for
+        the first time since the store was opened, read. The array may be changed when the call
+        returns.
 
         Args:
             name: Of a reserved tensor.
@@ -310,7 +314,11 @@ class TensorStore:
 
         Returns:
             A future that is done when the tensor is in the file (durable after `commit`). Callbacks
-            of futures run in the store's own threads: they must not wait for the store.
+            of futures run in the store's own threads: they must not wait for the store, and not
+            write.
+
+        Raises:
+            StoreError: if the block that it shares cannot be read; write all tensors in it.
         """
         return self.write_many({name: array}, deadline=deadline)
 
@@ -417,7 +425,7 @@ class TensorStore:
                 fresh = _index.prepare(self._paths.index, _index.dump(index))
             self._queue.drain_writes()
             newest = {name: self._tensors[name].slots.newest for name in index.entries}
-            failed = {n: c.error for n, c in newest.items() if c is not None and c.error}
+            failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
             if failed:
                 if fresh is not None:
                     fresh.unlink()
@@ -486,7 +494,7 @@ class TensorStore:
                 staging_reads=queue.reading.size,
                 staging_peak=queue.staged,
                 blocked=queue.blocked,
-                overflow=queue.beside,
+                overflow=queue.overflow,
                 commits=self._index.commit,
                 committing=self._committing,
                 allocated=self._index.end,

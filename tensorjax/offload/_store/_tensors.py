@@ -20,10 +20,16 @@ class Content(Entry):
         error: Why it could not be written, if so.
         memory: The bytes, where several tensors share them: to write one of them beside the others.
             They are never changed. None where they are not known yet.
+        names: Of those of the several that were to be written, if only some were.
     """
 
     error: BaseException | None = None
     memory: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+
+    def failed(self, name: str) -> bool:
+        """Whether a tensor in it was to be written, and was not."""
+        return self.error is not None and (self.memory is None or name in self.names)
 
 
 class Slots:
@@ -64,13 +70,16 @@ class Tensor:
         place: Where it lies.
         slots: Of its extent.
         number: Among the tensors of its extent.
+        part: Its bytes within those of its extent.
         forgotten: Whether its place was given up.
     """
 
-    __slots__ = ("forgotten", "number", "place", "slots")
+    __slots__ = ("forgotten", "number", "part", "place", "slots")
 
     def __init__(self, place: Place, slots: Slots, number: int):
         self.place, self.slots, self.number = place, slots, number
+        start = place.offsets[0] - slots.extent.offsets[0]
+        self.part = slice(start, start + place.nbytes)
         self.forgotten = False
 
     @property

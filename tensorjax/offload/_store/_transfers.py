@@ -18,6 +18,7 @@ from tensorjax.offload._store._extents import Extent, Layouts, Piece, Place, Run
 from tensorjax.offload._store._lease import Lease, Leases, view
 from tensorjax.offload._store._queue import Queue
 from tensorjax.offload._store._requests import Op, ReadBatch, Request, nothing
+from tensorjax.offload._store._staging import aligned
 from tensorjax.offload._store._tensors import Content, Slots, Tensor
 
 
@@ -39,11 +40,16 @@ class _Countdown:
             self._error = self._error or error
             if self._count:
                 return
+        if self._error is None:
+            try:
+                result = self._result()
+            except Exception as failure:
+                self._error = failure
         if self._error is not None:
             self._drop()
             self.future.set_exception(self._error)
         else:
-            self.future.set_result(self._result())
+            self.future.set_result(result)
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
@@ -161,8 +167,7 @@ class Writer:
             error = request.error
             if error is not None:
                 of = [newest[extent] for extent in request.run.members]
-                tensors = [t for slots, _ in of for t in slots.tensors if t.written]
-                error = _named(request, error, [tensor.place.name for tensor in tensors])
+                error = _named(request, error, [name for pair in of for name in _meant(*pair)])
                 for _, content in of:
                     content.error = error
             countdown.down(error)
@@ -207,21 +212,22 @@ def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
     """What comes next in an extent of several tensors: new ones among those of before."""
-    before = slots.newest
+    before, size = slots.newest, slots.extent.size
+    memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
-    if before is None or before.memory is None:  # nothing of before is kept
-        memory = np.zeros(slots.extent.size, np.uint8)
-    else:
-        memory = before.memory.copy()
+    names = [tensor.place.name for tensor, _ in arrays]
+    if before is not None and before.memory is not None:  # else nothing of before is kept
+        memory[:] = before.memory
+        if before.error is not None:
+            names += before.names
     for tensor, array in arrays:
-        sums[tensor.number] = copy(array, _part(memory, tensor))
-    return Content(slots.free, sums, memory=memory)
+        sums[tensor.number] = copy(array, memory[tensor.part])
+    return Content(slots.free, sums, memory=memory, names=tuple(names))
 
 
-def _part(memory: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """The bytes of a tensor within those of its extent."""
-    start = tensor.place.offsets[0] - tensor.slots.extent.offsets[0]
-    return memory[start : start + tensor.place.nbytes]
+def _meant(slots: Slots, content: Content) -> Sequence[str]:
+    """The names of the tensors of an extent that were to be written."""
+    return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
@@ -263,47 +269,62 @@ class Reader:
             return self._read(tensors, deadline)
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Gets the bytes of extents of several tensors, as they are, where they are not known.
+        """Reads what extents of several tensors hold, as it is, where that is not known.
 
         A tensor that the disk has changed is found when it is read itself. The memory is not of the
         staging pool, which leases of the caller may fill.
         """
         unknown = {s: c for s in several if (c := s.newest) is not None and c.memory is None}
-        tensors = [tensor for slots in unknown for tensor in slots.tensors if tensor.written]
-        if not tensors:
+        if not unknown:
             return
-        with self._gate:
-            future = self._read(tensors, -math.inf, plain=True)
-        found = {slots: np.zeros(slots.extent.size, np.uint8) for slots in unknown}
-        with future.result() as leases:
-            for tensor in tensors:
-                array = leases[tensor.place.name].array.reshape(-1).view(np.uint8)
-                _part(found[tensor.slots], tensor)[:] = array
-        for slots, content in unknown.items():
-            content.memory = found[slots]
+        at: _Asked = {
+            slots.extent.offsets[content.slot]: (content, [t for t in slots.tensors if t.written])
+            for slots, content in unknown.items()
+        }
+        queue, batch, ended = self.queue, ReadBatch([]), []
+        found = self._layouts.runs([(slots.extent, c.slot) for slots, c in unknown.items()])
+        try:
+            with self._gate, queue.lock:
+                batch.requests = [
+                    _reading(batch, run, [at[begin] for begin in run.begins], -math.inf,
+                             ended.append)
+                    for run in found
+                ]  # fmt: skip
+                queue.enter(batch.requests)
+                queue.read(batch, beside=True)
+            queue.until(lambda: len(ended) == len(found))
+        except BaseException as error:
+            queue.cut(batch.requests, error)
+            raise
+        for request in ended:
+            if (error := request.error) is not None:
+                raise StoreError(
+                    f"{_named(request, error, request.names)}; they share blocks with what is to "
+                    "be written: write all of them"
+                ) from error
+        for run, buffer in zip(found, batch.buffers, strict=True):
+            for extent, begin in zip(run.members, run.begins, strict=True):
+                start = begin - run.offset
+                at[begin][0].memory = buffer.memory[start : start + extent.size]
 
-    def _read(
-        self, tensors: Sequence[Tensor], deadline: float, *, plain: bool = False
-    ) -> Future[Leases]:
+    def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
         queue, batch = self.queue, ReadBatch([])
         try:
             with queue.lock:
                 asked, aside, places = self._asked(tensors)
                 found = self._layouts.runs(places)
                 total = sum(run.size for run in found)
-                if total > queue.reading.size and not plain:
+                if total > queue.reading.size:
                     raise CapacityError(
                         f"read: {total} bytes at once, the staging pool for reads has "
                         f"{queue.reading.size}; read fewer at a time, or open the store with a "
                         "larger staging"
                     )
-                countdown = self._requests(batch, asked, aside, found, deadline, plain)
+                countdown = self._requests(batch, asked, aside, found, deadline)
                 queue.reads.tensors += len(tensors)
                 if batch.requests:
                     queue.enter(batch.requests)
                     queue.read(batch)
-                    if plain:
-                        queue.overflow(batch)
         except BaseException as error:
             queue.cut(batch.requests, error)
             raise
@@ -322,7 +343,7 @@ class Reader:
             if content is None or (extent.packed and not content.sums[tensor.number]):
                 absent.append(tensor.place.name)
             elif not extent.size or (content.error is not None and content.memory is not None):
-                aside.append((tensor, content))  # of the second ones the last write failed
+                aside.append((tensor, content))  # the disk has not got the second ones
             elif (begin := extent.offsets[content.slot]) in packed:
                 packed[begin].append(tensor)
             else:
@@ -345,22 +366,33 @@ class Reader:
         aside: Sequence[tuple[Tensor, Content]],
         found: Sequence[Run],
         deadline: float,
-        plain: bool,
     ) -> _Countdown:
         queue = self.queue
+        kept: set[Tensor] = set()  # whose write failed meanwhile, and that are in memory
 
         def check(op: Op) -> None:
+            assert op.memory is not None
             for piece in op.pieces:
                 content, of = asked[piece.begin]
+                at = piece.position - op.position
+                if not piece.extent.packed:
+                    part = op.memory[at : at + piece.stop - piece.start]
+                    _verify(of[0], content, part, piece.number, piece.start)
+                    continue
+                block = op.memory[at : at + piece.extent.size]
+                if content.error is not None and content.memory is not None:
+                    kept.update(of)
+                    block = content.memory
                 for tensor in of:
-                    _verify(op, piece, tensor, content)
+                    _verify(tensor, content, block[tensor.part], tensor.number)
 
         def result() -> Leases:
             leases = {}
             for tensor, content in aside:
-                memory = np.empty(0, np.uint8) if content.memory is None else content.memory
-                array = view(_part(memory, tensor), 0, tensor.place)
-                leases[tensor.place.name] = Lease(tensor.place, array, None, queue)
+                if content.memory is not None:
+                    _verify(tensor, content, content.memory[tensor.part], tensor.number)
+            for tensor, content in aside:
+                leases[tensor.place.name] = _kept(tensor, content, queue)
             for run, buffer in zip(found, batch.buffers, strict=True):
                 # An array of its own: leases that are dropped can tell whether it is still viewed.
                 memory = np.frombuffer(buffer.memory.data, np.uint8)
@@ -368,6 +400,10 @@ class Reader:
                     content, of = asked[begin]
                     for tensor in of:
                         place = tensor.place
+                        if tensor in kept:
+                            queue.release(buffer, place.name)
+                            leases[place.name] = _kept(tensor, content, queue)
+                            continue
                         array = view(memory, place.offsets[content.slot] - run.offset, place)
                         leases[place.name] = Lease(place, array, buffer, queue)
             return Leases(leases)
@@ -382,22 +418,10 @@ class Reader:
             countdown.down(error and _named(request, error, request.names))
 
         countdown = _Countdown(len(found), result, drop)
-        requests = []
-        for run in found:
-            there = [asked[begin] for begin in run.begins]
-            request = Request(
-                run,
-                [of[0].slots.users[content.slot] for content, of in there],
-                names=[tensor.place.name for _, of in there for tensor in of],
-                write=False,
-                deadline=deadline,
-                check=nothing if plain else check,
-                resolve=resolve,
-            )
-            request.ops = [Op(request, transfer) for transfer in run.transfers]
-            request.batch = batch
-            requests.append(request)
-        batch.requests = requests
+        batch.requests = [
+            _reading(batch, run, [asked[begin] for begin in run.begins], deadline, resolve, check)
+            for run in found
+        ]
         return countdown
 
 
@@ -408,23 +432,50 @@ def _check_there(tensors: Sequence[Tensor]) -> None:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
 
 
-def _verify(op: Op, piece: Piece, tensor: Tensor, content: Content) -> None:
-    """Compares what was read of a tensor with its checksums."""
+def _reading(
+    batch: ReadBatch,
+    run: Run,
+    there: Sequence[tuple[Content, Sequence[Tensor]]],
+    deadline: float,
+    resolve: Callable[[Request], None],
+    check: Callable[[Op], None] = nothing,
+) -> Request:
+    """A request to read a run, of whose extents these tensors are meant."""
+    request = Request(
+        run,
+        [of[0].slots.users[content.slot] for content, of in there],
+        names=[tensor.place.name for _, of in there for tensor in of],
+        write=False,
+        deadline=deadline,
+        check=check,
+        resolve=resolve,
+    )
+    request.ops = [Op(request, transfer) for transfer in run.transfers]
+    request.batch = batch
+    return request
+
+
+def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
+    """A tensor that needs no disk: an empty one, or one whose last write failed."""
+    memory = np.empty(0, np.uint8) if content.memory is None else content.memory
+    array = view(memory, tensor.part.start, tensor.place)
+    return Lease(tensor.place, array, None, queue)
+
+
+def _verify(
+    tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
+) -> None:
+    """Compares what was read of a tensor, from a byte of it on, with its checksum."""
     name = tensor.place.name
-    if content.error is not None:
+    if content.error is not None and content.memory is None:
         raise StoreError(f"{name}: its last write failed; write it again") from content.error
-    assert op.memory is not None
-    at, start, stop, number = piece.position - op.position, piece.start, piece.stop, piece.number
-    if piece.extent.packed:
-        at += tensor.place.offsets[0] - piece.extent.offsets[0]
-        stop, number = tensor.place.nbytes, tensor.number
-    found = digest(op.memory[at : at + stop - start])
+    found = digest(part)
     if found != content.sums[number]:
         raise CorruptError(
-            f"{name}: bytes {start} to {stop} are not what was written (checksum "
-            f"{found}, expected {content.sums[number]}, at byte {op.offset + at} "
-            "of the data file); the disk or another program changed them; restore the folder "
-            "from a copy"
+            f"{name}: bytes {start} to {start + len(part)} are not what was written (checksum "
+            f"{found}, expected {content.sums[number]}, at byte "
+            f"{tensor.place.offsets[content.slot] + start} of the data file); the disk or another "
+            "program changed them; restore the folder from a copy"
         )
 
 

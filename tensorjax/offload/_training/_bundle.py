@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.offload._store._extents import padded
+from tensorjax.offload._store._extents import ALIGN, padded
 
 # Leaves below this are packed: a bias costs a store as much time as a matrix of a few pages. What a
 # store packs itself, tensors below 4096 bytes, it does for room.
@@ -71,7 +71,8 @@ class Bundle:
         *offsets, end = _offsets(self.small)
         self._offsets = dict(zip(self._offsets, offsets, strict=True))
         if self._offsets:  # all of them may be empty
-            self.specs[self._packed] = jax.ShapeDtypeStruct((max(end, 1),), np.uint8)
+            # Of whole blocks of the disk: groups share none.
+            self.specs[self._packed] = jax.ShapeDtypeStruct((max(end, ALIGN),), np.uint8)
 
     @property
     def staged(self) -> int:
