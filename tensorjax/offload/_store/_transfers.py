@@ -396,6 +396,7 @@ class Reader:
             for run, buffer in zip(found, batch.buffers, strict=True):
                 # An array of its own: leases that are dropped can tell whether it is still viewed.
                 memory = np.frombuffer(buffer.memory.data, np.uint8)
+                memory.flags.writeable = False
                 for begin in run.begins:
                     content, of = asked[begin]
                     for tensor in of:
@@ -457,7 +458,8 @@ def _reading(
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
     """A tensor that needs no disk: an empty one, or one whose last write failed."""
-    memory = np.empty(0, np.uint8) if content.memory is None else content.memory
+    memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
+    memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
     return Lease(tensor.place, array, None, queue)
 
