@@ -140,27 +140,8 @@ class Writer:
 
     def _write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
         _check_there([tensor for tensor, _ in todo])
-        queue, block = self.queue, self._block
-        sources: _Sources = {}
-        newest: dict[Extent, tuple[Slots, Content]] = {}
-        packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
-        places = []
-        for tensor, array in todo:
-            slots = tensor.slots
-            extent = slots.extent
-            if extent.packed:
-                packed.setdefault(slots, []).append((tensor, array))
-                continue
-            content = Content(slots.free, [""] * -(-extent.nbytes // block))
-            sources[extent], newest[extent] = (array, content.sums), (slots, content)
-            places.append((extent, content.slot))
-        self._reader.remember(slots for slots, arrays in packed.items() if _carries(slots, arrays))
-        for slots, arrays in packed.items():
-            extent, content = slots.extent, _packed(slots, arrays)
-            assert content.memory is not None
-            sources[extent], newest[extent] = (content.memory, [""]), (slots, content)
-            places.append((extent, content.slot))
-        found = self._layouts.runs(places)
+        queue, (sources, newest) = self.queue, self._prepared(todo)
+        found = self._layouts.runs([(extent, c.slot) for extent, (_, c) in newest.items()])
         countdown = _Countdown(len(found), lambda: None, lambda: None)
 
         def resolve(request: Request) -> None:  # must not hold the arrays until then
@@ -191,6 +172,29 @@ class Writer:
             queue.cut(requests, error)
             raise
         return countdown.future
+
+    def _prepared(
+        self, todo: Sequence[tuple[Tensor, np.ndarray]]
+    ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
+        """What is to be written, and what the slots that are not committed will hold by it."""
+        sources: _Sources = {}
+        newest: dict[Extent, tuple[Slots, Content]] = {}
+        packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
+        for tensor, array in todo:
+            slots = tensor.slots
+            extent = slots.extent
+            if extent.packed:
+                packed.setdefault(slots, []).append((tensor, array))
+            else:
+                content = Content(slots.free, [""] * -(-extent.nbytes // self._block))
+                sources[extent], newest[extent] = (array, content.sums), (slots, content)
+        self._reader.remember(slots for slots, arrays in packed.items() if _carries(slots, arrays))
+        for slots, arrays in packed.items():
+            extent, content = slots.extent, _packed(slots, arrays)
+            assert content.memory is not None
+            sources[extent] = content.memory, [""]  # its checksums are those of its tensors
+            newest[extent] = slots, content
+        return sources, newest
 
     def _fill(self, request: Request, sources: _Sources) -> None:
         for transfer in request.run.transfers:
