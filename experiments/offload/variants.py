@@ -23,7 +23,8 @@ from tensorjax import offload
 from tensorjax.models import gpt2
 
 MIB = 2**20
-OURS, BASELINE, BOUNDED = "disk, overlap", "disk, after backward", "disk, two layers"
+OURS, BASELINE = "disk, overlap", "disk, after backward"
+BOUNDED, BOUNDED_BASELINE = "disk, two layers", "disk, two layers, after backward"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ VARIANTS = (
     Variant(BASELINE, True, "after_backward"),
     Variant(OURS, True, "overlap"),
     Variant(BOUNDED, True, "overlap", bounded=True),
+    Variant(BOUNDED_BASELINE, True, "after_backward", bounded=True),
 )
 
 
