@@ -129,6 +129,7 @@ def table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the model on disk, gradients of two layers in memory: all ways train alike."""
     monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})

@@ -107,6 +107,7 @@ def check_files(folder: Path, name: str, count: int) -> None:
     assert max(sizes) <= program.room(model) / count + 4 * 4096 * tensors
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path, programs: Path) -> None:
     """Each has a row of a mesh of 2 × 2: matrices in one piece, vectors in two that lie apart."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

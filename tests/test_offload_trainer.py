@@ -600,7 +600,7 @@ def test_a_store_is_one_trainer_s_at_a_time(tmp_path: Path) -> None:
     ],
     ids=lambda options: " ".join(options) or "defaults",
 )
-@pytest.mark.parametrize("wrong", ["shape", "loss"])
+@pytest.mark.parametrize("wrong", ["shape", pytest.param("loss", marks=pytest.mark.slow)])
 def test_a_step_that_failed_before_its_updates_can_be_left_out(
     tmp_path: Path, options: dict[str, Any], wrong: str
 ) -> None:

@@ -58,9 +58,9 @@ def test_rk4_has_order_four_with_any_prescribed_motion(degree: int):
     ("method", "order", "steps"),
     [
         ("rk2", 2, [40, 80]),
-        ("ab2", 2, [40, 80]),
+        pytest.param("ab2", 2, [40, 80], marks=pytest.mark.slow),
         ("ab3", 3, [40, 80]),
-        ("projector splitting", 2, [25, 50]),
+        pytest.param("projector splitting", 2, [25, 50], marks=pytest.mark.slow),
         ("bug", 2, [25, 50]),
         ("imex", 2, [40, 80]),
     ],

@@ -185,7 +185,11 @@ def reference(row: Row) -> Callable[[Operands], float]:
     return lambda o: float(weighted(row.exact(densified(o)), np))
 
 
-@pytest.mark.parametrize("name", TABLE)
+# Every other one, as compiling takes long.
+FEW = [n if i % 2 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(TABLE)]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_value_and_gradient_under_jit_and_vmap(rng, name):
     row = TABLE[name]
     two = [operands(rng, "ordinary", np.complex128) for _ in range(2)]

@@ -42,7 +42,9 @@ def check_promise(t: tt.TT, size: float, tol: float, out: tt.TT, where: tuple) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES[:2], *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES[2:])], ids=str
+)
 def test_tol_is_kept_with_the_ranks_of_tt_svd(rng, shape, dtype):
     e = eps(dtype)
     for name, (x, size) in hard_trains(rng, shape, dtype).items():
