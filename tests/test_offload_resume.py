@@ -278,7 +278,7 @@ def test_a_store_is_exported_without_its_model(tmp_path: Path) -> None:
     assert notes[0] == notes[1] == {"steps": 1, "data": 7}
     with (
         offload.TensorStore(tmp_path / "other", 1 << 20, backend="threads") as store,
-        pytest.raises(ValueError, match="a store with a training in it, got meta None"),
+        pytest.raises(ValueError, match=r"the store of a training, got one of \d+ tensors"),
     ):
         offload.to_safetensors(store, tmp_path / "e")
     with pytest.raises(TypeError, match="expected a Trainer, or the TensorStore of one, got str"):

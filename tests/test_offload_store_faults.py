@@ -92,6 +92,44 @@ def test_a_cut_file_is_found_when_the_store_is_opened(folder: Path) -> None:
         made(folder)
 
 
+def test_a_missing_file_is_not_called_a_cut_one(folder: Path) -> None:
+    committed(folder)
+    data(folder).unlink()
+    with pytest.raises(offload.CorruptError, match="the file is missing, and these") as found:
+        made(folder)
+    assert found.value.tensors == ("a", "b", "c")
+    assert not data(folder).exists()
+
+
+def test_a_file_cut_in_the_padding_has_lost_nothing(folder: Path) -> None:
+    """And one byte before it, the last tensor only; all names are told, not the first five."""
+    arrays = {f"t{i}": np.full(5000, i, np.uint8) for i in range(8)}
+    with made(folder) as store:
+        store.reserve(arrays)
+        store.write_many(arrays)
+        store.commit()
+    end = 7 * 8192 + 5000  # of the first slot, which is the committed one
+    os.truncate(data(folder), end)
+    with (
+        pytest.warns(offload.StoreWarning, match="all that was committed is there"),
+        made(folder) as store,
+        store.read("t7").result(30) as lease,
+    ):
+        assert np.all(lease.array == 7)
+    os.truncate(data(folder), 8192)
+    with pytest.raises(offload.CorruptError, match="'t5' and 2 more") as found:
+        made(folder)
+    assert found.value.tensors == tuple(arrays)[1:]
+
+
+def test_the_version_is_part_of_the_checksum(folder: Path) -> None:
+    committed(folder)
+    path = index(folder)
+    path.write_bytes(path.read_bytes().replace(b"store 2 ", b"store 1 ", 1))
+    with pytest.raises(offload.CorruptError, match="checksum of the index is wrong"):
+        made(folder)
+
+
 @pytest.mark.parametrize("backend", HERE)
 def test_a_file_cut_behind_what_was_committed_gets_its_place_again(
     folder: Path, backend: str

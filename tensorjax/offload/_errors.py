@@ -4,13 +4,22 @@ import errno
 import logging
 import threading
 import warnings
+from collections.abc import Iterable
 
 _LOG = logging.getLogger("tensorjax.offload")
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
 
 class StoreError(RuntimeError):
-    """A store cannot do what was asked; the message says why and what to do."""
+    """A store cannot do what was asked; the message says why and what to do.
+
+    Attributes:
+        tensors: Names of all tensors that are concerned; a message names the first few.
+    """
+
+    def __init__(self, message: str, tensors: Iterable[str] = ()):
+        super().__init__(message)
+        self.tensors = tuple(tensors)
 
 
 class CapacityError(StoreError):

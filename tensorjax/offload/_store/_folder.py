@@ -175,7 +175,7 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     _same_count(paths)
     if not paths.index.exists():
         if paths.data.exists() or paths.names.exists():
-            raise CorruptError(_lost(paths))
+            raise CorruptError(_lost(paths), _names(paths))
         return None
     try:
         _settle(paths)
@@ -183,7 +183,7 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     except (CorruptError, MismatchError) as error:
         if names := _names(paths):
             said = f"{error}; the store has the tensors {listed(names)}"
-            raise type(error)(said) from None
+            raise type(error)(said, names) from None
         raise
     wrong = _index.differences("process", list(index.process), list(paths.process))
     if model is not None:
@@ -195,12 +195,16 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
     cut = [
         name
         for name, entry in index.entries.items()
-        if index.places[name].nbytes and index.places[name].stop(entry.slot) > size
+        if (place := index.places[name]).nbytes and place.offsets[entry.slot] + place.nbytes > size
     ]
     if cut:
+        what = f"the file has {size} bytes, expected {index.end}; it was cut"
+        if not paths.data.exists():
+            what = "the file is missing"
         raise CorruptError(
-            f"{paths.data}: the file has {size} bytes, expected {index.end}; it was cut, and these "
-            f"tensors are lost: {listed(cut)}; restore the folder from a copy"
+            f"{paths.data}: {what}, and these tensors are lost: {listed(cut)}; restore the folder "
+            "from a copy",
+            cut,
         )
     return index
 

@@ -89,7 +89,11 @@ def dump(index: Index) -> bytes:
         ]
     )
     body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
-    return f"{FORMAT} {VERSION} {digest(body)}\n".encode() + body
+    return f"{FORMAT} {VERSION} {_checksum(str(VERSION), body)}\n".encode() + body
+
+
+def _checksum(version: str, body: bytes) -> str:
+    return digest(body if version == "1" else f"{version} ".encode() + body)
 
 
 def _written(entry: Entry) -> str:
@@ -113,7 +117,7 @@ def parse(text: bytes, path: Path) -> Index:
             "open it with the release of tensorjax that wrote it, or, if none did, restore the "
             "folder from a copy"
         )
-    if words[2] != digest(body):
+    if words[2] != _checksum(words[1], body):
         raise CorruptError(
             f"{path}: the checksum of the index is wrong, so no tensor can be trusted; "
             "restore the folder from a copy, or remove it and start again"

@@ -219,7 +219,8 @@ class TensorStore:
         """Gives tensors their place: two slots each, with blocks on the disk from now on.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
-        that will be written together should be. A tensor that has its place already is left there.
+        that will be written together should be. One call for all is much the cheapest: each takes
+        blocks of its own, and writes the index. A tensor that has its place already is left there.
 
         Args:
             tensors: Anything with ``shape`` and ``dtype``, by name.
@@ -336,7 +337,8 @@ class TensorStore:
         """Reads what was written last, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. Leases that are not
-        released keep later reads waiting.
+        released keep later reads waiting. A tensor that shares a block and that the disk refused is
+        read from memory.
 
         Args:
             name: Of a tensor that was written.
@@ -431,7 +433,8 @@ class TensorStore:
                     fresh.unlink()
                 raise StoreError(
                     f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
-                    f"commit {self._index.commit} stays in place; write them again"
+                    f"commit {self._index.commit} stays in place; write them again",
+                    failed,
                 ) from next(iter(failed.values()))
             try:
                 self._replace(fresh, barrier)

@@ -304,7 +304,8 @@ class Reader:
             if (error := request.error) is not None:
                 raise StoreError(
                     f"{_named(request, error, request.names)}; they share blocks with what is to "
-                    "be written: write all of them"
+                    "be written: write all of them (`tensors` of this error)",
+                    request.names,
                 ) from error
         for run, buffer in zip(found, batch.buffers, strict=True):
             for extent, begin in zip(run.members, run.begins, strict=True):
@@ -359,7 +360,8 @@ class Reader:
         if absent:
             raise StoreError(
                 f"read: these tensors were reserved but never written, or not committed "
-                f"before the store was closed: {_extents.listed(absent)}"
+                f"before the store was closed: {_extents.listed(absent)}",
+                absent,
             )
         return asked, aside, places
 
@@ -474,14 +476,16 @@ def _verify(
     """Compares what was read of a tensor, from a byte of it on, with its checksum."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
-        raise StoreError(f"{name}: its last write failed; write it again") from content.error
+        said = f"{name}: its last write failed; write it again"
+        raise StoreError(said, [name]) from content.error
     found = digest(part)
     if found != content.sums[number]:
         raise CorruptError(
             f"{name}: bytes {start} to {start + len(part)} are not what was written (checksum "
             f"{found}, expected {content.sums[number]}, at byte "
             f"{tensor.place.offsets[content.slot] + start} of the data file); the disk or another "
-            "program changed them; restore the folder from a copy"
+            "program changed them; restore the folder from a copy",
+            [name],
         )
 
 
@@ -492,6 +496,6 @@ def _named(request: Request, error: BaseException, names: Sequence[str]) -> Base
     what = "writing" if request.write else "reading"
     kind = CorruptError if isinstance(error, CorruptError) else StoreError
     said = f"{what} {_extents.listed(names)} failed: {type(error).__name__}: {error}"
-    named = kind(said)
+    named = kind(said, names)
     named.__cause__ = error
     return named

@@ -83,8 +83,9 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
     ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat
-    mapping from paths, their parts joined by dots, to arrays (such as "0.mu.kernel" of Adam). Steps
-    and position are in ``trainer.json``, which is written last.
+    mapping from paths, their parts joined by dots, to arrays (such as "0.mu.kernel" of Adam); the
+    path of a group that is one array is "value". Steps and position are in ``trainer.json``, which
+    is written last.
 
     Args:
       source: a trainer or a store, as for `to_safetensors`.
@@ -174,7 +175,10 @@ def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
 def _held(store: TensorStore) -> dict[str, Any]:
     meta = store.meta
     if not isinstance(meta, dict) or not isinstance(meta.get("trainer"), dict):
-        raise ValueError(f"source: expected a store with a training in it, got meta {meta!r}")
+        raise ValueError(
+            f"source: expected the store of a training, got one of {len(store.names)} tensors of "
+            "somebody's own; read them, and save their arrays by safetensors or Orbax"
+        )
     if (found := meta["trainer"].get("format")) != FORMAT:
         raise ValueError(f"source: expected a training of format {FORMAT}, got {found!r}")
     return meta["trainer"]

@@ -108,6 +108,8 @@ def tensors(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of all tensors that a `Trainer` keeps in its store.
 
+    Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
+
     Args:
       params: as for `Trainer`.
       optimizer: as for `Trainer`.
