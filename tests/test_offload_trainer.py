@@ -1,5 +1,6 @@
 """Training by layers equals training in one program, and does not depend on where things live."""
 
+import contextlib
 import itertools
 import json
 import subprocess
@@ -533,6 +534,41 @@ def test_a_norm_that_overflows_is_reported() -> None:
     message = "clip: the norm of all gradients is inf"
     with _rooted(1.0, 1.0) as trainer, pytest.raises(FloatingPointError, match=message):
         trainer.step(_ones(1e12))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_update_that_makes_parameters_not_finite_is_reported(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    """Adam's 1e-8 is 0 in float16, and 0/0 what it makes of a gradient of zeros."""
+    params = {"a": np.float32(1), "h": np.full(3, -3, np.float16), "b": np.float32(0.01)}
+
+    def first(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return batch["x"] + params[0]
+
+    def dead(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return x * jax.nn.relu(params[0].sum()).astype(x.dtype)
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean((x * params[0] - 1) ** 2)
+
+    layers = [
+        offload.Layer(name=name, apply=apply)
+        for name, apply in (("a", first), ("h", dead), ("b", last))
+    ]
+    batch = {"x": np.ones((4, 6), np.float32)}
+    for _ in range(2):  # the second time from what was committed
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(cases.store(tmp_path)) if on_disk else None
+            trainer = offload.Trainer(
+                layers, params, optax.adam(1e-2), store=store, commit_every=1 if on_disk else None
+            )
+            stack.enter_context(trainer)
+            assert trainer.steps == 0
+            with pytest.raises(RuntimeError, match="cannot go on") as found:
+                _ = [trainer.step(batch) for _ in range(9)]
+            assert isinstance(found.value.__cause__, FloatingPointError)
+            assert "h: the update of step 1 made NaN" in str(found.value.__cause__)
 
 
 def test_first_parameters_that_are_not_finite_are_refused() -> None:

@@ -149,6 +149,11 @@ class HostOptimizer:
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
+    def sound(self, params: Any) -> bool:
+        """Whether no parameter is NaN or infinite, as a rule by one pass over them."""
+        real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return bool(np.isfinite(self.squares(real)) or self.finite(real))
+
     def finite(self, tree: Any) -> jax.Array:
         """Whether no number is NaN or infinite; found where the arrays are."""
         return _finite(tree)

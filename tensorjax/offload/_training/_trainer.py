@@ -335,8 +335,9 @@ class Trainer:
           Number, loss and norm.
 
         Raises:
-          RuntimeError: a thread failed, of this step or one before, its cause is the error; or
-            another thread is in a step.
+          RuntimeError: a thread failed, of this step or one before, its cause is the error, such as
+            a FloatingPointError if an update makes parameters that are NaN or infinite; or another
+            thread is in a step.
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
@@ -480,8 +481,8 @@ class Trainer:
     def commit(self) -> None:
         """Makes the state after the last step the one that a restart goes on from.
 
-        Commits that ``commit_every`` makes wait for the next loss, so their parameters gave one
-        that is finite; this one does not look.
+        Its parameters are finite. Commits that ``commit_every`` makes wait for the next loss, so
+        that it is finite too; this one does not look.
 
         Raises:
           ValueError: there is no store.

@@ -380,6 +380,13 @@ class Updater:
             params, state = optimizer.update(
                 params, state, gradient, ready.scale, spare, into=group.into
             )
+            if not optimizer.sound(params):
+                raise FloatingPointError(
+                    f"{group.name}: the update of step {ready.version} made NaN or infinite "
+                    "parameters, of a finite gradient; nothing of it is committed: go on from the "
+                    "last commit, with a smaller learning rate, or with parameters in float32 if "
+                    "they are of fewer bits (1e-8, as Adam adds it, is 0 in float16)"
+                )
             weights = None if group.weights is None else optimizer.cast(params)
         return params, state, weights
 
