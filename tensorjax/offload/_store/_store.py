@@ -23,11 +23,12 @@ from tensorjax.offload._store._backends import Backend, choose
 from tensorjax.offload._store._extents import Place
 from tensorjax.offload._store._lease import Lease, Leases
 from tensorjax.offload._store._queue import Queue
+from tensorjax.offload._store._reader import Reader
 from tensorjax.offload._store._requests import Request
 from tensorjax.offload._store._staging import Pool, sizes
 from tensorjax.offload._store._statistics import Statistics
 from tensorjax.offload._store._tensors import Tensor, entries, opened
-from tensorjax.offload._store._transfers import Reader, Writer, flat
+from tensorjax.offload._store._writer import Writer, flat
 
 
 class TensorStore:
