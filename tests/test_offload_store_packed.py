@@ -249,6 +249,10 @@ def test_a_store_of_the_format_before_is_read_and_goes_on(folder: Path) -> None:
         store.write("t1", np.full(8, 7.0))
         assert store.statistics().reads.transfers == 0
         store.commit()
+    assert path.read_bytes().startswith(b"tensorjax-store 1 ")
+    with made(folder) as store:
+        assert [value(store, f"t{i}") for i in range(3)] == [0, 7, 2]
+        store.reserve({"a": np.zeros(3), "b": np.zeros(3)})
     assert path.read_bytes().startswith(b"tensorjax-store 2 ")
     with made(folder) as store:
         assert [value(store, f"t{i}") for i in range(3)] == [0, 7, 2]
@@ -388,5 +392,8 @@ def test_a_store_of_the_format_before_opens_with_the_capacity_of_now(folder: Pat
         made(folder, capacity=now)
     path = folder / "index-00000-of-00001"
     path.write_bytes(older(path.read_bytes()))
-    with made(folder, capacity=now) as store:
-        assert value(store, "t2") == 1
+    for _ in range(2):  # also when it was written to
+        with made(folder, capacity=now) as store:
+            assert value(store, "t2") == 1
+            store.write("t2", np.ones(8))
+            store.commit()

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ALIGN = 4096
-_PACKED = 64  # bytes that begin a tensor among others; XLA reads aligned memory in place
+PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned memory in place
 
 
 def padded(nbytes: int) -> int:
@@ -53,9 +53,10 @@ class Place:
         text = json.dumps({self.name: facts}, separators=(",", ":"))
         object.__setattr__(self, "entry", text[1:-2])
 
-    def stop(self, slot: int) -> int:
-        """The first byte of the file behind a slot's blocks with this tensor."""
-        return padded(self.offsets[slot] + self.nbytes)
+    @property
+    def stop(self) -> int:
+        """The first byte of the file behind the blocks with this tensor, in the second slot."""
+        return padded(self.offsets[1] + self.nbytes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -160,7 +161,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
         8192
     """
     placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
-    return max((p.stop(1) for p in placed if p.nbytes), default=1)
+    return max((p.stop for p in placed if p.nbytes), default=1)
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
@@ -177,7 +178,7 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
         else:
             end += padded(nbytes)
         if 0 < nbytes < ALIGN:
-            small = -(-(position + nbytes) // _PACKED) * _PACKED
+            small = -(-(position + nbytes) // PACKED) * PACKED
         positions.append(start + position)
     return tuple(
         Place(name, spec.shape, spec.dtype, (position, position + end))

@@ -49,7 +49,7 @@ class Index:
         commit: How many commits there were.
         joint: How many of them with other processes: the same number in all of these.
         meta: What the caller committed with the tensors, as JSON.
-        version: Of the format that it was read in.
+        version: Of the format; a store keeps its own until tensors of it share blocks.
     """
 
     process: tuple[int, int]
@@ -65,7 +65,7 @@ class Index:
     @property
     def end(self) -> int:
         """Bytes of the data file that are given out."""
-        return max((place.stop(1) for place in self.places.values()), default=0)
+        return max((place.stop for place in self.places.values()), default=0)
 
 
 def dump(index: Index) -> bytes:
@@ -89,7 +89,8 @@ def dump(index: Index) -> bytes:
         ]
     )
     body = f'{head[:-1]},"tensors":{{{tensors}}}}}'.encode()
-    return f"{FORMAT} {VERSION} {_checksum(str(VERSION), body)}\n".encode() + body
+    version = str(index.version)
+    return f"{FORMAT} {version} {_checksum(version, body)}\n".encode() + body
 
 
 def _checksum(version: str, body: bytes) -> str:

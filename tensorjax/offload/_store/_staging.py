@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tensorjax.offload._errors import CapacityError
-from tensorjax.offload._store._extents import padded
+from tensorjax.offload._store._extents import PACKED, padded
 
 MIB = 1 << 20
 _STAGING, _WRITING = 256 * MIB, 64 * MIB
@@ -41,8 +41,8 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 def aligned(size: int) -> np.ndarray:
     """Zeros of their own, for a few small tensors: they begin at a multiple of 64."""
-    found = np.zeros(size + 64, np.uint8)
-    start = -found.ctypes.data % 64
+    found = np.zeros(size + PACKED, np.uint8)
+    start = -found.ctypes.data % PACKED
     return found[start : start + size]
 
 

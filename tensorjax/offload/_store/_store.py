@@ -46,8 +46,8 @@ class TensorStore:
 
     Args:
         path: A folder; created if it is not there, opened if it holds a store.
-        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096, or
-            small ones together.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096;
+            smaller ones share blocks.
             `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
             a store that is there, None takes what it holds.
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
@@ -269,6 +269,8 @@ class TensorStore:
 
     def _reserve(self, places: tuple[Place, ...]) -> None:
         index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
+        if any(place.offsets[0] % _extents.ALIGN for place in places):
+            index = replace(index, version=_index.VERSION)
         if index.end > self._capacity:
             free = self._capacity - self._index.end
             raise CapacityError(

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.offload._store._extents import ALIGN, padded
+from tensorjax.offload._store._extents import ALIGN, PACKED, padded
 
 # Leaves below this are packed: a bias costs a store as much time as a matrix of a few pages. What a
 # store packs itself, tensors below 4096 bytes, it does for room.
 SMALL = 64 * 1024
-_ALIGNED = 64  # bytes; XLA reads aligned memory in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _offsets(small: Iterable[Leaf]) -> list[int]:
     """Where arrays begin in the tensor that they share, and its end."""
     found = [0]
     for leaf in small:
-        found.append(-(-(found[-1] + leaf.nbytes) // _ALIGNED) * _ALIGNED)
+        found.append(-(-(found[-1] + leaf.nbytes) // PACKED) * PACKED)
     return found
 
 

@@ -481,8 +481,8 @@ class Trainer:
     def commit(self) -> None:
         """Makes the state after the last step the one that a restart goes on from.
 
-        Its parameters are finite. Commits that ``commit_every`` makes wait for the next loss, so
-        that it is finite too; this one does not look.
+        What updates have made of the parameters is finite. Commits that ``commit_every`` makes wait
+        for the next loss, so that it is finite too; this one does not look.
 
         Raises:
           ValueError: there is no store.
