@@ -223,6 +223,7 @@ FULL = {"clip": 0.5, "microbatches": 2}
         ("gradients wait on disk", FULL, {"gradient_bytes": 0, "commit_every": 4}),
         ("some in memory", FULL, {"in_memory": ("block1", "table"), "commit_every": 1}),
         ("after the backward pass", FULL, {"schedule": "after_backward"}),
+        ("pipelined", FULL, {"schedule": "pipelined", "gradient_bytes": 0}),
         ("by turns", FULL, {"schedule": "sequential", "lookahead": 1}),
         ("no clipping", {}, {"lookahead": 3}),
         ("no clipping, after the backward pass", {}, {"schedule": "after_backward"}),

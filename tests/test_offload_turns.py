@@ -55,7 +55,11 @@ def turns(lookahead: int = 9, at_once: int = 2, memory: str = "", **options: Any
     }
     ahead = Ahead(groups, lookahead=lookahead, staging=None, spills=False)
     results = groups["f"].results
-    options = {"together": False, "results_most": at_once * results} | options
+    options = {
+        "early": lookahead > 0,
+        "together": False,
+        "results_most": at_once * results,
+    } | options
     return Turns(groups, ahead, lookahead=lookahead, start=0, **options)
 
 
@@ -177,6 +181,22 @@ def test_without_lookahead_a_state_is_asked_for_once_all_is_written() -> None:
     assert known.wanted() is None
     known.unwritten = 0
     assert known.wanted() == ("a", 1, 2.0)
+
+
+def test_where_states_are_not_read_early_the_gate_is_waited_for() -> None:
+    known = turns(early=False)
+    known.expected = {"b": (1, 1.0)}
+    known.open = False
+    known.ready["a"] = Ready(1, 2.0, "gradient", gated=True)
+    assert known.wanted() is None
+    known.open = True
+    known.ready["a"].gated = False
+    assert known.wanted() == ("a", 1, 2.0)
+    known.ready["c"] = Ready(1, 3.0, "gradient", gated=False)
+    known.fetched["a"], known.unwritten = Fetched(Late([]), whole=False), 1
+    assert known.wanted() == ("c", 1, 3.0)  # while another is under way
+    known.fetched["c"] = Fetched(Late([]), whole=False)
+    assert known.wanted() is None  # what has no gradient yet is not asked for
 
 
 def test_a_gradient_in_the_store_is_read_once_its_state_was_asked_for() -> None:

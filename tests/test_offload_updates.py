@@ -92,7 +92,7 @@ def make(
 
     return Updater(
         groups, spill=None, gradient_bytes=gradient_bytes, lookahead=2, staging=None,
-        together=False, start=0, due=lambda name, version: float(version), updated=updated,
+        early=True, together=False, start=0, due=lambda name, version: float(version), updated=updated,
         written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
 
@@ -335,7 +335,7 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
         assert store.statistics().staging_reads == 9 * unit
         updater = Updater(
             groups, spill=None, gradient_bytes=None, lookahead=9, staging=None,
-            together=False, start=0, due=lambda name, version: 9.0,
+            early=True, together=False, start=0, due=lambda name, version: 9.0,
             updated=lambda name, version, arrays: None, written=lambda name, version: None,
             failed=lambda error: None, trace=Trace(),
         )  # fmt: skip

@@ -23,8 +23,13 @@ from tensorjax import offload
 from tensorjax.models import gpt2
 
 MIB = 2**20
-OURS, BASELINE = "disk, overlap", "disk, after backward"
-BOUNDED, BOUNDED_BASELINE = "disk, two layers", "disk, two layers, after backward"
+OURS, DEEPSPEED, BASELINE = "disk, overlap", "disk, as DeepSpeed", "disk, after backward"
+BOUNDED, _AS_BOUNDED = (
+    "disk, two layers",
+    tuple(f"disk, two layers, {schedule}" for schedule in ("as DeepSpeed", "after backward")),
+)
+# What each of ours is compared with, the same memory first: from the same store, all of them.
+BESIDE = {OURS: (DEEPSPEED, BASELINE), BOUNDED: (*_AS_BOUNDED, DEEPSPEED, BASELINE)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Variant:
         schedule: Of the trainer.
         backend: Of the store.
         streamed: Whether the device holds two layers only, or all.
-        bounded: Whether gradients beyond those of the largest layer wait in the store.
+        bounded: Whether gradients take no more memory than those of the two largest layers: where
+            updates overlap the next one waits for room, else it goes to the store.
     """
 
     name: str
@@ -52,10 +58,12 @@ VARIANTS = (
     Variant("in memory", False, "overlap", streamed=False),
     Variant("host offload", False, "overlap"),
     Variant("disk, naive", True, "sequential", "buffered"),
+    Variant(DEEPSPEED, True, "pipelined"),
     Variant(BASELINE, True, "after_backward"),
     Variant(OURS, True, "overlap"),
+    Variant(_AS_BOUNDED[0], True, "pipelined", bounded=True),
+    Variant(_AS_BOUNDED[1], True, "after_backward", bounded=True),
     Variant(BOUNDED, True, "overlap", bounded=True),
-    Variant(BOUNDED_BASELINE, True, "after_backward", bounded=True),
 )
 
 
@@ -126,11 +134,6 @@ class Setting:
         pairs = itertools.combinations(self.layers(), 2)
         return max(sum(sizes[g] for g in {*a.uses, *b.uses}) for a, b in pairs)
 
-    def largest_layer(self) -> int:
-        """Bytes of the parameters that the largest layer uses."""
-        sizes = self.sizes()
-        return max(sum(sizes[g] for g in layer.uses) for layer in self.layers())
-
     def training(self) -> dict[str, int]:
         """Bytes of each group's parameters, gradient and optimiser state."""
         found = dict.fromkeys(self.sizes(), 0)
@@ -142,12 +145,12 @@ class Setting:
         """Bytes of memory without which a variant cannot be tried.
 
         Those in memory have parameters and states there, and the parameters again on a device that
-        is these cores; those with a store all gradients at once, or the largest layer's.
+        is these cores; those with a store all gradients at once, or two layers'.
         """
         params, training = self.sizes(), self.training()
         gradients, most = sum(params.values()), max(training.values())
         if variant.disk:
-            held = self.largest_layer() if variant.bounded else gradients
+            held = self.two_layers(params) if variant.bounded else gradients
             return held + self.staging + most
         on_device = gradients if real and not variant.streamed else 0
         return sum(training.values()) - gradients + on_device + 2 * most
@@ -182,7 +185,9 @@ class Setting:
         if variant.streamed:
             options["device_bytes"] = self.two_layers(self.sizes())
         if variant.bounded:
-            options["gradient_bytes"] = self.largest_layer()
+            options["gradient_bytes"] = self.two_layers(self.sizes())
+            overlaps = variant.schedule == "overlap"
+            options["gradient_overflow"] = "wait" if overlaps else "store"
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(self.store(variant.backend)) if variant.disk else None
             yield stack.enter_context(

@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax.offload._training._layers import Engine
 from tensorjax.offload._training._trace import Trace
 
-Schedule = Literal["overlap", "after_backward", "sequential", "one_step_stale"]
+Schedule = Literal["overlap", "after_backward", "pipelined", "sequential", "one_step_stale"]
 
 Overflow = Literal["store", "wait"]
 
@@ -37,7 +37,12 @@ class Options:
     @property
     def waits(self) -> bool:
         """Whether a step waits for its own updates."""
-        return self.schedule in ("after_backward", "sequential")
+        return self.schedule in ("after_backward", "pipelined", "sequential")
+
+    @property
+    def early(self) -> bool:
+        """Whether states may be read before the gradients are there."""
+        return self.schedule not in ("pipelined", "sequential")
 
 
 def checked(

@@ -93,10 +93,11 @@ class Trainer:
         backward pass.
       compute_dtype: of the parameters on the device, such as ``jnp.bfloat16``; those that are
         updated keep their own dtype. None computes with these.
-      schedule: "overlap"; "after_backward", which updates between a backward pass and the next
-        forward pass; "sequential", which moreover reads, updates and writes by turns (both to
-        compare with); or "one_step_stale", WHICH CHANGES RESULTS: a step computes with parameters
-        that lack the update of the step before it, and all gradients are kept for a step.
+      schedule: "overlap"; or "one_step_stale", WHICH CHANGES RESULTS: a step computes with
+        parameters that lack the update of the step before it, and all gradients are kept for a
+        step. To compare with: "after_backward" updates between a backward pass and the next forward
+        pass; "pipelined" moreover reads no state before, as DeepSpeed does; "sequential" moreover
+        reads, updates and writes by turns.
       commit_every: steps between commits of the store; None commits only when told to. A commit
         takes place during the next step, once its loss is known to be finite; so the last step
         before `close` needs a `commit` of its own.
@@ -275,6 +276,7 @@ class Trainer:
             spill=self._home if options.spills else None,
             gradient_bytes=options.gradient_bytes,
             lookahead=options.lookahead,
+            early=options.early,
             staging=shares.staging if shares else None,
             together=shares is not None and shares.tight,
             start=order.version(self.steps),

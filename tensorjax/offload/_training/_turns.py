@@ -24,6 +24,7 @@ class Turns:
       groups: by name.
       ahead: bounds the states that are held.
       lookahead: with 0, the next state is read only once the one before has been written.
+      early: whether states may be read before their gradients are there, and updates may begin.
       together: whether states are read once they are used.
       results_most: bytes of results that may be on their way home.
       start: version that the homes have.
@@ -47,12 +48,13 @@ class Turns:
         ahead: Ahead,
         *,
         lookahead: int,
+        early: bool,
         together: bool,
         results_most: int,
         start: int,
     ) -> None:
         self._groups, self._ahead = groups, ahead
-        self._lookahead, self._together = lookahead, together
+        self._lookahead, self._early, self._together = lookahead, early, together
         self._results_most = results_most
         self.ready: dict[str, Ready] = {}
         self.expected: dict[str, tuple[int, float]] = {}
@@ -67,16 +69,16 @@ class Turns:
 
     def wanted(self) -> tuple[str, int, float] | None:
         """A group whose state should be asked for now, its new version and its deadline."""
-        if not self._lookahead and (not self.open or self.unwritten):
+        if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
-        coming = self._coming() if self._lookahead else {}
+        coming = self._coming() if self._early else {}
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         able = self._let()
         for name in self._in_turn(coming, known):
             version, deadline = known.get(name) or coming[name]
             if not self._askable(name, version):
                 continue
-            if name not in able and not self._early(name, able):
+            if name not in able and not self._fits_early(name, able):
                 continue
             # Early ones come in the order of their gradients: they keep nothing waiting.
             urgent = self._to_come(deadline) if name in known else []
@@ -198,7 +200,7 @@ class Turns:
         """Not twice, and not before the update before it has been written."""
         return name not in self.fetched and self.version[name] == version - 1
 
-    def _early(self, name: str, able: Collection[str]) -> bool:
+    def _fits_early(self, name: str, able: Collection[str]) -> bool:
         """Whether a group's state may be read before its gradient is there, or the gate open."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

@@ -30,6 +30,7 @@ class Updater:
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
         the one before has been written.
+      early: whether states may be read before gradients are there, as of `Turns`.
       staging: bytes of memory that reads share, as of `Ahead`; None for any.
       together: whether that is tight: states are then read once they are used, with gradients.
       start: version that the homes have.
@@ -54,6 +55,7 @@ class Updater:
         spill: Home | None,
         gradient_bytes: int | None,
         lookahead: int,
+        early: bool,
         staging: int | None,
         together: bool,
         start: int,
@@ -75,6 +77,7 @@ class Updater:
             groups,
             Ahead(groups, lookahead=lookahead, staging=staging, spills=spills),
             lookahead=lookahead,
+            early=early,
             together=together,
             results_most=self._results_most,
             start=start,
