@@ -1,6 +1,7 @@
 """The experiment `offload`: its options, its waiting device, and a tiny run from end to end."""
 
 import csv
+import itertools
 import json
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from experiments.offload import budgets
 from experiments.offload import main as offloading
 from experiments.offload.main import Config, fitting, setting
 from experiments.offload.memory import peak
-from experiments.offload.variants import BASELINE, OURS, VARIANTS
+from experiments.offload.variants import BESIDE, VARIANTS
 
 TINY = {"layers": 2, "heads": 2, "features": 32, "vocabulary": 100, "length": 16}
 
@@ -118,8 +119,14 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(row["of P*"]) == pytest.approx(share)
     device = {row["device"] for row in rows}
     assert device == {"emulated × 1", "these cores"}
-    for name in (OURS, BASELINE):
-        assert {row["way"] for row in rows} >= {name}
+    goals = [
+        (row["device"], row["way"], row["what"])
+        for row in table(folder / done["run"] / "goals.csv")
+    ]
+    assert len(goals) == len({*goals})
+    for way, others in BESIDE.items():
+        for where, other in itertools.product(device, others):
+            assert (where, way, f"speed over {other!r}") in goals
     assert json.loads((folder / done["run"] / "trace-tiny-real-overlap-cores.json").read_text())
     assert (folder / done["run"] / "trace-tiny-emulated-overlap-1.png").exists()
     assert not list(tmp_path.glob("offload-*"))  # stores are removed

@@ -91,8 +91,8 @@ def make(
         done[name].set()
 
     return Updater(
-        groups, spill=None, gradient_bytes=gradient_bytes, lookahead=2, staging=None,
-        early=True, together=False, start=0, due=lambda name, version: float(version), updated=updated,
+        groups, spill=None, gradient_bytes=gradient_bytes, lookahead=2, early=True, staging=None,
+        together=False, start=0, due=lambda name, version: float(version), updated=updated,
         written=lambda name, version: None, failed=lambda error: None, trace=Trace(),
     )  # fmt: skip
 
@@ -334,8 +334,8 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
         store.write("device", np.ones(6 * unit, np.uint8)).result(30)
         assert store.statistics().staging_reads == 9 * unit
         updater = Updater(
-            groups, spill=None, gradient_bytes=None, lookahead=9, staging=None,
-            early=True, together=False, start=0, due=lambda name, version: 9.0,
+            groups, spill=None, gradient_bytes=None, lookahead=9, early=True, staging=None,
+            together=False, start=0, due=lambda name, version: 9.0,
             updated=lambda name, version, arrays: None, written=lambda name, version: None,
             failed=lambda error: None, trace=Trace(),
         )  # fmt: skip
