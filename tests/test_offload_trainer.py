@@ -151,7 +151,7 @@ def test_groups_treated_alike_by_name_share_programs(tmp_path: Path) -> None:
             for number in range(3):
                 trainer.step(cases.batch(number))
             trainer.commit()
-            spare = trainer._updater._spare
+            spare = trainer._pipeline.updater._spare
             assert sum(map(len, spare._held.values())) <= 3  # two of blocks, and the table's
             made = {id(group.optimizer._programs[1]) for group in trainer._groups.values()}
             assert len(made) == 2

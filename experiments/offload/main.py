@@ -1,4 +1,4 @@
-"""GPT-2 in memory, offloaded to the host, and trained from disk by three schedules.
+"""GPT-2 in memory, offloaded to the host, and trained from disk by four schedules.
 
 ``python -m experiments run offload`` trains GPT-2 sizes in nine ways and takes the time of a step,
 twice each: with the layers computed here, where they share the cores with the optimiser, and on an

@@ -1,12 +1,10 @@
 """Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
 
 import atexit
-import contextlib
 import dataclasses
 import functools
 import logging
 import threading
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
@@ -19,18 +17,16 @@ from tensorjax.offload._store import _index
 from tensorjax.offload._training import _ahead, _commits, _groups, _identity, _options
 from tensorjax.offload._training._across import looks_across
 from tensorjax.offload._training._commits import Commits, Progress
-from tensorjax.offload._training._gradients import Gradients
 from tensorjax.offload._training._homes import StoreHome
-from tensorjax.offload._training._host import lends, owned, view
+from tensorjax.offload._training._host import lends, owned
 from tensorjax.offload._training._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._options import Overflow, Schedule
 from tensorjax.offload._training._order import Order
-from tensorjax.offload._training._passes import Passes
+from tensorjax.offload._training._pipeline import Pipeline
 from tensorjax.offload._training._shards import Shards
 from tensorjax.offload._training._trace import Trace
-from tensorjax.offload._training._updates import Updater
-from tensorjax.offload._training._weights import WeightStream, room
+from tensorjax.offload._training._weights import room
 
 _LOG = logging.getLogger("tensorjax.offload")
 
@@ -178,7 +174,6 @@ class Trainer:
         if key is not None and not self._engine.shardings:
             self._key = jax.device_put(key, where)
         self._order = Order(self._layers, schedule, clip=clip is not None)
-        self._lent = lends(where)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._home = None if store is None else StoreHome(store, self.trace)
@@ -190,7 +185,7 @@ class Trainer:
             store=self._home,
             in_memory=self._options.in_memory,
             shards=self._shards,
-            lent=self._lent,
+            lent=lends(where),
         )
         self._model = _identity.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
@@ -203,11 +198,11 @@ class Trainer:
         on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
         self._shares: _ahead.Shares | None = None
         resumed = self._begin(params, spills=self._options.spills or self._order.stale)
-        self._start_threads(sizes, on_device)
+        self._start(on_device)
         self._failure: BaseException | None = None
         self._closed = False
         # Threads that are in compiled code when the interpreter ends would abort the process.
-        self._at_exit = functools.partial(_abandon, weakref.ref(self))
+        self._at_exit = functools.partial(self.__exit__, SystemExit, SystemExit(), None)
         atexit.register(self._at_exit)
         if store is not None and not resumed:
             try:
@@ -249,65 +244,19 @@ class Trainer:
             _groups.begin(self._groups, params, self._shards)
         return resumed
 
-    def _start_threads(self, sizes: dict[str, int], device_bytes: int) -> None:
-        options, order = self._options, self._order
-        unbounded = options.gradient_bytes is None
-        shares = self._shares
-        stored = {name: sizes[name] for name, g in self._groups.items() if not g.home.in_place}
-        self._stream = WeightStream(
-            order.uses,
-            sizes,
-            capacity=device_bytes,
-            ahead=4,
-            early=shares.early if shares else 0,
-            handed=2 * max(stored.values(), default=0) if unbounded else 0,
-            stored=stored.keys(),
-            start=order.start(self.steps),
-            version=order.version,
-            read=lambda g, deadline, step: self._groups[g].home.read(
-                self._groups[g].device, deadline=deadline, step=step
-            ),
-            place=self._place,
-            trace=self.trace,
-            failed=self._stop_updates,
-        )
-        self._updater = Updater(
-            self._groups,
-            spill=self._home if options.spills else None,
-            gradient_bytes=options.gradient_bytes,
-            lookahead=options.lookahead,
-            early=options.early,
-            staging=shares.staging if shares else None,
-            together=shares is not None and shares.tight,
-            start=order.version(self.steps),
-            due=order.due,
-            updated=self._stream.updated,
-            written=self._stream.written,
-            failed=self._stream.fail,
-            trace=self.trace,
-        )
-        self._gradients = Gradients(
-            self._layers,
-            {name: tuple(x.dtype for x in g.params.leaves) for name, g in self._groups.items()},
-            self._optimizer,
-            self._shards,
-            measured=options.clip is not None,
-            lent=self._lent,
-            offer=self._offer,
-            trace=self.trace,
-        )
-        self._passes = Passes(
-            self._layers, self._engine, self._stream, self._gradients, key=self._key,
-            # A host would need memory for two layers at once. And parameters from the store would
-            # wait for layers that the device was given before: transfers to it do.
-            ahead=self._lent and not stored,
-            trace=self.trace,
+    def _start(self, device_bytes: int) -> None:
+        """Starts the threads."""
+        self._pipeline = Pipeline(
+            self._layers, self._groups, self._options, self._order, self._progress,
+            optimizer=self._optimizer, engine=self._engine, shards=self._shards,
+            processes=self._processes, home=self._home, shares=self._shares,
+            device_bytes=device_bytes, key=self._key, trace=self.trace,
         )  # fmt: skip
         self._commits = None
         if self._home is not None:
             self._commits = Commits(
-                self._store, self._home, self._groups, updater=self._updater,
-                processes=self._processes, steps=self.steps, failed=self._stream.fail,
+                self._store, self._home, self._groups, updater=self._pipeline.updater,
+                processes=self._processes, steps=self.steps, failed=self._pipeline.fail,
                 trace=self.trace,
             )  # fmt: skip
 
@@ -379,12 +328,7 @@ class Trainer:
             raise RuntimeError("evaluate: another thread is in a step, or evaluates")
         try:
             batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
-            base = self._order.start(self.steps)
-            try:
-                return self._passes.evaluate(self.steps, base, batches)
-            finally:
-                if not self._stream.failed:
-                    self._stream.rewind(base)
+            return self._pipeline.evaluate(batches)
         finally:
             self._turn.release()
 
@@ -393,40 +337,19 @@ class Trainer:
         data = _index.plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
-            loss, norm = self._step(batches)
+            loss, norm = self._pipeline.step(batches, checked=self._begin_updates)
             self._progress.steps, self._progress.data = self.steps + 1, data
             return Step(self.steps, loss, norm)
         except Exception as error:
-            if self._begun or self._stream.failed:
+            if self._begun or self._pipeline.failed:
                 # Some groups may have been updated, others not: none of that is to be committed.
                 self._failure = error
             else:
-                self._stream.rewind(self._order.start(self.steps))
+                self._pipeline.rewind()
             raise
         except BaseException as error:
             self._failure = error
             raise
-
-    def _step(self, batches: list[Any]) -> tuple[float, float | None]:
-        base = self._order.start(self.steps)
-        self._expect()
-        inputs = self._passes.forward(self.steps, base, batches)
-        if self._order.gated:
-            self._updater.gate()
-        elif self._order.stale:
-            self._updater.release(self._progress.scale)
-        loss = self._passes.backward(self.steps, base, batches, inputs, checked=self._begin_updates)
-        norm = None
-        if self._options.clip is not None:
-            norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
-            if not np.isfinite(norm):
-                raise FloatingPointError(
-                    f"clip: the norm of all gradients is {norm} in step {self.steps + 1}: each is "
-                    "finite, but not the sum of their squares; nothing of this step was applied "
-                    "or committed: go on from the last commit"
-                )
-        self._finish(norm)
-        return loss, norm
 
     def _begin_updates(self) -> None:
         """Called once the loss is known to be finite: from here on the step changes the state.
@@ -438,38 +361,6 @@ class Trainer:
             version = self._order.version(self.steps)
             self._commits.begin(self._meta(), self._progress.pending, version)
 
-    def _stop_updates(self, error: BaseException) -> None:
-        """Called where parameters cannot come any more: nobody shall wait for updates."""
-        if (updater := getattr(self, "_updater", None)) is not None:
-            updater.fail(error)
-
-    def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Hands a gradient to the updater, or with "one_step_stale" the one before."""
-        version = self._order.version(self.steps) + 1
-        if self._order.stale:
-            pending = self._progress.pending
-            before, pending[group] = pending.get(group), gradient
-            if before is None:
-                return
-            gradient = before
-            version = self.steps
-            partial += sum(x.nbytes for x in jax.tree.leaves(pending))
-        deadline = self._order.deadline(group, version)
-        self._updater.offer(group, gradient, version, deadline, partial)
-
-    def _finish(self, norm: float | None) -> None:
-        clip, scale = self._options.clip, None
-        if clip is not None and norm is not None:
-            scale = np.float32(1.0 if norm <= clip else clip / norm)
-        if self._order.stale:
-            self._progress.scale = scale
-            return
-        if self._order.gated:
-            self._updater.release(scale)
-        if self._options.waits:
-            with self.trace.span("wait", "updates", self.steps):
-                self._updater.settle()
-
     def flush(self) -> None:
         """Waits until all updates have been computed and written.
 
@@ -478,7 +369,7 @@ class Trainer:
         self._check_open()
         if self._commits is not None:
             self._commits.join()
-        self._updater.settle()
+        self._pipeline.updater.settle()
 
     def commit(self) -> None:
         """Makes the state after the last step the one that a restart goes on from.
@@ -536,12 +427,7 @@ class Trainer:
         and what programs take for themselves.
         """
         return {
-            "device_peak_bytes": self._stream.peak,
-            "gradient_peak_bytes": self._updater.peak_gradient,
-            "update_peak_bytes": self._updater.peak_update,
-            "host_peak_bytes": self._updater.peak_host,
-            "handed_peak_bytes": self._stream.peak_handed,
-            "activation_peak_bytes": self._passes.peak_activations,
+            **self._pipeline.statistics(),
             "store": {} if self._store is None else self._store.statistics(),
         }
 
@@ -560,11 +446,11 @@ class Trainer:
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
-            with contextlib.ExitStack() as stack:  # each, whatever becomes of those before
-                for close in (self._stream.close, self._updater.close, self._gradients.close):
-                    stack.callback(close)
+            try:
                 if self._commits is not None:
-                    stack.callback(self._commits.join)
+                    self._commits.join()
+            finally:
+                self._pipeline.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"step {self.steps}"
@@ -595,28 +481,6 @@ class Trainer:
     def _meta(self) -> dict[str, Any]:
         return self._progress.meta(self._model, self._key, self._order.stale)
 
-    def _expect(self) -> None:
-        """Tells the updater in which order the gradients of this step will come."""
-        version = self._order.version(self.steps) + 1
-        if self._order.stale:
-            if not self._progress.pending:
-                return
-            version = self.steps
-        self._updater.expect(self._order.coming(version), gated=self._order.gated)
-
-    def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Parameters on the device: in a thread, so no other process may have to take part."""
-        group = self._groups[name]
-        if self._lent:
-            # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
-            arrays = [view(x) for x in arrays]
-        held = group.device.unflatten(arrays)
-        placed = self._shards.place(name, held)
-        if placed is None:
-            placed = self._engine.place(name, held)
-        # What lives in memory stays as it is until it has been used.
-        return placed if self._lent and group.home.in_place else self._engine.wait(placed)
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the trainer is closed; make a new one")
@@ -625,13 +489,6 @@ class Trainer:
                 "a step failed half-way; open the store again and make a new trainer, which goes "
                 "on from what was committed"
             ) from self._failure
-
-
-def _abandon(reference: "weakref.ref[Trainer]") -> None:
-    """Ends the threads of a trainer that nobody has closed; what is committed stays."""
-    trainer = reference()
-    if trainer is not None:
-        trainer.__exit__(SystemExit, SystemExit(), None)
 
 
 def _copy(x: Any) -> np.ndarray:
