@@ -284,6 +284,11 @@ def test_updates_are_measured_with_the_dtype_they_have(tmp_path: Path, dtype: st
     assert {*seen} == {(jnp.dtype(dtype),) * 2}
 
 
+def test_a_plan_needs_a_machine() -> None:
+    with pytest.raises(TypeError, match=r"machine: expected a Machine, as measure\(\).*, got 3"):
+        planned(machine=3)
+
+
 def test_a_trainer_follows_a_measured_plan(tmp_path: Path) -> None:
     machine = offload.measure(tmp_path, cases.optimizer(), size=16 << 20)
     found = planned(machine=machine, device_bytes=5 * BLOCK, host_bytes=5 * BLOCK, seconds=None)

@@ -18,6 +18,7 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
+from tensorjax.offload._store import _queue
 
 MIB = 1 << 20
 DTYPES = (
@@ -404,6 +405,23 @@ def test_a_dropped_lease_is_found_and_told(folder: Path, backend: str) -> None:
         with pytest.warns(ResourceWarning, match="a: a lease was dropped"):
             drop(leases)
         assert read(store, "a")[0] == 1
+
+
+@pytest.mark.filterwarnings("ignore:a.. a lease was dropped")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reads_whose_results_are_dropped_keep_others_waiting_for_no_tick(
+    folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_queue, "_TICK", 600.0)
+    with made(folder, backend, staging=2 * MIB) as store:
+        store.reserve({f"a{i}": jnp.zeros(MIB // 8) for i in range(3)})
+        for i in range(3):
+            store.write(f"a{i}", np.full(MIB // 8, float(i)))
+        for i in range(30):
+            store.read(f"a{i % 3}")
+        with store.read("a2").result(60) as lease:
+            assert lease.array[0] == 2
+    gc.collect()
 
 
 def test_an_array_outlives_the_store(folder: Path) -> None:

@@ -394,6 +394,8 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for backend in ("auto", "threads"):
         with pytest.raises(NotADirectoryError, match="path: expected a folder, got the file"):
             made(tmp_path / "file", backend)
+    with pytest.raises(TypeError, match="path: expected a folder's path, got 3"):
+        TensorStore(3, MIB)  # type: ignore[arg-type]
 
 
 def test_writes_and_reads_that_cannot_be_are_refused(tmp_path: Path) -> None:
@@ -525,6 +527,7 @@ def test_deadlines_are_numbers(tmp_path: Path) -> None:
         for wrong in ("soon", None):
             with pytest.raises(TypeError, match="deadline: expected a number, got"):
                 call(wrong)
+        call(10**400)  # as late as infinity
     store.close()
     for call in (lambda: store.hasten(["x"], deadline=1), lambda: store.hasten_writes(deadline=1)):
         with pytest.raises(offload.StoreError, match="closed"):

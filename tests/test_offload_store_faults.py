@@ -198,10 +198,15 @@ def test_a_changed_index_is_refused(
         made(folder)
 
 
-def test_a_list_of_names_that_was_lost_is_made_again(folder: Path) -> None:
+@pytest.mark.parametrize("content", [None, b'["a", "x", "c"]', b"[", b"\xff"])
+def test_a_list_of_names_that_was_lost_or_changed_is_made_again(
+    folder: Path, content: bytes | None
+) -> None:
     committed(folder)
     names = folder / "names-00000-of-00001"
     names.unlink()
+    if content is not None:
+        names.write_bytes(content)
     made(folder).close()
     index(folder).unlink()
     with pytest.raises(offload.CorruptError, match=r"index is lost.*'a', 'b', 'c'"):

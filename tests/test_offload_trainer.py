@@ -454,8 +454,9 @@ def test_dtypes_that_are_not_floating_are_named() -> None:
     ):
         offload.Trainer(cases.layers(), params, cases.optimizer())
     given = cases.layers(), cases.params(), cases.optimizer()
-    with pytest.raises(TypeError, match="compute_dtype: expected a floating dtype, got 'int8'"):
-        offload.Trainer(*given, compute_dtype="int8")
+    for wrong in ("int8", "bf16"):
+        with pytest.raises(TypeError, match=f"compute_dtype: expected a floating .*, got '{wrong}"):
+            offload.Trainer(*given, compute_dtype=wrong)
 
 
 def test_bad_batches_and_optimisers_are_named() -> None:

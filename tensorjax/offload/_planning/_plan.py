@@ -224,7 +224,7 @@ def plan(
 
     Raises:
       ValueError: budgets that are too small for any way, with what is needed.
-      TypeError: budgets that are no integers.
+      TypeError: budgets that are no integers; another machine than a `Machine`.
 
     Source: ours. The bound is that of `Times`.
 
@@ -247,6 +247,8 @@ def plan(
       (('c',), True, 3178496)
     """
     layers = check_layers(layers, params)
+    if not isinstance(machine, Machine):
+        raise TypeError(f"machine: expected a Machine, as measure() finds it, got {machine!r}")
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
         _check.integer(name, value, low=0)
     _check.integer("microbatches", microbatches, low=1)

@@ -165,6 +165,13 @@ def advice(path: Path) -> str:
     return ""
 
 
+def keep_names(paths: Paths, index: _index.Index) -> None:
+    """Writes the list of names anew where it is gone, or is not that of the index."""
+    wanted = _index.names_of(index.places.values())
+    if not paths.names.exists() or paths.names.read_bytes() != wanted:
+        _index.replace(paths.names, wanted)
+
+
 def load(paths: Paths, model: Any) -> _index.Index | None:
     """The committed index of a folder; None if there is no store yet.
 

@@ -64,7 +64,7 @@ class Lease:
         if array is not None and self._buffer is not None:
             # No lock here: this may run in a thread that holds it. Views of the array, such as
             # `store.read(name).result().array`, may live on: the memory waits for the last one.
-            viewed = weakref.finalize(array.base, self._queue.orphans.append,
+            viewed = weakref.finalize(array.base, self._queue.orphans.put,
                                      (self._buffer, self.name))  # fmt: skip
             viewed.atexit = False
             warnings.warn(

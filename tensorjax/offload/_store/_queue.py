@@ -11,8 +11,8 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Queue:
     Attributes:
         lock: Guards the queue, the requests, the slots and both pools.
         wake: Called when transfers become ready, by backends that sleep elsewhere.
+        orphans: Gets what leases held that were dropped. The collector may do that anywhere, also
+            where this thread holds a lock: `put` of a SimpleQueue may be called there.
     """
 
     def __init__(self, reading: Pool, writing: Pool):
@@ -42,7 +44,7 @@ class Queue:
         self.depth = self.deepest = self.overflow = self.staged = 0
         self._pending: dict[Request, None] = {}  # writes, in their order
         self.blocked = 0.0
-        self.orphans: deque[tuple[Buffer, str]] = deque()
+        self.orphans: SimpleQueue[tuple[Buffer, str] | None] = SimpleQueue()
         self._ready = threading.Condition(self.lock)
         self._space, self._idle = Bell(self.lock), Bell(self.lock)
         self._wanting: list[Op] = []  # staging memory for writes
@@ -52,7 +54,6 @@ class Queue:
         self._numbers = itertools.count()
         self._queued = 0
         self._closed = self._watched = False
-        self._end = threading.Event()
 
     # What the store calls.
 
@@ -214,7 +215,7 @@ class Queue:
         """Lets the backend's threads go; returns the reads that never got memory."""
         with self.lock:
             self._closed = True
-            self._end.set()
+            self.orphans.put(None)  # for the thread that waits for some
             self._ready.notify_all()
             left = [r for *_, batch in self._waiting if not batch.admitted for r in batch.requests]
             self._waiting.clear()
@@ -387,8 +388,8 @@ class Queue:
             todo += request.leaders
 
     def _admit(self) -> None:
-        while self.orphans:
-            self._release(*self.orphans.popleft())
+        while (orphan := self._orphan(wait=False)) is not None:
+            self._release(*orphan)
         while self._waiting:
             batch = self._waiting[0][-1]
             if not batch.admitted:
@@ -405,8 +406,11 @@ class Queue:
     def _watch(self) -> None:
         """A thread's work while reads wait for memory: finds dropped leases, tells of held ones."""
         since, told = time.monotonic(), False
-        while not self._end.wait(_TICK):
+        while True:
+            orphan = self._orphan(wait=True)
             with self.lock:
+                if orphan is not None:
+                    self._release(*orphan)
                 if not self._waiting or self._closed:
                     self._watched = False
                     return
@@ -421,6 +425,13 @@ class Queue:
                     "release leases, or open the store with a larger staging",
                     _PATIENCE, held, size,
                 )  # fmt: skip
+
+    def _orphan(self, *, wait: bool) -> tuple[Buffer, str] | None:
+        """What a dropped lease held, if there is some; with or without the lock."""
+        try:
+            return self.orphans.get(wait, _TICK)
+        except Empty:
+            return None
 
     def _overflow(self, batch: ReadBatch) -> None:
         """Reads that a write waits for must not wait for staging: that could be a deadlock."""

@@ -104,6 +104,8 @@ class TensorStore:
         if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
             raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
         self._say = Notices()
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path: expected a folder's path, got {path!r}")
         self._paths = _folder.Paths(Path(path), numbered(process))
         if self._paths.folder.is_file():
             raise NotADirectoryError(f"path: expected a folder, got the file {self._paths.folder}")
@@ -150,8 +152,8 @@ class TensorStore:
         pools = _pools(*self._pools(self._tensors))
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
-        elif index.places and not self._backend.volatile and not self._paths.names.exists():
-            _index.replace(self._paths.names, _index.names_of(index.places.values()))
+        elif index.places and not self._backend.volatile:
+            _folder.keep_names(self._paths, index)
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
         if not fresh and (size := self._backend.size()) < index.end:
@@ -573,7 +575,11 @@ class TensorStore:
 def _when(deadline: Any) -> float:
     if isinstance(deadline, str) or not isinstance(deadline, SupportsFloat):
         raise TypeError(f"deadline: expected a number, got {deadline!r}")
-    if (found := float(deadline)) != found:
+    try:
+        found = float(deadline)
+    except OverflowError:
+        return math.inf if deadline > 0 else -math.inf
+    if math.isnan(found):
         raise ValueError("deadline: expected a number, got NaN")
     return found
 

@@ -42,10 +42,8 @@ class HostOptimizer:
                     "optimizer: expected a transformation as Optax makes them, with init and "
                     f"update, got {type(transformation).__name__}"
                 )
-        if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
-            raise TypeError(f"compute_dtype: expected a floating dtype, got {compute_dtype!r}")
         self._transformation = transformation
-        self._dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+        self._dtype = None if compute_dtype is None else _floating(compute_dtype)
         self.device = cpu()
         self._state: Any = None  # the structure of that of a group by its name
         # Of groups by their names, the first ones of all programs, by kinds of parameters.
@@ -157,6 +155,19 @@ class HostOptimizer:
     def finite(self, tree: Any) -> jax.Array:
         """Whether no number is NaN or infinite; found where the arrays are."""
         return _finite(tree)
+
+
+def _floating(compute_dtype: Any) -> Any:
+    try:
+        found = jnp.dtype(compute_dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(
+            "compute_dtype: expected a floating dtype such as jnp.bfloat16, or None, got "
+            f"{compute_dtype!r}"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=256)
