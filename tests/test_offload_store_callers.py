@@ -395,7 +395,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError, match="path: expected a folder, got the file"):
             made(tmp_path / "file", backend)
     with pytest.raises(TypeError, match="path: expected a folder's path, got 3"):
-        TensorStore(3, MIB)  # type: ignore[arg-type]
+        TensorStore(3, MIB)
 
 
 def test_writes_and_reads_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, cast
 
 import jax
 
@@ -578,7 +578,7 @@ def _when(deadline: Any) -> float:
     try:
         found = float(deadline)
     except OverflowError:
-        return math.inf if deadline > 0 else -math.inf
+        return math.inf if cast(Any, deadline) > 0 else -math.inf
     if math.isnan(found):
         raise ValueError("deadline: expected a number, got NaN")
     return found
