@@ -13,7 +13,7 @@ from tensorjax.offload._training._commits import Progress
 from tensorjax.offload._training._gradients import Gradients
 from tensorjax.offload._training._group import Group
 from tensorjax.offload._training._homes import StoreHome
-from tensorjax.offload._training._host import lends, view
+from tensorjax.offload._training._host import view
 from tensorjax.offload._training._layers import Engine, Layer
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._options import Options
@@ -68,7 +68,7 @@ class Pipeline:
     ) -> None:
         self._groups, self._options, self._order, self._progress = groups, options, order, progress
         self._engine, self._shards, self._processes = engine, shards, processes
-        self._trace, self._lent = trace, lends(engine.device)
+        self._trace, self._lent = trace, any(group.lent for group in groups.values())
         sizes = {name: group.device.nbytes for name, group in groups.items()}
         stored = {name: sizes[name] for name, group in groups.items() if not group.home.in_place}
         unbounded = options.gradient_bytes is None
