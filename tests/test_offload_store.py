@@ -154,11 +154,11 @@ def test_staging_memory_goes_to_the_earliest_deadline(folder: Path) -> None:
         while not backend.file.held:
             time.sleep(0.001)
         for i, deadline in enumerate([7.0, 5.0, 5.0, 3.0], 1):
-            name, waiting = str(i), len(store._queue._wanting)
+            name, waiting = str(i), len(store._engine.queue._wanting)
             arguments = {"args": (name, np.zeros(block // 8)), "kwargs": {"deadline": deadline}}
             threads.append(threading.Thread(target=store.write, **arguments))
             threads[-1].start()
-            while len(store._queue._wanting) == waiting:
+            while len(store._engine.queue._wanting) == waiting:
                 time.sleep(0.001)
         backend.file.gate.set()
         for thread in threads:
@@ -196,9 +196,9 @@ def test_a_write_that_waits_while_its_place_is_given_up_says_so(folder: Path) ->
                 errors.append(error)
 
         thread = threading.Thread(target=write)
-        with store._writer.paused():  # as `forget` does for a moment
+        with store._engine.writer.paused():  # as `forget` does for a moment
             thread.start()
-            while not store._writer._turn._waiting:
+            while not store._engine.writer._turn._waiting:
                 time.sleep(0.001)
             store.forget()
         thread.join(30)
@@ -574,7 +574,7 @@ def test_the_pool_grows_with_the_tensors(folder: Path) -> None:
 def test_leases_that_nobody_releases_are_told_of(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tensorjax.offload._store._queue._PATIENCE", 0.5)
+    monkeypatch.setattr("tensorjax.offload._store._engine.queue._PATIENCE", 0.5)
     with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({"a": jnp.zeros(MIB // 8), "b": jnp.zeros(MIB // 8)})
         for name in "ab":

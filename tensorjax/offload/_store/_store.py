@@ -5,30 +5,25 @@ import math
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsFloat, cast
+from typing import Any
 
 import jax
 
-from tensorjax import _check
 from tensorjax.offload._errors import CapacityError, Notices, StoreError
 from tensorjax.offload._processes import numbered
-from tensorjax.offload._store import _checksums, _extents, _folder, _index
+from tensorjax.offload._store import _arguments, _checksums, _extents, _folder, _index
 from tensorjax.offload._store._backends import Backend, choose
+from tensorjax.offload._store._engine import Engine
 from tensorjax.offload._store._extents import Place
 from tensorjax.offload._store._lease import Lease, Leases
-from tensorjax.offload._store._queue import Queue
-from tensorjax.offload._store._reader import Reader
-from tensorjax.offload._store._requests import Request
-from tensorjax.offload._store._staging import Pool, sizes
 from tensorjax.offload._store._statistics import Statistics
 from tensorjax.offload._store._tensors import Tensor, entries, opened
-from tensorjax.offload._store._writer import Writer, flat
+from tensorjax.offload._store._writer import flat
 
 
 class TensorStore:
@@ -94,22 +89,13 @@ class TensorStore:
         options: Mapping[str, Any] | None = None,
     ):
         _checksums.require()
-        if capacity is not None:
-            capacity = _check.integer("capacity", capacity, low=1)
-        if not isinstance(options, Mapping | None):
-            raise TypeError(f"options: expected a mapping, or None, got {options!r}")
-        self._staging = None
-        if staging is not None:
-            self._staging = _check.integer("staging", staging, low=8 * _extents.ALIGN)
-        if block is not None and (_check.integer("block", block, low=1) % _extents.ALIGN):
-            raise ValueError(f"block: expected a multiple of {_extents.ALIGN}, got {block}")
+        capacity = _arguments.amount("capacity", capacity, 1)
+        options = _arguments.options(options)
+        self._staging = _arguments.amount("staging", staging, 8 * _extents.ALIGN)
+        block = _arguments.block(block)
         self._say = Notices()
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"path: expected a folder's path, got {path!r}")
-        self._paths = _folder.Paths(Path(path), numbered(process))
-        if self._paths.folder.is_file():
-            raise NotADirectoryError(f"path: expected a folder, got the file {self._paths.folder}")
-        self._backend = choose(backend, self._paths.folder, self._say, dict(options or {}))
+        self._paths = _folder.Paths(_arguments.folder(path), numbered(process))
+        self._backend = choose(backend, self._paths.folder, self._say, options)
         self._mutex = threading.Lock()  # one commit, reservation or closing at a time
         self._open = self._opened = self._undecided = False
         self._pid = os.getpid()
@@ -149,7 +135,8 @@ class TensorStore:
             )
         self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
         self._tensors = opened(index.places.values(), index.entries)
-        pools = _pools(*self._pools(self._tensors))
+        engine = Engine(self._backend, self._lock, block=index.block, staging=self._staging)
+        pools = engine.pools(self._tensors)
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
         elif index.places and not self._backend.volatile:
@@ -162,24 +149,8 @@ class TensorStore:
                 "all that was committed is there, and the place of the rest is reserved again"
             )
             self._backend.allocate(index.end)
-        self._layouts = _extents.Layouts(self._index.block)
-        self._reader = Reader(self._layouts)
-        self._writer = Writer(self._index.block, self._layouts, self._reader)
-        self._start(*pools)
-        self._open = True
-
-    def _start(self, reading: Pool, writing: Pool) -> None:
-        self._queue = Queue(reading, writing)
-        self._backend.start(self._queue)
-        self._writer.queue = self._reader.queue = self._queue
-        self._finalizer = weakref.finalize(
-            self, _abandon, self._queue, self._backend, self._lock, self._pid
-        )
-
-    def _pools(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Bytes for reads and for writes."""
-        largest = max((t.slots.extent.size for t in tensors.values()), default=0)
-        return sizes(self._staging, self._index.block, largest)
+        engine.start(pools)
+        self._engine, self._open = engine, True
 
     # What it holds.
 
@@ -232,7 +203,7 @@ class TensorStore:
             CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
-        tensors = _mapping("tensors", tensors)
+        tensors = _arguments.named("tensors", tensors)
         specs = {name: _extents.checked(name, like) for name, like in tensors.items()}
         with self._mutex:
             self._check_open()
@@ -252,7 +223,7 @@ class TensorStore:
         Raises:
             StoreError: if one has.
         """
-        with self._mutex, self._writer.paused(), self._reader.paused():
+        with self._mutex, self._engine.paused():
             self._check_open()
             if written := self.written:
                 raise StoreError(
@@ -261,13 +232,13 @@ class TensorStore:
                     "store to begin anew"
                 )
             if self._tensors:
-                self._queue.drain(everything=True)
+                self._engine.queue.drain(everything=True)
                 index = replace(self._index, places={})
                 self._save(index)
                 for tensor in self._tensors.values():
                     tensor.forgotten = True
                 self._tensors, self._index = {}, index
-                self._layouts.forget()  # others get these places
+                self._engine.layouts.forget()  # others get these places
 
     def _reserve(self, places: tuple[Place, ...]) -> None:
         index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
@@ -281,27 +252,13 @@ class TensorStore:
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **opened(places, {})}
-        reading, writing = self._pools(tensors)
-        pools = None
-        if reading > self._queue.reading.size:
-            pools = _pools(reading, writing)
+        pools = self._engine.larger(tensors)
         self._backend.allocate(index.end)
         self._save(index)
         # Only now can they be used: after a failure, others may get their place.
         self._tensors, self._index = tensors, index
         if pools is not None:
-            self._restart(*pools)
-
-    def _restart(self, reading: Pool, writing: Pool) -> None:
-        """Goes on with larger pools; leases of the old ones stay valid."""
-        with self._writer.paused(), self._reader.paused():
-            before = self._queue
-            before.drain(everything=True)
-            before.close()
-            self._backend.stop()
-            self._finalizer.detach()
-            self._start(reading, writing)
-            self._queue.inherit(before)
+            self._engine.restart(pools)
 
     # Moving tensors.
 
@@ -335,8 +292,8 @@ class TensorStore:
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
-                for name, array in _mapping("arrays", arrays).items()]  # fmt: skip
-        return self._writer.write(todo, _when(deadline))
+                for name, array in _arguments.named("arrays", arrays).items()]  # fmt: skip
+        return self._engine.writer.write(todo, _arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Reads what was written last, committed or not.
@@ -375,12 +332,17 @@ class TensorStore:
             StoreError: if one was never written.
         """
         self._check_open()
-        return self._reader.read([self._tensor(n) for n in dict.fromkeys(names)], _when(deadline))
+        tensors, due = (
+            [self._tensor(n) for n in dict.fromkeys(names)],
+            _arguments.deadline(deadline),
+        )
+        return self._engine.reader.read(tensors, due)
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Brings reads of tensors that are under way forward, where their deadline is later."""
         self._check_open()
-        tensors, queue, due = [self._tensor(name) for name in names], self._queue, _when(deadline)
+        tensors, due = [self._tensor(name) for name in names], _arguments.deadline(deadline)
+        queue = self._engine.queue
         with queue.lock:
             for tensor in tensors:
                 if (content := tensor.slots.newest) is not None:
@@ -390,11 +352,11 @@ class TensorStore:
     def hasten_writes(self, *, deadline: float) -> None:
         """Brings all writes that are under way forward, where their deadline is later."""
         self._check_open()
-        self._queue.hasten_writes(_when(deadline))
+        self._engine.queue.hasten_writes(_arguments.deadline(deadline))
 
     def starved(self) -> bool:
         """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
-        return self._queue.starved()
+        return self._engine.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
         """Makes everything written so far the committed state, in one step.
@@ -415,9 +377,8 @@ class TensorStore:
                 old state or the new one.
         """
         meta, began = _index.plain("meta", meta), time.perf_counter()
-        if barrier is not None and not callable(barrier):
-            raise TypeError(f"barrier: expected a function, or None, got {barrier!r}")
-        with self._mutex, self._writer.paused():
+        barrier = _arguments.barrier(barrier)
+        with self._mutex, self._engine.writer.paused():
             self._check_open()
             index = replace(
                 self._index,
@@ -430,7 +391,7 @@ class TensorStore:
             fresh = None
             if not self._backend.volatile:
                 fresh = _index.prepare(self._paths.index, _index.dump(index))
-            self._queue.drain_writes()
+            self._engine.queue.drain_writes()
             newest = {name: self._tensors[name].slots.newest for name in index.entries}
             failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
             if failed:
@@ -470,9 +431,9 @@ class TensorStore:
 
     def revert(self) -> None:
         """Goes back to the committed state: what was written since then is forgotten."""
-        with self._mutex, self._writer.paused():
+        with self._mutex, self._engine.writer.paused():
             self._check_open()
-            self._queue.drain_writes()
+            self._engine.queue.drain_writes()
             for tensor in self._tensors.values():
                 tensor.slots.newest = tensor.slots.committed
 
@@ -487,7 +448,7 @@ class TensorStore:
 
     def statistics(self) -> Statistics:
         """What the store has done since it was opened."""
-        queue = self._queue
+        queue = self._engine.queue
         with queue.lock:
             return Statistics(
                 backend=self._backend.name,
@@ -512,29 +473,15 @@ class TensorStore:
     def close(self) -> None:
         """Finishes what is under way and lets the store go; what was not committed is lost."""
         if self._pid != os.getpid():
-            self._leave()
+            if self._open:
+                self._open = False
+                self._engine.leave()
             return
         with self._mutex:
             if not self._open:
                 return
             self._open = False
-            with self._writer.paused():
-                self._queue.drain()
-                left = self._queue.close()
-            _refuse(left)
-            self._backend.stop()
-            self._finalizer.detach()
-            self._backend.close()
-            if self._lock is not None:
-                self._lock.release()
-
-    def _leave(self) -> None:
-        """Closes what a fork inherited: its locks may be held by threads that are not here."""
-        if self._open:
-            self._open = False
-            self._finalizer.detach()
-            if self._lock is not None:
-                self._lock.release()
+            self._engine.close()
 
     def __repr__(self) -> str:
         state = f"commit {self.commits}" if self._open else "closed"
@@ -570,56 +517,3 @@ class TensorStore:
                 f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
                 "when the store is opened; close it and open it again"
             )
-
-
-def _when(deadline: Any) -> float:
-    if isinstance(deadline, str) or not isinstance(deadline, SupportsFloat):
-        raise TypeError(f"deadline: expected a number, got {deadline!r}")
-    try:
-        found = float(deadline)
-    except OverflowError:
-        return math.inf if cast(Any, deadline) > 0 else -math.inf
-    if math.isnan(found):
-        raise ValueError("deadline: expected a number, got NaN")
-    return found
-
-
-def _mapping(name: str, given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name}: expected a mapping from names, got {type(given).__name__}")
-    return given
-
-
-def _pools(reading: int, writing: int) -> tuple[Pool, Pool]:
-    try:
-        return Pool(reading), Pool(writing)
-    except (OSError, MemoryError) as error:
-        raise CapacityError(
-            f"staging, block: {reading + writing} bytes of memory are not to be had ({error}); "
-            "give a smaller staging=, of at least the largest tensor and a third of it, and of a "
-            "few blocks"
-        ) from error
-
-
-def _refuse(requests: Iterable[Request]) -> None:
-    """Ends the reads that a store leaves behind."""
-    for request in requests:
-        request.error = StoreError("the store was closed")
-        request.resolve(request)
-
-
-def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
-    """What is left to do for a store that was dropped or is open when the interpreter ends."""
-
-    def end() -> None:
-        if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held
-            _refuse(queue.close())
-            backend.stop()
-            backend.close()
-        if lock is not None:
-            lock.release()
-
-    try:  # not here: the collector may have come from a thread that holds the queue's lock
-        threading.Thread(target=end, name="tensorjax-store-end").start()
-    except RuntimeError:  # too late for threads
-        end()
