@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from tensorjax import offload
+from tensorjax.offload import Engine
 from tensorjax.offload._training._gradients import Gradients
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._shards import Shards
@@ -40,7 +41,7 @@ def offers() -> Offers:
 def gradients(offers: Offers) -> Iterator[Gradients]:
     made = Gradients(
         (A, B), dict.fromkeys(("tied", "a", "b"), (np.dtype(np.float32),)),
-        HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True, lent=False,
+        Engine(), HostOptimizer(optax.sgd(0.1)), Shards({}, {}), measured=True,
         offer=offers, trace=Trace(),
     )  # fmt: skip
     yield made

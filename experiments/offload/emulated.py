@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections import Counter
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ from tensorjax import offload
 class Emulated(offload.Engine):
     """Waits in the place of computing; parameters are read, and dropped as if a device had them.
 
-    Gradients are the same numbers in every step, of the right shapes.
+    Gradients are the same numbers in every step, of the right shapes. As an accelerator does, it
+    adds up those of several layers and looks whether they are finite without the host's cores, and
+    writes them to memory of the host by itself, where they stay until they have been used: memory
+    that it has written to before has these numbers already.
 
     Args:
         gradients: Of each group: a pytree of NumPy arrays, in single precision at least if several
@@ -31,6 +35,13 @@ class Emulated(offload.Engine):
     ) -> None:
         super().__init__()
         self._gradients, self.seconds = gradients, seconds
+        self._free = 0.0  # when it has computed all that it was given
+        self._written: dict[tuple[int, Any], list[np.ndarray]] = defaultdict(list)
+
+    @property
+    def lends(self) -> bool:
+        """As an accelerator does."""
+        return True
 
     def place(self, group: str, params: Any) -> Any:
         """A device would copy by itself, without the cores."""
@@ -39,9 +50,8 @@ class Emulated(offload.Engine):
     def forward(
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any
     ) -> tuple[Any, Any]:
-        """Waits, and returns next to nothing."""
-        time.sleep(self.seconds[layer.name][0])
-        return np.zeros(1, np.float32), None
+        """Next to nothing: when it would be there."""
+        return self._after(self.seconds[layer.name][0]), None
 
     def backward(
         self,
@@ -54,22 +64,60 @@ class Emulated(offload.Engine):
         dy: Any,
         sums: Any,
     ) -> tuple[Any, Any]:
-        """Waits, and returns gradients."""
-        time.sleep(self.seconds[layer.name][1])
-        return dy, tuple(self._gradients[group] for group in layer.uses)
+        """When it would be there, and gradients."""
+        dx = self._after(self.seconds[layer.name][1])
+        return dx, tuple(self._gradients[group] for group in layer.uses)
 
     def last(
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any, share: float,
         sums: Any
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """Waits for both passes."""
-        time.sleep(self.seconds[layer.name][0])
-        dx, sums = self.backward(layer, params, x, batch, key, None, x, sums)
-        return np.float32(0), dx, sums
+        """Both passes."""
+        dx = self._after(sum(self.seconds[layer.name]))
+        return np.float32(0), dx, tuple(self._gradients[group] for group in layer.uses)
+
+    def add(self, sums: Any, gradient: Any) -> Any:
+        """The same numbers again."""
+        return gradient
+
+    def finite(self, gradient: Any) -> Any:
+        """They are."""
+        return np.True_
+
+    def fetch(self, arrays: Any) -> Any:
+        """Memory of the host, with these numbers; reused once nobody sees it any more."""
+        return jax.tree.map(self._host, arrays)
 
     def wait(self, value: Any) -> Any:
-        """There is nothing to wait for."""
+        """Waits until it would be there."""
+        times = [x[0] for x in jax.tree.leaves(value) if isinstance(x, _Time)]
+        time.sleep(max(0.0, max(times, default=0.0) - time.perf_counter()))
         return value
+
+    def _after(self, seconds: float) -> "_Time":
+        self._free = max(self._free, time.perf_counter()) + seconds
+        return np.array([self._free]).view(_Time)
+
+    def _host(self, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        free = self._written[x.size, x.dtype]
+        memory = free.pop() if free else _aligned(x)
+        handed = memoryview(memory).cast("B")
+        weakref.finalize(handed, free.append, memory).atexit = False
+        return np.frombuffer(handed, x.dtype).reshape(x.shape)
+
+
+class _Time(np.ndarray):
+    """When something would be there, by `time.perf_counter`."""
+
+
+def _aligned(x: np.ndarray) -> np.ndarray:
+    """A copy of which XLA takes a view."""
+    found = np.empty(x.nbytes + 64, np.uint8)
+    found = found[-found.ctypes.data % 64 :][: x.nbytes].view(x.dtype)
+    found[:] = x.ravel()
+    return found
 
 
 def emulated(
@@ -79,7 +127,7 @@ def emulated(
     shapes = {name: jax.eval_shape(draw) for name, draw in params.items()}
     uses = Counter(group for layer in layers for group in layer.uses)
     most = max(x.size for x in jax.tree.leaves(shapes))
-    numbers = functools.cache(lambda dtype: _numbers(most, dtype))
+    numbers = functools.cache(lambda dtype: np.full(most, 1e-3, dtype))
     gradients = {
         name: jax.tree.map(
             lambda x, several=uses[name] > 1: numbers(
@@ -95,9 +143,3 @@ def emulated(
     return Emulated(
         gradients, {name: (unit * share / 3, unit * share * 2 / 3) for name, share in work.items()}
     )
-
-
-def _numbers(count: int, dtype: Any) -> np.ndarray:
-    """Numbers of which XLA takes no view: off by one, so they are copied, as a device's would."""
-    found = np.full(count + 64, 1e-3, dtype)
-    return found[(1 - found.ctypes.data // found.itemsize) % (64 // found.itemsize) :]

@@ -22,7 +22,6 @@ from tensorjax.offload._store._extents import capacity, listed
 from tensorjax.offload._store._store import TensorStore
 from tensorjax.offload._training import _groups, _options
 from tensorjax.offload._training._group import Group
-from tensorjax.offload._training._host import lends
 from tensorjax.offload._training._layers import Activations, Engine, Layer, check_layers
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._units import size, time
@@ -256,7 +255,7 @@ def plan(
     if clips and clip is not True:
         clip = _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
-    lent = lends(Engine().device)
+    lent = Engine().lends
     groups = _groups.make_groups(_groups.shapes(params), host, store=None, in_memory=(), lent=lent)
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training import _host
-from tensorjax.offload._training._layers import Layer, widened
+from tensorjax.offload._training._layers import Engine, Layer, finite, widened
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._shards import Shards
 from tensorjax.offload._training._trace import Trace
@@ -31,10 +30,10 @@ class Gradients:
     Args:
       layers: of the model.
       dtypes: of the parameters of each group, in JAX's order.
+      engine: what computes them.
       optimizer: whose device they go to.
       shards: which part of them is this process's.
       measured: whether their squares are wanted.
-      lent: whether they come to memory that XLA cannot write to.
       offer: called in the thread with a group, its whole gradient, and the bytes of the gradients
         that layers are still to add to.
       trace: gains spans.
@@ -51,20 +50,20 @@ class Gradients:
         self,
         layers: Sequence[Layer],
         dtypes: Mapping[str, tuple[Any, ...]],
+        engine: Engine,
         optimizer: HostOptimizer,
         shards: Shards,
         *,
         measured: bool,
-        lent: bool,
         offer: Callable[[str, Any, int], None],
         trace: Trace,
     ) -> None:
-        self._dtypes, self._optimizer, self._shards = dtypes, optimizer, shards
-        self._measured, self._lent = measured, lent
+        self._dtypes, self._engine, self._optimizer = dtypes, engine, optimizer
+        self._shards, self._measured, self._lent = shards, measured, engine.lends
         self._offer, self._trace = offer, trace
         self._uses = Counter(group for layer in layers for group in layer.uses)
         # How often a group's gradient comes to the host: an accelerator adds up by itself.
-        alone = lent and jax.process_count() == 1
+        alone = self._lent and jax.process_count() == 1
         self._comes = Counter({*self._uses}) if alone else self._uses
         self._given: queue.SimpleQueue[Looked | None] = queue.SimpleQueue()
         self._there = threading.Event()
@@ -96,14 +95,14 @@ class Gradients:
                     continue
             if self._alone(group, whole):
                 whole = self._narrowed(group, whole)
-            found[group] = _host.begin((whole, self._check(group, whole)))
+            found[group] = self._engine.fetch((whole, self._check(group, whole)))
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
         """The sum of what all layers gave, on the device; None if more is to come."""
         held = widened(gradient)
         if group in self._sums:
-            held = self._optimizer.add(self._sums.pop(group), held)
+            held = self._engine.add(self._sums.pop(group), held)
         self._missing[group] -= 1
         if not self._missing[group]:
             return held
@@ -165,7 +164,7 @@ class Gradients:
         squares = 0.0
         if check is None:
             squares = self._optimizer.squares(held)
-            check = np.isfinite(squares) or self._optimizer.finite(held)
+            check = np.isfinite(squares) or finite(held)
         if not check:
             raise FloatingPointError(
                 f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
@@ -182,10 +181,9 @@ class Gradients:
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
-        elsewhere = all(map(_host.elsewhere, jax.tree.leaves(gradient)))
-        if self._measured or not elsewhere or not self._alone(group, gradient):
+        if self._measured or not self._lent or not self._alone(group, gradient):
             return None
-        return self._optimizer.finite(gradient)
+        return self._engine.finite(gradient)
 
     def _alone(self, group: str, gradient: Any) -> bool:
         """Whether a gradient is whole on the device, and all of it is this process's.

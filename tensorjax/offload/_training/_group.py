@@ -1,7 +1,7 @@
 """Parameters that are updated together, and the memory that their updates leave behind."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,20 @@ class Group:
         return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
 
 
+class Handed(list[Any]):
+    """Arrays that are handed on: as long as this is seen by somebody, they are."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Spare:
     """Memory of results that are home in the store, for the next updates of such groups.
 
-    That of states, and of parameters too where gradients are lent. Where memory is bounded, no more
-    than one is kept, and none beside results with which it would take more than those of the
-    largest group do; else two of every kind, for while one is written another is updated, or one
-    where a kind has one group. The caller holds a lock.
+    That of states, and of parameters too where gradients are lent, once the device, to which they
+    are handed, has no use for them any more. Where memory is bounded, no more than one is kept, and
+    none beside results with which it would take more than those of the largest group do; else two
+    of every kind, for while one is written another is updated, or one where a kind has one group.
+    The caller holds a lock.
 
     Args:
       groups: all there are.
@@ -102,30 +109,41 @@ class Spare:
         self._room = {
             kind: min(count - 1 if bounded else count, 2) for kind, count in counts.items()
         }
-        self._held: dict[Any, list[Any]] = {}
+        self._held: dict[Any, list[_Results]] = {}
         self.nbytes = 0
 
-    def keep(self, group: Group, params: Any, state: Any) -> None:
-        """Takes the arrays of parameters and of a state that are home."""
-        # Parameters that the device has no room for yet may be kept for it where memory is free.
-        wanted = self._bounded or group.weights is not None
-        if group.into == "place" or (group.into == "spare" and not wanted):
+    def keep(
+        self, group: Group, params: Any, state: Any, handed: Callable[[], object] = lambda: None
+    ) -> None:
+        """Takes the arrays of parameters and of a state that are home.
+
+        Args:
+          group: of them.
+          params, state: arrays.
+          handed: gives what the parameters are in as long as they are handed on, or None.
+        """
+        if group.into == "place":
             return
         if self._bounded and self._room[group.kind]:
             self.clear()
         held = self._held.setdefault(group.kind, [])
         if len(held) < self._room[group.kind]:
-            held.append((params if group.into == "spare" else None, state))
-            self.nbytes += self._bytes(group)
+            results = _Results(params if group.into == "spare" else None, state, handed)
+            held.append(results)
+            self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
         """Memory that the results of a group may use, or None."""
         held = None if group.into == "place" else self._held.get(group.kind)
-        found = held.pop() if held else None
-        if found is not None:
-            self.nbytes -= self._bytes(group)
-            params, state = found[0], group.state.unflatten(found[1])
-            found = state if params is None else (group.params.unflatten(params), state)
+        found = None
+        if held:
+            results = next((one for one in held if one.handed() is None), held[-1])
+            held.remove(results)
+            self.nbytes -= self._bytes(group, results)
+            found = group.state.unflatten(results.state)
+            if group.into == "spare":
+                free = results.handed() is None
+                found = (group.params.unflatten(results.params) if free else None, found)
         if self._bounded and self.nbytes + group.results > self._most:
             self.clear()
         return found
@@ -134,5 +152,12 @@ class Spare:
         """Keeps nothing."""
         self._held, self.nbytes = {}, 0
 
-    def _bytes(self, group: Group) -> int:
-        return group.state.nbytes + group.params.nbytes * (group.into == "spare")
+    def _bytes(self, group: Group, results: "_Results") -> int:
+        return group.state.nbytes + (0 if results.params is None else group.params.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Results:
+    params: Any
+    state: Any
+    handed: Callable[[], object]

@@ -11,6 +11,7 @@ from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._group import Group
 from tensorjax.offload._training._homes import Home, HostHome
 from tensorjax.offload._training._host import owned
+from tensorjax.offload._training._layers import finite
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._shards import Shards
 
@@ -157,7 +158,7 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
     del made
     held = group.params.unflatten([owned(leaves.pop(0)) for _ in range(len(leaves))])
     optimizer = group.optimizer
-    if not optimizer.finite(held):
+    if not finite(held):
         raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
     if group.weights is not None:
         put(group, group.weights, optimizer.cast(held))

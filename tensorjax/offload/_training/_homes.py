@@ -274,8 +274,8 @@ class Held:
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """Nothing to give back."""
-        return
+        """They are not seen from here any more."""
+        self._arrays = []
 
 
 class _Leased:

@@ -1,5 +1,6 @@
 """What one update waits for, and what it leaves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,7 @@ class Output:
     params: Any
     state: Any
     weights: Any
+    handed: Callable[[], object]  # what those for the device are in, as long as it may use them
 
     def take(self) -> list[tuple[Bundle, list[Any]]]:
         """The arrays, which are not kept here."""

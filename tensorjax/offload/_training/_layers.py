@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax.offload._training import _host
 
 Activations = Literal["recompute", "keep", "offload"]
 
@@ -212,6 +213,26 @@ class Engine:
         """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 
+    @property
+    def lends(self) -> bool:
+        """Whether gradients come to pinned memory, which an accelerator writes to by itself.
+
+        They are lent then: updates cannot write to it.
+        """
+        return _host.lends(self.device)
+
+    def add(self, sums: Any, gradient: Any) -> Any:
+        """Sums of gradients that several layers gave, on the device; the first are used up."""
+        return _add(sums, gradient)
+
+    def finite(self, gradient: Any) -> Any:
+        """Whether no number is NaN or infinite, as the device will find."""
+        return finite(gradient)
+
+    def fetch(self, arrays: Any) -> Any:
+        """Arrays on their way to the host, which they may still be computed for."""
+        return _host.begin(arrays)
+
     def wait(self, value: Any) -> Any:
         """Returns a value once it has been computed."""
         return jax.block_until_ready(value)
@@ -290,6 +311,17 @@ def widened(gradients: Any) -> Any:
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _add(sums: Any, gradient: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, gradient)
+
+
+@jax.jit
+def finite(tree: Any) -> jax.Array:
+    """Whether no number is NaN or infinite; found where the arrays are."""
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
 @jax.jit

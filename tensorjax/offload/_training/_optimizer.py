@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from tensorjax.offload._training._host import cpu, to_host
+from tensorjax.offload._training._layers import finite
 from tensorjax.offload._training._naming import Named, alike, kind, named
 
 Into = Literal["place", "gradient", "spare"]
@@ -126,7 +127,7 @@ class HostOptimizer:
         if into == "gradient":
             spare = self._first._named(spare)
         elif spare is not None:
-            spare = (spare[0], self._first._named(spare[1]))
+            spare = (spare[0], self._first._named(spare[1]))  # the first may be None
         params, state = self._programs[1][into](params, state, gradient, scale, spare)
         return jax.block_until_ready((params, self._named(state)))
 
@@ -150,11 +151,7 @@ class HostOptimizer:
     def sound(self, params: Any) -> bool:
         """Whether no parameter is NaN or infinite, as a rule by one pass over them."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return bool(np.isfinite(self.squares(real)) or self.finite(real))
-
-    def finite(self, tree: Any) -> jax.Array:
-        """Whether no number is NaN or infinite; found where the arrays are."""
-        return _finite(tree)
+        return bool(np.isfinite(self.squares(real)) or finite(real))
 
 
 def _floating(compute_dtype: Any) -> Any:
@@ -235,8 +232,3 @@ def _added(sums: Any, gradient: Any) -> Any:
 
 
 _add, _sum = jax.jit(_added, donate_argnums=(0,)), jax.jit(_added)
-
-
-@jax.jit
-def _finite(tree: Any) -> jax.Array:
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -68,7 +68,7 @@ class Pipeline:
     ) -> None:
         self._groups, self._options, self._order, self._progress = groups, options, order, progress
         self._engine, self._shards, self._processes = engine, shards, processes
-        self._trace, self._lent = trace, any(group.lent for group in groups.values())
+        self._trace, self._lent = trace, engine.lends
         sizes = {name: group.device.nbytes for name, group in groups.items()}
         stored = {name: sizes[name] for name, group in groups.items() if not group.home.in_place}
         unbounded = options.gradient_bytes is None
@@ -107,10 +107,10 @@ class Pipeline:
         self._gradients = Gradients(
             layers,
             {name: tuple(x.dtype for x in group.params.leaves) for name, group in groups.items()},
+            engine,
             optimizer,
             shards,
             measured=options.clip is not None,
-            lent=self._lent,
             offer=self._offer,
             trace=trace,
         )

@@ -18,7 +18,7 @@ from tensorjax.offload._training import _ahead, _commits, _groups, _identity, _o
 from tensorjax.offload._training._across import looks_across
 from tensorjax.offload._training._commits import Commits, Progress
 from tensorjax.offload._training._homes import StoreHome
-from tensorjax.offload._training._host import lends, owned
+from tensorjax.offload._training._host import owned
 from tensorjax.offload._training._layers import Engine, Layer, check_layers, cut
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._options import Overflow, Schedule
@@ -185,7 +185,7 @@ class Trainer:
             store=self._home,
             in_memory=self._options.in_memory,
             shards=self._shards,
-            lent=lends(where),
+            lent=self._engine.lends,
         )
         self._model = _identity.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}

@@ -4,11 +4,12 @@ import logging
 import math
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tensorjax.offload._training._ahead import Ahead
-from tensorjax.offload._training._group import Group, Spare
+from tensorjax.offload._training._group import Group, Handed, Spare
 from tensorjax.offload._training._homes import Home, Reading
 from tensorjax.offload._training._jobs import Fetched, Output, Ready
 from tensorjax.offload._training._trace import Trace
@@ -364,8 +365,11 @@ class Updater:
                 self._waiting_bytes -= used
                 self._cond.notify_all()
         device = params if group.weights is None else weights
-        self._updated(name, ready.version, group.device.flatten(device))
-        self._outputs.put(Output(group, ready, params, state, weights))
+        handed = Handed(group.device.flatten(device))
+        seen = weakref.ref(handed)
+        self._updated(name, ready.version, handed)
+        del handed
+        self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
         """New parameters, state, and parameters for the device if these are others."""
@@ -416,6 +420,10 @@ class Updater:
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
 
+    def _seen(self, output: Output) -> Callable[[], object]:
+        """What says whether the device may still use parameters that were written."""
+        return output.handed if output.group.weights is None else lambda: None
+
     def _look_again(self) -> None:
         with self._lock:
             self._cond.notify_all()
@@ -441,7 +449,7 @@ class Updater:
         with self._lock:
             self._turns.results_bytes -= group.results
             if back is not None:
-                self._spare.keep(group, back[0], back[1])
+                self._spare.keep(group, back[0], back[1], self._seen(output))
                 self._bound_spare()
             del back  # before the next update begins
             self._turns.version[group.name] = ready.version
