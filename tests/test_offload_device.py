@@ -18,6 +18,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tensorjax.offload._training import _host
 from tensorjax.offload._training._homes import HostHome
+from tensorjax.offload._training._optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 
@@ -289,3 +290,36 @@ def test_neighbours_that_share_a_group_may_be_given_together(device: Any) -> Non
         jax.config.update("jax_default_device", None)
     assert found[0][0] == found[1][0]
     assert cases.equal(found[0][1], found[1][1])
+
+
+def test_memory_of_parameters_is_used_again_once_the_device_has_them(
+    tmp_path: Path, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are lent, so that results need some. Those that wait for room are left alone."""
+    first, block, *_, last = cases.layers()
+    params, names = cases.params(), [f"block{n}" for n in range(12)]
+    layers = [first, *(offload.Layer(name=name, apply=block.apply) for name in names), last]
+    rng = np.random.default_rng(5)
+    blocks = {
+        name: jax.tree.map(lambda x: x + rng.normal() / 20, params["block0"]) for name in names
+    }
+    blocks = jax.tree.map(lambda x: np.asarray(x, np.float32), blocks)
+    reused, update = [], HostOptimizer.update
+
+    def noted(self: Any, *arguments: Any, **options: Any) -> Any:
+        spare = arguments[4]
+        reused.append(spare is not None and spare[0] is not None)
+        return update(self, *arguments, **options)
+
+    def losses(store: Any) -> list[float]:
+        with offload.Trainer(
+            layers, {"table": params["table"], **blocks}, cases.optimizer(), store=store
+        ) as trainer:
+            return [trainer.step(cases.batch(number)).loss for number in range(12)]
+
+    expected = losses(None)
+    monkeypatch.setattr(HostOptimizer, "update", noted)
+    with cases.store(tmp_path) as store:
+        assert losses(store) == expected
+    assert any(reused)
+    assert not all(reused)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload._training._bundle import Bundle
-from tensorjax.offload._training._group import Group, Spare
+from tensorjax.offload._training._group import Group, Handed, Spare
 from tensorjax.offload._training._homes import HostHome
 from tensorjax.offload._training._optimizer import HostOptimizer
 from tests import offload_cases as cases
@@ -135,18 +136,34 @@ def test_what_lives_in_memory_is_updated_there() -> None:
 
 @pytest.mark.parametrize("bounded", [False, True])
 def test_lent_gradients_leave_parameters_to_the_next_update(bounded: bool) -> None:
-    """But where the device may still be handed them."""
     a, b = sized("a", 8, lent=True), sized("b", 8, lent=True)
     assert (a.into, a.results) == ("spare", 3 * 32)
     spare = Spare([a, b], bounded=bounded)
     params = [np.ones(8)]
     spare.keep(a, params, [np.zeros(8)] * 2)
+    assert spare.nbytes == 3 * 32
     found = spare.take(b)
-    if not bounded:
-        assert found is None
-        return
     assert found[0]["w"] is params[0]
     assert spare.nbytes == 0
+
+
+def test_parameters_that_are_handed_on_are_not_written_to() -> None:
+    """As long as somebody sees them: meanwhile memory that is free goes first."""
+    groups = [sized(name, 8, lent=True) for name in "abc"]
+    spare = Spare(groups, bounded=False)
+    handed = Handed([np.ones(8)])
+    free, state = [np.ones(8)], [np.zeros(8)] * 2
+    spare.keep(groups[0], free, state)
+    spare.keep(groups[1], [*handed], state, weakref.ref(handed))
+    assert spare.take(groups[2])[0]["w"] is free[0]
+    params, kept = spare.take(groups[2])
+    assert params is None
+    assert kept[0]["w"] is state[0]
+    assert spare.nbytes == 0
+    spare.keep(groups[1], [*handed], state, weakref.ref(handed))
+    array = handed[0]
+    del handed
+    assert spare.take(groups[2])[0]["w"] is array
 
 
 @pytest.mark.slow

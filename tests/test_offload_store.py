@@ -574,7 +574,7 @@ def test_the_pool_grows_with_the_tensors(folder: Path) -> None:
 def test_leases_that_nobody_releases_are_told_of(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tensorjax.offload._store._engine.queue._PATIENCE", 0.5)
+    monkeypatch.setattr("tensorjax.offload._store._queue._PATIENCE", 0.5)
     with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({"a": jnp.zeros(MIB // 8), "b": jnp.zeros(MIB // 8)})
         for name in "ab":

@@ -22,7 +22,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import _queue, _store
+from tensorjax.offload._store import _engine, _queue
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
@@ -327,7 +327,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
 
     with filled(tmp_path, staging=None) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(_store, "Pool", refuse)
+            patch.setattr(_engine, "Pool", refuse)
             with pytest.raises(
                 offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):

@@ -103,9 +103,9 @@ class Emulated(offload.Engine):
             return x
         free = self._written[x.size, x.dtype]
         memory = free.pop() if free else _aligned(x)
-        handed = memoryview(memory).cast("B")
-        weakref.finalize(handed, free.append, memory).atexit = False
-        return np.frombuffer(handed, x.dtype).reshape(x.shape)
+        seen = np.frombuffer(memory.data, x.dtype)
+        weakref.finalize(seen.base, free.append, memory).atexit = False  # all views keep that
+        return seen.reshape(x.shape)
 
 
 class _Time(np.ndarray):
