@@ -113,6 +113,9 @@ def test_the_emulated_device_writes_gradients_to_memory_that_nobody_sees(tmp_pat
     del row, b
     again = [engine.fetch(given)["w"] for _ in range(2)]
     assert {x.ctypes.data for x in again} == {*places}
+    engine.forget()
+    del again
+    assert not any(engine._written.values())
 
 
 def test_peak_memory_is_seen() -> None:

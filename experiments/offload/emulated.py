@@ -88,6 +88,10 @@ class Emulated(offload.Engine):
         """Memory of the host, with these numbers; reused once nobody sees it any more."""
         return jax.tree.map(self._host, arrays)
 
+    def forget(self) -> None:
+        """Gives back the memory that gradients were written to: the next training has its own."""
+        self._written.clear()
+
     def wait(self, value: Any) -> Any:
         """Waits until it would be there."""
         times = [x[0] for x in jax.tree.leaves(value) if isinstance(x, _Time)]

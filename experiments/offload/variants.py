@@ -207,6 +207,8 @@ def measure(
     beginning of one step to that of another, so that updates under way count in full.
     """
     _train(dataclasses.replace(setting, few=True), variant, engine, 2)
+    if isinstance(engine, Emulated):
+        engine.forget()
     with peak() as memory:
         took, held, trace = _train(setting, variant, engine, steps + 2)
     before, after = held["moved"][2], held["moved"][-1]
