@@ -3,14 +3,16 @@
 import functools
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import jax
 import numpy as np
 
 from tensorjax import offload
+from tensorjax.offload._store._staging import Pool
 
 
 class Emulated(offload.Engine):
@@ -18,8 +20,7 @@ class Emulated(offload.Engine):
 
     Gradients are the same numbers in every step, of the right shapes. As an accelerator does, it
     adds up those of several layers and looks whether they are finite without the host's cores, and
-    writes them to memory of the host by itself, where they stay until they have been used: memory
-    that it has written to before has these numbers already.
+    writes them to memory of the host by itself, where they stay until they have been used.
 
     Args:
         gradients: Of each group: a pytree of NumPy arrays, in single precision at least if several
@@ -36,7 +37,7 @@ class Emulated(offload.Engine):
         super().__init__()
         self._gradients, self.seconds = gradients, seconds
         self._free = 0.0  # when it has computed all that it was given
-        self._written: dict[tuple[int, Any], list[np.ndarray]] = defaultdict(list)
+        self._written: dict[Any, _Written] = {}
 
     @property
     def lends(self) -> bool:
@@ -85,7 +86,7 @@ class Emulated(offload.Engine):
         return np.True_
 
     def fetch(self, arrays: Any) -> Any:
-        """Memory of the host, with these numbers; reused once nobody sees it any more."""
+        """Memory of the host, with these numbers."""
         return jax.tree.map(self._host, arrays)
 
     def forget(self) -> None:
@@ -105,23 +106,48 @@ class Emulated(offload.Engine):
     def _host(self, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        free = self._written[x.size, x.dtype]
-        memory = free.pop() if free else _aligned(x)
-        seen = np.frombuffer(memory.data, x.dtype)
-        weakref.finalize(seen.base, free.append, memory).atexit = False  # all views keep that
-        return seen.reshape(x.shape)
+        if x.dtype not in self._written:
+            every = [g for g in jax.tree.leaves(self._gradients) if g.dtype == x.dtype]
+            # All may wait at once, while others come.
+            most = sum(g.nbytes + _Written.LINE for g in every) + 2 * max(g.nbytes for g in every)
+            self._written[x.dtype] = _Written(most, x.ravel()[:1])
+        return self._written[x.dtype].array(x)
+
+
+class _Written:
+    """Memory that a device has written one number to, everywhere: so it need not write it again.
+
+    As that of an accelerator's allocator, it is given out again once nobody sees it any more, and
+    grows to the most that was in use at a time.
+    """
+
+    LINE = 64  # bytes, so that XLA takes a view
+
+    def __init__(self, most: int, number: np.ndarray) -> None:
+        self._pool, self._number, self._end = Pool(most), number, 0
+        # The collector may find them anywhere, also while this gives memory out.
+        self._unseen: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    def array(self, like: np.ndarray) -> np.ndarray:
+        """An array of that shape, of this number."""
+        while not self._unseen.empty():
+            self._pool.give(*self._unseen.get())
+        size = -(-like.nbytes // self.LINE) * self.LINE
+        start = self._pool.take(size) if size else 0
+        if start is None:
+            raise MemoryError(f"gradients: more than {self._pool.size} bytes wait")
+        end, memory = start + size, self._pool.memory
+        if end > self._end:
+            memory[self._end : end].view(self._number.dtype)[:] = self._number
+            self._end = end
+        seen = np.frombuffer(memory[start : start + like.nbytes].data, like.dtype)
+        if size:
+            weakref.finalize(seen.base, self._unseen.put, (start, size)).atexit = False
+        return seen.reshape(like.shape)
 
 
 class _Time(np.ndarray):
     """When something would be there, by `time.perf_counter`."""
-
-
-def _aligned(x: np.ndarray) -> np.ndarray:
-    """A copy of which XLA takes a view."""
-    found = np.empty(x.nbytes + 64, np.uint8)
-    found = found[-found.ctypes.data % 64 :][: x.nbytes].view(x.dtype)
-    found[:] = x.ravel()
-    return found
 
 
 def emulated(

@@ -57,7 +57,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some ten minutes on two CPU cores and 6 GiB of disk."""
+    """Options; the defaults take about a quarter of an hour on two CPU cores and 6 GiB of disk."""
 
     sizes: tuple[str, ...] = ("mini", "small")
     """Models: "tiny", "mini" and "deep" (mini with three times the blocks) are not published,

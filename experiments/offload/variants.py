@@ -42,8 +42,9 @@ class Variant:
         schedule: Of the trainer.
         backend: Of the store.
         streamed: Whether the device holds two layers only, or all.
-        bounded: Whether gradients take no more memory than those of the two largest layers: where
-            updates overlap the next one waits for room, else it goes to the store.
+        bounded: Whether gradients take no more memory than those of the two largest layers, one on
+            its way to the host included: where updates overlap the next one waits for room, else it
+            goes to the store.
     """
 
     name: str
@@ -186,6 +187,8 @@ class Setting:
             options["device_bytes"] = self.two_layers(self.sizes())
         if variant.bounded:
             options["gradient_bytes"] = self.two_layers(self.sizes())
+            if engine.lends:  # the one on its way has memory of the host, too
+                options["gradient_bytes"] -= max(self.sizes().values())
             overlaps = variant.schedule == "overlap"
             options["gradient_overflow"] = "wait" if overlaps else "store"
         with contextlib.ExitStack() as stack:

@@ -89,6 +89,10 @@ class Handed(list[Any]):
     __slots__ = ("__weakref__",)
 
 
+def not_handed() -> None:
+    """As a weak reference to such arrays that are gone."""
+
+
 class Spare:
     """Memory of results that are home in the store, for the next updates of such groups.
 
@@ -113,7 +117,7 @@ class Spare:
         self.nbytes = 0
 
     def keep(
-        self, group: Group, params: Any, state: Any, handed: Callable[[], object] = lambda: None
+        self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
         """Takes the arrays of parameters and of a state that are home.
 

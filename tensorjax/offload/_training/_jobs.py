@@ -51,7 +51,7 @@ class Output:
     params: Any
     state: Any
     weights: Any
-    handed: Callable[[], object]  # what those for the device are in, as long as it may use them
+    handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[Bundle, list[Any]]]:
         """The arrays, which are not kept here."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorjax.offload._training._ahead import Ahead
-from tensorjax.offload._training._group import Group, Handed, Spare
+from tensorjax.offload._training._group import Group, Handed, Spare, not_handed
 from tensorjax.offload._training._homes import Home, Reading
 from tensorjax.offload._training._jobs import Fetched, Output, Ready
 from tensorjax.offload._training._trace import Trace
@@ -366,7 +366,8 @@ class Updater:
                 self._cond.notify_all()
         device = params if group.weights is None else weights
         handed = Handed(group.device.flatten(device))
-        seen = weakref.ref(handed)
+        # Where the device gets others, cast from the parameters, these are not handed on.
+        seen = weakref.ref(handed) if group.weights is None else not_handed
         self._updated(name, ready.version, handed)
         del handed
         self._outputs.put(Output(group, ready, params, state, weights, seen))
@@ -420,10 +421,6 @@ class Updater:
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
 
-    def _seen(self, output: Output) -> Callable[[], object]:
-        """What says whether the device may still use parameters that were written."""
-        return output.handed if output.group.weights is None else lambda: None
-
     def _look_again(self) -> None:
         with self._lock:
             self._cond.notify_all()
@@ -449,7 +446,7 @@ class Updater:
         with self._lock:
             self._turns.results_bytes -= group.results
             if back is not None:
-                self._spare.keep(group, back[0], back[1], self._seen(output))
+                self._spare.keep(group, back[0], back[1], output.handed)
                 self._bound_spare()
             del back  # before the next update begins
             self._turns.version[group.name] = ready.version
