@@ -64,7 +64,7 @@ def test_what_is_held_is_not_read_again(store: Any, bundles: dict[str, Bundle]) 
     assert moved(store) == 3 * MIB
     again.release()
     again.release()  # a second release does nothing
-    assert store._engine.queue.reading.used == 0
+    assert store._transport.queue.reading.used == 0
 
 
 def test_a_write_ends_the_sharing(store: Any, bundles: dict[str, Bundle]) -> None:
@@ -82,7 +82,7 @@ def test_a_write_ends_the_sharing(store: Any, bundles: dict[str, Bundle]) -> Non
     after.release()
     assert values(third) == [2.0]
     third.release()
-    assert store._engine.queue.reading.used == 0
+    assert store._transport.queue.reading.used == 0
 
 
 def test_who_joins_a_read_hastens_it(
@@ -159,9 +159,9 @@ def test_a_read_that_fails_half_way_holds_nothing(
     reading.release()
     # The read that was given up gives its memory back when it is done, in a thread of the store.
     patience = time.monotonic() + 60
-    while store._engine.queue.reading.used and time.monotonic() < patience:
+    while store._transport.queue.reading.used and time.monotonic() < patience:
         time.sleep(0.001)
-    assert store._engine.queue.reading.used == 0
+    assert store._transport.queue.reading.used == 0
 
 
 def test_what_was_released_is_not_there(store: Any, bundles: dict[str, Bundle]) -> None:

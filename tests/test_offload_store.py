@@ -154,11 +154,11 @@ def test_staging_memory_goes_to_the_earliest_deadline(folder: Path) -> None:
         while not backend.file.held:
             time.sleep(0.001)
         for i, deadline in enumerate([7.0, 5.0, 5.0, 3.0], 1):
-            name, waiting = str(i), len(store._engine.queue._wanting)
+            name, waiting = str(i), len(store._transport.queue._wanting)
             arguments = {"args": (name, np.zeros(block // 8)), "kwargs": {"deadline": deadline}}
             threads.append(threading.Thread(target=store.write, **arguments))
             threads[-1].start()
-            while len(store._engine.queue._wanting) == waiting:
+            while len(store._transport.queue._wanting) == waiting:
                 time.sleep(0.001)
         backend.file.gate.set()
         for thread in threads:
@@ -196,9 +196,9 @@ def test_a_write_that_waits_while_its_place_is_given_up_says_so(folder: Path) ->
                 errors.append(error)
 
         thread = threading.Thread(target=write)
-        with store._engine.writer.paused():  # as `forget` does for a moment
+        with store._transport.writer.paused():  # as `forget` does for a moment
             thread.start()
-            while not store._engine.writer._turn._waiting:
+            while not store._transport.writer._turn._waiting:
                 time.sleep(0.001)
             store.forget()
         thread.join(30)

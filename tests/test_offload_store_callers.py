@@ -22,7 +22,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import _engine, _queue
+from tensorjax.offload._store import _queue, _transport
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
@@ -55,7 +55,7 @@ def test_a_view_outlives_its_lease(tmp_path: Path, backend: str) -> None:
         np.testing.assert_array_equal(y, np.full(8, 2.0))
         del x, y
         store.read("x").result().release()  # which takes up what was dropped
-        assert not store._engine.queue.reading.used
+        assert not store._transport.queue.reading.used
 
 
 def test_what_a_caller_does_to_meta_is_his(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_thousands_of_writes_of_one_tensor_can_be_hastened(tmp_path: Path) -> No
     """A read that is urgent, behind a chain of reads and writes that are not."""
     with filled(tmp_path) as store:
         request: Any = None
-        queue = store._engine.queue
+        queue = store._transport.queue
         chain = []
         for _ in range(5000):
             leaders = [request] if request else []
@@ -141,7 +141,7 @@ def test_an_interrupt_while_staging_is_full_leaves_the_store_usable(
                 write_for_ever(store, "large", x)
         finally:
             signal.signal(signal.SIGINT, before)
-        assert not store._engine.queue._wanting
+        assert not store._transport.queue._wanting
         store.revert()
         store.write("x", np.full(8, 3.0)).result(30)
         store.commit({"step": 2})
@@ -190,8 +190,8 @@ def test_interrupts_at_any_moment_lose_no_memory(tmp_path: Path, backend: str) -
         store.commit()
         with store.read("t3").result(30) as lease:  # which takes up what was dropped
             assert np.all(lease.array == 7)
-        assert not store._engine.queue.reading.used
-        assert not store._engine.queue.writing.used
+        assert not store._transport.queue.reading.used
+        assert not store._transport.queue.writing.used
 
 
 def test_a_read_cut_off_as_it_gets_memory_gives_it_back_once(
@@ -213,8 +213,8 @@ def test_a_read_cut_off_as_it_gets_memory_gives_it_back_once(
             store.read("x")
         monkeypatch.undo()
         gc.collect()
-        pool = store._engine.queue.reading
-        with store._engine.queue.lock:
+        pool = store._transport.queue.reading
+        with store._transport.queue.lock:
             assert pool.used == 0
             assert pool.take(pool.size) == 0
             pool.give(0, pool.size)
@@ -262,7 +262,7 @@ def test_a_lease_may_be_released_again_where_that_was_cut_off(
         with pytest.raises(KeyboardInterrupt):
             lease.release()
         lease.release()
-        assert store._engine.queue.reading.used == 0
+        assert store._transport.queue.reading.used == 0
         store.read("x").result(30).release()
 
 
@@ -327,7 +327,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
 
     with filled(tmp_path, staging=None) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(_engine, "Pool", refuse)
+            patch.setattr(_transport, "Pool", refuse)
             with pytest.raises(
                 offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):
@@ -344,7 +344,10 @@ def test_pools_go_with_the_store(tmp_path: Path, backend: str) -> None:
     try:
         store = filled(tmp_path, backend)
         store.read("x").result().release()
-        pools = [weakref.ref(store._engine.queue.reading), weakref.ref(store._engine.queue.writing)]
+        pools = [
+            weakref.ref(store._transport.queue.reading),
+            weakref.ref(store._transport.queue.writing),
+        ]
         store.close()
         del store
         assert [pool() for pool in pools] == [None, None]
@@ -427,7 +430,7 @@ def test_a_fork_leaves_the_store_locked(tmp_path: Path, backend: str, ending: st
                 del store
                 gc.collect()
             else:
-                store._engine._finalizer()  # as when the interpreter ends
+                store._transport._finalizer()  # as when the interpreter ends
             code = 0
         finally:
             os._exit(code)
@@ -508,10 +511,10 @@ def test_a_call_that_is_cut_off_leaves_the_store_usable(
                 with store.read(name).result(30) as lease:
                     assert lease.array[0] == value
             store.commit({"step": 2})
-            if store._engine.queue.reading.used:  # by what the call that was cut off had
+            if store._transport.queue.reading.used:  # by what the call that was cut off had
                 gc.collect()
-            assert not store._engine.queue.reading.used
-            assert not store._engine.queue.writing.used
+            assert not store._transport.queue.reading.used
+            assert not store._transport.queue.writing.used
 
 
 def test_deadlines_are_numbers(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def test_a_read_under_way_does_not_fail_with_its_neighbours_write(
             assert written.exception(30)
             with read.result(30) as leases:
                 assert [leases[name].array[0] for name in ("t1", "t2")] == [5, 2]
-        assert not store._engine.queue.reading.used
+        assert not store._transport.queue.reading.used
 
 
 def test_a_block_that_cannot_be_read_can_be_written_whole(

@@ -18,11 +18,11 @@ from tensorjax.offload._errors import CapacityError, Notices, StoreError
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import _arguments, _checksums, _extents, _folder, _index
 from tensorjax.offload._store._backends import Backend, choose
-from tensorjax.offload._store._engine import Engine
 from tensorjax.offload._store._extents import Place
 from tensorjax.offload._store._lease import Lease, Leases
 from tensorjax.offload._store._statistics import Statistics
 from tensorjax.offload._store._tensors import Tensor, entries, opened
+from tensorjax.offload._store._transport import Transport
 from tensorjax.offload._store._writer import flat
 
 
@@ -135,8 +135,8 @@ class TensorStore:
             )
         self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
         self._tensors = opened(index.places.values(), index.entries)
-        engine = Engine(self._backend, self._lock, block=index.block, staging=self._staging)
-        pools = engine.pools(self._tensors)
+        transport = Transport(self._backend, self._lock, block=index.block, staging=self._staging)
+        pools = transport.pools(self._tensors)
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
         elif index.places and not self._backend.volatile:
@@ -149,8 +149,8 @@ class TensorStore:
                 "all that was committed is there, and the place of the rest is reserved again"
             )
             self._backend.allocate(index.end)
-        engine.start(pools)
-        self._engine, self._open = engine, True
+        transport.start(pools)
+        self._transport, self._open = transport, True
 
     # What it holds.
 
@@ -223,7 +223,7 @@ class TensorStore:
         Raises:
             StoreError: if one has.
         """
-        with self._mutex, self._engine.paused():
+        with self._mutex, self._transport.paused():
             self._check_open()
             if written := self.written:
                 raise StoreError(
@@ -232,13 +232,13 @@ class TensorStore:
                     "store to begin anew"
                 )
             if self._tensors:
-                self._engine.queue.drain(everything=True)
+                self._transport.queue.drain(everything=True)
                 index = replace(self._index, places={})
                 self._save(index)
                 for tensor in self._tensors.values():
                     tensor.forgotten = True
                 self._tensors, self._index = {}, index
-                self._engine.layouts.forget()  # others get these places
+                self._transport.layouts.forget()  # others get these places
 
     def _reserve(self, places: tuple[Place, ...]) -> None:
         index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
@@ -252,13 +252,13 @@ class TensorStore:
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **opened(places, {})}
-        pools = self._engine.larger(tensors)
+        pools = self._transport.larger(tensors)
         self._backend.allocate(index.end)
         self._save(index)
         # Only now can they be used: after a failure, others may get their place.
         self._tensors, self._index = tensors, index
         if pools is not None:
-            self._engine.restart(pools)
+            self._transport.restart(pools)
 
     # Moving tensors.
 
@@ -293,7 +293,7 @@ class TensorStore:
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
                 for name, array in _arguments.named("arrays", arrays).items()]  # fmt: skip
-        return self._engine.writer.write(todo, _arguments.deadline(deadline))
+        return self._transport.writer.write(todo, _arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Reads what was written last, committed or not.
@@ -336,13 +336,13 @@ class TensorStore:
             [self._tensor(n) for n in dict.fromkeys(names)],
             _arguments.deadline(deadline),
         )
-        return self._engine.reader.read(tensors, due)
+        return self._transport.reader.read(tensors, due)
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Brings reads of tensors that are under way forward, where their deadline is later."""
         self._check_open()
         tensors, due = [self._tensor(name) for name in names], _arguments.deadline(deadline)
-        queue = self._engine.queue
+        queue = self._transport.queue
         with queue.lock:
             for tensor in tensors:
                 if (content := tensor.slots.newest) is not None:
@@ -352,11 +352,11 @@ class TensorStore:
     def hasten_writes(self, *, deadline: float) -> None:
         """Brings all writes that are under way forward, where their deadline is later."""
         self._check_open()
-        self._engine.queue.hasten_writes(_arguments.deadline(deadline))
+        self._transport.queue.hasten_writes(_arguments.deadline(deadline))
 
     def starved(self) -> bool:
         """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
-        return self._engine.queue.starved()
+        return self._transport.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
         """Makes everything written so far the committed state, in one step.
@@ -378,7 +378,7 @@ class TensorStore:
         """
         meta, began = _index.plain("meta", meta), time.perf_counter()
         barrier = _arguments.barrier(barrier)
-        with self._mutex, self._engine.writer.paused():
+        with self._mutex, self._transport.writer.paused():
             self._check_open()
             index = replace(
                 self._index,
@@ -391,7 +391,7 @@ class TensorStore:
             fresh = None
             if not self._backend.volatile:
                 fresh = _index.prepare(self._paths.index, _index.dump(index))
-            self._engine.queue.drain_writes()
+            self._transport.queue.drain_writes()
             newest = {name: self._tensors[name].slots.newest for name in index.entries}
             failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
             if failed:
@@ -431,9 +431,9 @@ class TensorStore:
 
     def revert(self) -> None:
         """Goes back to the committed state: what was written since then is forgotten."""
-        with self._mutex, self._engine.writer.paused():
+        with self._mutex, self._transport.writer.paused():
             self._check_open()
-            self._engine.queue.drain_writes()
+            self._transport.queue.drain_writes()
             for tensor in self._tensors.values():
                 tensor.slots.newest = tensor.slots.committed
 
@@ -448,7 +448,7 @@ class TensorStore:
 
     def statistics(self) -> Statistics:
         """What the store has done since it was opened."""
-        queue = self._engine.queue
+        queue = self._transport.queue
         with queue.lock:
             return Statistics(
                 backend=self._backend.name,
@@ -475,13 +475,13 @@ class TensorStore:
         if self._pid != os.getpid():
             if self._open:
                 self._open = False
-                self._engine.leave()
+                self._transport.leave()
             return
         with self._mutex:
             if not self._open:
                 return
             self._open = False
-            self._engine.close()
+            self._transport.close()
 
     def __repr__(self) -> str:
         state = f"commit {self.commits}" if self._open else "closed"

@@ -20,11 +20,11 @@ from tensorjax.offload._store._writer import Writer
 Pools = tuple[Pool, Pool]
 
 
-class Engine:
+class Transport:
     """Runs from `start` to `close`; where it is dropped, threads end and the lock is let go.
 
     Args:
-        backend: Moves the bytes; open once the engine starts, and closed with it.
+        backend: Moves the bytes; open once it starts, and closed with it.
         lock: Of the folder, let go at the end; None where there is none.
         block: Most bytes of one transfer and of one checksum.
         staging: Bytes of staging memory; None for what tensors need.
