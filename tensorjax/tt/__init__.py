@@ -44,6 +44,7 @@ from tensorjax.tt._manifold import (
     tangent_sum,
     transport,
 )
+from tensorjax.tt._normalize import log_norm, normalize
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quantics import (
     QuanticsGrid,
@@ -91,10 +92,12 @@ __all__ = [
     "inner",
     "kron",
     "linear_combination",
+    "log_norm",
     "matmul",
     "matrix_from_dense",
     "matvec",
     "norm",
+    "normalize",
     "ones",
     "ones_like",
     "orthogonalize",

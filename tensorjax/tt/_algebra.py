@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check, _native
+from tensorjax import _check, _native, linalg
+from tensorjax._scaling import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
 
@@ -143,6 +144,7 @@ def ones_like(x: Train) -> Train:
 
 @jax.jit
 def exact_hadamard(x: Train, y: Train) -> Train:
+    x, y = _apart(x, y)
     if isinstance(x, TT) and isinstance(y, TT) and _native.multiplies(x.cores, y.cores):
         return _compiled_hadamard(x, y)
     expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
@@ -157,6 +159,22 @@ def _compiled_hadamard(x: TT, y: TT) -> TT:
 @_compiled_hadamard.defjvp
 def _compiled_hadamard_jvp(primals: Any, tangents: Any) -> Any:
     return jax.jvp(lambda x, y: _pairwise(x, y, "aib,cid->acibd", TT), primals, tangents)
+
+
+def _apart(x: Any, y: Any) -> tuple[Any, Any]:
+    """The same trains; scaled where the product of two cores might leave the range.
+
+    Both factors of every core then have about the root of its size.
+    """
+    sizes = [linalg.exponent_of(a) for a in x.cores], [linalg.exponent_of(b) for b in y.cores]
+    exponents = [p + q for p, q in zip(*sizes, strict=True)]
+    powers = placed(exponents, x.dtype)
+    xs, ys = [], []
+    for a, b, p, q, e in zip(x.cores, y.cores, *sizes, powers, strict=True):
+        moved = e != p + q
+        xs.append(linalg.scaled(a, jnp.where(moved, e // 2 - p, 0)))
+        ys.append(linalg.scaled(b, jnp.where(moved, e - e // 2 - q, 0)))
+    return type(x)._unchecked(tuple(xs)), type(y)._unchecked(tuple(ys))
 
 
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
@@ -174,7 +192,9 @@ def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
     return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
 
 
-_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _jitted_pairwise(a: Any, b: Any, expression: str, kind: Any) -> Any:
+    return _pairwise(*_apart(a, b), expression, kind)
 
 
 def transpose(a: TTMatrix) -> TTMatrix:

@@ -28,6 +28,7 @@ from tensorjax.tt._interfaces import dot
 Array = Any
 Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m, n, s) of matrices
 Term = list[Factors]
+_AT_HAND = 100  # exponents that host arithmetic takes as they are, in double precision
 
 
 def modes_of(term: Term) -> list[int]:
@@ -124,7 +125,7 @@ def projected(
     sketched = sketches(terms, max(widths, default=1), key)
     ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
     out: Cores = []
-    exponent = 0
+    exponent: Any = 0
     for k in range(order - 1):
         images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
@@ -150,9 +151,10 @@ def _total(arrays: Sequence[Array]) -> Array:
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], Any]:
-    """All arrays over one power of two, and its exponent; nothing is done on the host."""
+    """All arrays over one power of two, and its exponent; on the host only far from one."""
     if linalg.is_host(ws[0]):
-        return ws, 0
+        e = max(map(linalg.exponent_of, ws))
+        return (ws, 0) if abs(e) < _AT_HAND else ([linalg.scaled(w, -e) for w in ws], e)
     e = jnp.stack([linalg.exponent_of(w) for w in ws]).max()
     return [w * linalg.power_of_two(-e, w.dtype) for w in ws], e
 

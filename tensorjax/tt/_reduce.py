@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import difference
+from tensorjax._cores import absorb, difference, times_right
+from tensorjax._scaling import gauged, held, restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -47,8 +48,7 @@ def inner(x: TT, y: TT) -> jax.Array:
 
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
-    mantissa, exponent = _overlap(conj(x), y)
-    return linalg.scaled(mantissa, exponent)
+    return restored(*overlap(conj(x), y))
 
 
 @as_train
@@ -58,27 +58,58 @@ def norm(x: TT) -> jax.Array:
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
     nearly equal trains. `distance` has no such loss.
 
+    A norm that the dtype cannot hold raises outside of transformations; under jit, vmap and grad it
+    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit.
+
+    Raises:
+      OverflowError: the norm of a concrete finite train is above, or that of a nonzero one below
+        the range of the dtype.
+
     Example:
       >>> from tensorjax import tt
       >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
       1e+15
     """
-    return _norm(x)
+    value = _norm(x)
+    if not _check.is_traced(value):
+        _check_held(x, np.asarray(value))
+    return value
+
+
+def _check_held(x: TT, value: np.ndarray) -> None:
+    """Raises if a norm left the range of its dtype: dividing by it would give zeros or NaN."""
+    if value.ndim or (np.isfinite(value) and value > 0) or np.isnan(value):
+        return
+    square, half = map(np.asarray, _squared_norm(x))
+    if np.isfinite(square) and square > 0:
+        power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)
+        raise OverflowError(
+            f"the norm, about 1e{power:+.0f}, is out of the range of {value.dtype}; "
+            "tt.log_norm gives its logarithm, tt.normalize the train over its norm"
+        )
+
+
+def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
+    """‖x‖² as (m, e), it is m·4^e, with m in [1/2, 2) or zero."""
+    mantissa, exponent = overlap(conj(x), x, True)
+    mantissa, shift = linalg.normalized(mantissa.real)
+    half = (exponent + shift) // 2
+    return linalg.scaled(mantissa, exponent + shift - 2 * half), half
+
+
+_squared_norm = jax.jit(squared_norm)
 
 
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    mantissa, exponent = _overlap(conj(x), x, True)
-    half = exponent // 2
-    rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
+    square, half = squared_norm(x)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
     # not <= 0, and so comes through.
-    none = rest <= 0
-    root = jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, rest)))
-    return jnp.ldexp(root, half)
+    none = square <= 0
+    return linalg.scaled(jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, square))), half)
 
 
-def _overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
+def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
     if x.dtype == y.dtype and _native.overlaps(x.dtype, x.shape):
         return _compiled_overlap(x, y, same)
@@ -96,16 +127,13 @@ def _compiled_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
 
 
 def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
-    e = jnp.ones((1, 1), x.dtype)
-    exponent = jnp.zeros((), jnp.int32)
+    (xs, p), (ys, q) = gauged(x.cores), gauged(y.cores)
+    e, exponent = jnp.ones((1, 1), x.dtype), p + q
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
-    for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
-        size = linalg.exponent_of(a)
-        e = e * linalg.power_of_two(-size, e.dtype)
-        # One after the other: two large cores must not meet before e has scaled one of them down.
+    for a, b in zip(reversed(xs), reversed(ys), strict=True):
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
         e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
-        exponent = exponent + shift + size
+        exponent = exponent + shift
     return e[0, 0], exponent
 
 
@@ -139,7 +167,7 @@ def distance(x: TT, y: TT) -> jax.Array:
 
 def _distance(xs: Any, ys: Any) -> Any:
     length, exponent = difference(xs, ys)
-    return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
+    return restored(length, exponent)
 
 
 def evaluate(t: TT, indices: Any) -> jax.Array:
@@ -172,30 +200,51 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
 @jax.jit
 def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
+    sizes = jnp.asarray(t.shape, jnp.int32)
+    indices = indices.astype(jnp.int32)
+    indices = jnp.clip(jnp.where(indices < 0, indices + sizes, indices), 0, sizes - 1)
+    if 2 * indices.shape[0] <= max(t.shape):
+        return jax.vmap(lambda index: _entry(t, index))(indices)
+    cores, exponent = gauged(t.cores)
     tables: list[jax.Array] = []
+    powers: list[Any] = []
     rows: list[jax.Array] = []
     for a, b in _groups(t, indices.shape[0]):
         # Rows first: what is gathered lies together.
-        tables.append(_product(t.cores[a:b]).transpose(1, 0, 2))
+        table, power = _product(cores[a:b])
+        tables.append(table.transpose(1, 0, 2))
+        powers.append(power)
         row = jnp.zeros((), jnp.int32)
         for k in range(a, b):
-            n = t.shape[k]
-            i = indices[:, k].astype(jnp.int32)
-            row = row * n + jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1)
+            row = row * t.shape[k] + indices[:, k]
         rows.append(row)
 
     def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
-        v = tables[0][rows[0], 0]
+        v, e = linalg.normalized(tables[0][rows[0], 0])
+        e = e + exponent + sum(p[row] for p, row in zip(powers, rows, strict=True) if p is not None)
         for table, row in zip(tables[1:], rows[1:], strict=True):
-            # Not as a product of matrices: so the gather is fused, and never stored.
-            v = jnp.sum(v[:, None] * table[row], axis=0)
-        return v[0]
+            # Not as a product of matrices: so the gather is fused, and never stored. Every entry
+            # has a scale of its own: a column may be near one in another row.
+            v, shift = linalg.normalized(jnp.sum(v[:, None] * table[row], axis=0))
+            e = e + shift
+        return linalg.scaled(v[0], e)
 
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
     if indices.shape[0] <= piece:
         return jax.vmap(entry)(tuple(rows))
     return jax.lax.map(entry, tuple(rows), batch_size=piece)
+
+
+def _entry(t: TT, index: jax.Array) -> jax.Array:
+    """One entry: of a few, only the slices of the cores that they need are looked at."""
+    slices, exponent = gauged([c[:, i][:, None] for c, i in zip(t.cores, index, strict=True)])
+    v, e = linalg.normalized(slices[0][0, 0])
+    exponent = exponent + e
+    for core in slices[1:]:
+        v, shift = linalg.normalized(jnp.sum(v[:, None] * core[:, 0], axis=0))
+        exponent = exponent + shift
+    return linalg.scaled(v[0], exponent)
 
 
 def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
@@ -225,13 +274,18 @@ def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
     return groups + tail
 
 
-def _product(cores: Sequence[jax.Array]) -> jax.Array:
-    """Neighbouring cores as one, (r, ∏ n, s)."""
-    out = cores[0]
+def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
+    """Neighbouring cores as one, (r, ∏ n, s), over powers of two of every row, and these."""
+    if len(cores) == 1:
+        return cores[0], None
+    out, e = linalg.normalized(cores[0], axis=(0, 2))
+    exponents = e.ravel()
     for core in cores[1:]:
         out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
         out = out.reshape(out.shape[0], -1, out.shape[-1])
-    return out
+        out, e = linalg.normalized(out, axis=(0, 2))
+        exponents = jnp.repeat(exponents, core.shape[1]) + e.ravel()
+    return out, exponents
 
 
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
@@ -270,17 +324,22 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 @jax.jit
 def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
     dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
-    pending = jnp.ones((1, 1), dtype)
+    small = {k: linalg.normalized(v.astype(dtype)) for k, v in vectors.items()}
+    given, exponent = gauged([c.astype(dtype) for c in t.cores])
+    exponent = exponent + sum(e for _, e in small.values())
+    pending: Any = None  # what the modes contracted since the last core make of the bond
     cores: list[jax.Array] = []
-    for k, core in enumerate(t.cores):
-        core = core.astype(dtype)
+    for k, core in enumerate(given):
         if k in vectors:
-            matrix = jnp.einsum("aib,i->ab", core, vectors[k].astype(dtype), precision=_HIGHEST)
-            pending = jnp.matmul(pending, matrix, precision=_HIGHEST)
+            matrix = jnp.einsum("aib,i->ab", core, small[k][0], precision=_HIGHEST)
+            pending = matrix if pending is None else linalg.matmul(pending, matrix)
+            pending, e = linalg.normalized(pending)
+            exponent = exponent + e
         else:
-            cores.append(jnp.einsum("za,aib->zib", pending, core, precision=_HIGHEST))
-            pending = jnp.eye(core.shape[-1], dtype=dtype)
+            cores.append(core if pending is None else absorb(pending, core))
+            pending = None
     if not cores:
-        return pending[0, 0]
-    cores[-1] = jnp.matmul(cores[-1], pending, precision=_HIGHEST)
-    return TT._unchecked(tuple(cores))
+        return restored(pending[0, 0], exponent)
+    if pending is not None:
+        cores[-1] = times_right(cores[-1], pending)
+    return TT._unchecked(tuple(held(cores, exponent)))

@@ -1,0 +1,79 @@
+"""Norms that no scalar holds: their logarithm, and the train over its norm."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import linalg
+from tensorjax._scaling import near_one, placed
+from tensorjax._train import TT, TTMatrix
+from tensorjax.tt._algebra import as_train
+from tensorjax.tt._reduce import squared_norm
+
+Train = TypeVar("Train", TT, TTMatrix)
+
+
+@as_train
+def log_norm(t: TT) -> jax.Array:
+    """ln ‖t‖, the natural logarithm of the Frobenius norm, a real scalar; −∞ for a zero train.
+
+    Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
+
+    Args:
+      t: TT or TTMatrix.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(f"{tt.log_norm(tt.ones((100,) * 200)):.3f}")
+      460.517
+    """
+    return _log_norm(t)
+
+
+@jax.jit
+def _log_norm(t: TT) -> jax.Array:
+    square, half = squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
+    none = square <= 0
+    log = jnp.log(jnp.where(none, 1, square)) / 2 + half * jnp.log(jnp.asarray(2, square.dtype))
+    return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
+
+
+def normalize(t: Train) -> Train:
+    """t / ‖t‖, the train of norm one in the direction of ``t``; a zero train stays as it is.
+
+    Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: the exponent of the
+    norm is shared out over the cores where the last one could not take it.
+
+    Args:
+      t: TT or TTMatrix.
+
+    Returns:
+      Train of the kind, shape, TT-ranks and dtype of ``t``.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(f"{tt.norm(tt.normalize(tt.ones((100,) * 200))):.4f}")
+      1.0000
+    """
+    return _normalize(t)
+
+
+@as_train
+def _normalize(t: TT) -> TT:
+    return _normalized(t)
+
+
+@jax.jit
+def _normalized(t: TT) -> TT:
+    dtype = linalg.factor_dtype(t.dtype)
+    square, half = squared_norm(t.astype(dtype))
+    none = square <= 0
+    cores, exponents = near_one([c.astype(dtype) for c in t.cores])
+    exponents = list(exponents)
+    exponents[-1] = exponents[-1] - jnp.where(none, 0, half)
+    root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(dtype)
+    cores[-1] = cores[-1] / root
+    powers = placed(exponents, t.dtype)
+    cores = [linalg.scaled(c, e).astype(t.dtype) for c, e in zip(cores, powers, strict=True)]
+    return TT._unchecked(tuple(cores))
