@@ -39,8 +39,8 @@ NOTHING = -(2**20)
 def gauged(cores: Sequence[Any]) -> tuple[Cores, Any]:
     """The same train over 2^e, with the largest part in every column of every core near one; and e.
 
-    Columns that nothing leads to are left zero or tiny. Denormal numbers count in full, though
-    XLA's arithmetic on CPUs and TPUs takes them for zero.
+    Columns that nothing leads to are left zero or tiny. Denormal numbers are what the platform's
+    arithmetic takes them for: zeros under XLA on CPUs and TPUs.
 
     Args:
       cores: (r, n, s) each, NumPy or JAX.
@@ -50,7 +50,7 @@ def gauged(cores: Sequence[Any]) -> tuple[Cores, Any]:
     out: Cores = []
     for core in cores:
         columns = xp.maximum((carry[:, None] + _blocks(core)).max(0), NOTHING)
-        out.append(_shifted(core, (carry[:, None] - columns)[:, None, :]))
+        out.append(scaled(core, (carry[:, None] - columns[None])[:, None, :]))
         top = columns.max()
         carry = xp.maximum(columns - top, NOTHING)
         total = total + xp.where(top > NOTHING // 2, top, 0)  # of zeros the exponent says nothing
@@ -63,27 +63,8 @@ def _blocks(core: Any) -> Any:
         size = largest_part(core, 1)[:, 0]
         return np.where(size != 0, np.frexp(size)[1], NOTHING).astype(np.int32)
     size = largest_bits(lax.stop_gradient(core), 1, False)
-    integer, bits, bias = ieee(core.dtype)
-    width = jnp.iinfo(integer).bits
-    normal = (size >> bits).astype(jnp.int32) - bias + 1
-    denormal = width - lax.clz(size).astype(jnp.int32) + 1 - bias - bits
-    return jnp.where(size == 0, NOTHING, jnp.where(size >> bits == 0, denormal, normal))
-
-
-def _shifted(x: Any, exponent: Any) -> Any:
-    """x · 2^exponent, also of denormal numbers, which XLA may take for zeros."""
-    if is_host(x):
-        return scaled(x, exponent)
-    if jnp.iscomplexobj(x):
-        return lax.complex(_shifted(x.real, exponent), _shifted(x.imag, exponent))
-    y = scaled(x, exponent)
-    integer, bits, bias = ieee(x.dtype)
-    raw = lax.bitcast_convert_type(lax.stop_gradient(x), integer)
-    size = raw & jnp.iinfo(integer).max
-    # A denormal number is an integer times the least one.
-    whole = scaled(size.astype(x.dtype), exponent + 1 - bias - bits)
-    exact = jnp.where(raw < 0, -whole, whole)
-    return jnp.where(size >> bits == 0, y + (exact - lax.stop_gradient(y)), y)
+    _, bits, bias = ieee(core.dtype)
+    return jnp.where(size == 0, NOTHING, (size >> bits).astype(jnp.int32) - bias + 1)
 
 
 def lifted(x: Any, axis: Any = None) -> tuple[Any, Any]:
@@ -129,8 +110,8 @@ def placed(exponents: Sequence[Any], dtype: Any) -> list[Any]:
     """
     each = jnp.stack([jnp.asarray(e, jnp.int32) for e in exponents])
     low, high = exponents_held(dtype)
-    even, rest = jnp.divmod(each.sum(), len(each))
-    shared = even + (jnp.arange(len(each)) < rest)
+    even, rest = jnp.divmod(each.sum(dtype=jnp.int32), len(each))
+    shared = even + (jnp.arange(len(each), dtype=jnp.int32) < rest).astype(jnp.int32)
     return list(jnp.where(((low < each) & (each < high)).all(), each, shared))
 
 

@@ -1,5 +1,10 @@
 """Tensor trains and TT-matrices: types, construction, exact arithmetic, rounding.
 
+``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
+one per bond, which the modes and what is there may undercut; only a train that is padded to
+``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops under jit keep their shapes.
+`pad`, and `random` for ranks given bond by bond, take it at its word.
+
 Example:
   >>> import jax
   >>> from tensorjax import tt

@@ -31,6 +31,23 @@ def feasible_ranks(
     return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
 
 
+def padded_ranks(
+    rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
+) -> tuple[int, ...]:
+    """The shape of a result of these feasible ``ranks``: those, or ``rank`` itself.
+
+    It is ``rank`` itself if a train that goes in holds that much at every bond and more than its
+    modes allow, as `pad` makes it: loops over padded trains keep their shapes.
+    """
+    wanted = _check.bond_ranks(rank, [np.iinfo(np.int64).max] * len(ranks))
+    for t in trains:
+        sizes = [math.prod(c.shape[1:-1]) for c in t.cores]
+        holds = all(r >= w for r, w in zip(t.ranks[1:-1], wanted, strict=True))
+        if holds and cut_ranks(t.ranks, sizes) != t.ranks:
+            return wanted
+    return ranks
+
+
 def _random_cores(
     key: jax.Array, modes: Sequence[tuple[int, ...]], rank: int | Sequence[int], dtype: Any
 ) -> tuple[jax.Array, ...]:
@@ -221,8 +238,10 @@ def _outer(a: jax.Array, b: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
     """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
 
-    Loops under jit need shapes that do not change: pad once before, and round with ``rank=`` and
-    ``tol=`` inside.
+    Loops under jit need shapes that do not change: pad once before, and round with the same
+    ``rank=``, with or without ``tol=``, inside. A train that holds ``rank`` at every bond comes out
+    of `round`, and of the rounded products and sums, with these very ranks, also where its modes
+    allow fewer.
 
     Args:
       t: TT or TTMatrix.

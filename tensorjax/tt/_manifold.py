@@ -26,6 +26,7 @@ from tensorjax._cores import absorb, cut_ranks, tall
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
+from tensorjax.tt._build import feasible_ranks
 from tensorjax.tt._round import orthogonal, round
 
 Arrays = tuple[jax.Array, ...]
@@ -361,7 +362,10 @@ def retract(
     x, xi = _aligned(point(x), xi)
     _check.finite("xi", xi)
     if method == "svd":
-        rank = (x.ranks[1:-1] or 1) if rank is None else rank
+        # x + ξ has more than its modes allow, but neither of them was padded.
+        both = [a + b for a, b in zip(x.ranks[1:-1], xi.ranks[1:-1], strict=True)]
+        rank = x.ranks[1:-1] if rank is None else feasible_ranks(rank, x.shape, both)
+        rank = rank or 1
         return round(add(x, xi), rank=rank, method="svd")
     if rank is not None:
         bounds = [max(r, 1) for r in x.ranks[1:-1]]

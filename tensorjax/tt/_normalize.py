@@ -1,5 +1,6 @@
 """Norms that no scalar holds: their logarithm, and the train over its norm."""
 
+import math
 from typing import Any, TypeVar
 
 import jax
@@ -35,7 +36,7 @@ def log_norm(t: TT) -> jax.Array:
 def _log_norm(t: TT) -> jax.Array:
     square, half = squared_norm(t.astype(linalg.factor_dtype(t.dtype)))
     none = square <= 0
-    log = jnp.log(jnp.where(none, 1, square)) / 2 + half * jnp.log(jnp.asarray(2, square.dtype))
+    log = jnp.log(jnp.where(none, 1, square)) / 2 + half.astype(square.dtype) * math.log(2)
     return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
 
 

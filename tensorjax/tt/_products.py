@@ -25,7 +25,7 @@ from tensorjax.tt._algebra import (
     scale,
     unfold,
 )
-from tensorjax.tt._build import rank_bounds
+from tensorjax.tt._build import pad, padded_ranks, rank_bounds
 from tensorjax.tt._round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -181,8 +181,9 @@ def linear_combination(
         or less; most of the rest is left to a truncation by singular values, which is exact. The
         estimate is random: an error above ``tol`` is improbable, not impossible. With ``rank``,
         shapes are those of ``rank`` and what ``tol`` discards is set to zero.
-      rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
-        Static: jit, vmap and grad work. The error is within a few per cent of the best one, or of
+      rank: one int for all bonds or one per interior bond, cut where a bond cannot need as much,
+        but not if a train goes in that `pad` has brought to ``rank``; see `round`. Static: jit, vmap
+        and grad work. The error is within a few per cent of the best one, or of
         about 1e-11 of the sum in float64 where that is more.
       method: "randomized", or, with ``tol`` alone, "gram": Gram matrices over the bonds of all
         terms side by side. The tolerance is then proven; it takes O(d n m² r³) operations for m
@@ -331,6 +332,9 @@ def _rounded(
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
     extra = sweeps.oversampled(ranks, oversample)
     out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
+    shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
+    if shape != out.ranks[1:-1]:
+        out = pad(out, shape)
     return TT._unchecked(placed_like(out.cores, given))
 
 

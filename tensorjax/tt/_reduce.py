@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import absorb, difference, times_right
-from tensorjax._scaling import gauged, held, restored
+from tensorjax._scaling import gauged, held, near_one, restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -200,34 +200,34 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
 @jax.jit
 def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
-    sizes = jnp.asarray(t.shape, jnp.int32)
-    indices = indices.astype(jnp.int32)
-    indices = jnp.clip(jnp.where(indices < 0, indices + sizes, indices), 0, sizes - 1)
-    if 2 * indices.shape[0] <= max(t.shape):
-        return jax.vmap(lambda index: _entry(t, index))(indices)
-    cores, exponent = gauged(t.cores)
+    powers = [linalg.exponent_of(c) for c in t.cores]
     tables: list[jax.Array] = []
-    powers: list[Any] = []
     rows: list[jax.Array] = []
+    pending: list[jax.Array] = []  # powers that the vector before a table takes instead of it
     for a, b in _groups(t, indices.shape[0]):
         # Rows first: what is gathered lies together.
-        table, power = _product(cores[a:b])
+        alone = b - a == 1
+        table = t.cores[a] if alone else _product(t.cores[a:b], powers[a:b])
         tables.append(table.transpose(1, 0, 2))
-        powers.append(power)
+        pending.append(powers[a] if alone else jnp.zeros((), jnp.int32))
         row = jnp.zeros((), jnp.int32)
         for k in range(a, b):
-            row = row * t.shape[k] + indices[:, k]
+            n = t.shape[k]
+            i = indices[:, k].astype(jnp.int32)
+            row = row * n + jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1)
         rows.append(row)
+    total, steps = sum(powers), _steps_in_range(t)
 
     def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
-        v, e = linalg.normalized(tables[0][rows[0], 0])
-        e = e + exponent + sum(p[row] for p, row in zip(powers, rows, strict=True) if p is not None)
-        for table, row in zip(tables[1:], rows[1:], strict=True):
-            # Not as a product of matrices: so the gather is fused, and never stored. Every entry
-            # has a scale of its own: a column may be near one in another row.
-            v, shift = linalg.normalized(jnp.sum(v[:, None] * table[row], axis=0))
-            e = e + shift
-        return linalg.scaled(v[0], e)
+        v, exponent = linalg.scaled(tables[0][rows[0], 0], -pending[0]), total
+        for k, (table, row) in enumerate(zip(tables[1:], rows[1:], strict=True), 1):
+            # Not as a product of matrices: so the gather is fused, and never stored.
+            v = v * linalg.power_of_two(-pending[k], v.dtype)
+            v = jnp.sum(v[:, None] * table[row], axis=0)
+            if k % steps == 0:
+                v, e = linalg.normalized(jax.lax.optimization_barrier(v))
+                exponent = exponent + e
+        return restored(v[0], exponent)
 
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
@@ -236,15 +236,10 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     return jax.lax.map(entry, tuple(rows), batch_size=piece)
 
 
-def _entry(t: TT, index: jax.Array) -> jax.Array:
-    """One entry: of a few, only the slices of the cores that they need are looked at."""
-    slices, exponent = gauged([c[:, i][:, None] for c, i in zip(t.cores, index, strict=True)])
-    v, e = linalg.normalized(slices[0][0, 0])
-    exponent = exponent + e
-    for core in slices[1:]:
-        v, shift = linalg.normalized(jnp.sum(v[:, None] * core[:, 0], axis=0))
-        exponent = exponent + shift
-    return linalg.scaled(v[0], exponent)
+def _steps_in_range(t: TT) -> int:
+    """How many products with cores near one a vector stands: a third of the range of exponents."""
+    growth = max(1.0, math.log2(2 * max(t.ranks)))
+    return max(1, int(jnp.finfo(t.dtype).maxexp / 3 / growth))
 
 
 def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
@@ -274,18 +269,14 @@ def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
     return groups + tail
 
 
-def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Neighbouring cores as one, (r, ∏ n, s), over powers of two of every row, and these."""
-    if len(cores) == 1:
-        return cores[0], None
-    out, e = linalg.normalized(cores[0], axis=(0, 2))
-    exponents = e.ravel()
-    for core in cores[1:]:
+def _product(cores: Sequence[jax.Array], powers: Sequence[Any]) -> jax.Array:
+    """Neighbouring cores over these powers of two as one, (r, ∏ n, s)."""
+    small = [linalg.scaled(c, -e) for c, e in zip(cores, powers, strict=True)]
+    out = small[0]
+    for core in small[1:]:
         out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
         out = out.reshape(out.shape[0], -1, out.shape[-1])
-        out, e = linalg.normalized(out, axis=(0, 2))
-        exponents = jnp.repeat(exponents, core.shape[1]) + e.ravel()
-    return out, exponents
+    return out
 
 
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
@@ -325,8 +316,8 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
     dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
     small = {k: linalg.normalized(v.astype(dtype)) for k, v in vectors.items()}
-    given, exponent = gauged([c.astype(dtype) for c in t.cores])
-    exponent = exponent + sum(e for _, e in small.values())
+    given, exponents = near_one([c.astype(dtype) for c in t.cores])
+    exponent = sum(exponents) + sum(e for _, e in small.values())
     pending: Any = None  # what the modes contracted since the last core make of the bond
     cores: list[jax.Array] = []
     for k, core in enumerate(given):

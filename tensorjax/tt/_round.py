@@ -32,7 +32,7 @@ from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
-from tensorjax.tt._build import feasible_ranks, pad, rank_bounds, trim
+from tensorjax.tt._build import feasible_ranks, pad, padded_ranks, rank_bounds, trim
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
@@ -115,8 +115,9 @@ def round(
         jit: on a CPU by LAPACK with exact ranks and nothing compiled, on an accelerator by one
         compiled program per bucket of ranks. With ``rank``, shapes are those of ``rank`` and what
         ``tol`` discards is set to zero.
-      rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
-        Static: jit, vmap and grad work.
+      rank: one int for all bonds or one per interior bond, cut where a bond cannot need as much; of
+        a train that `pad` has brought to ``rank`` or more at every bond, that very rank. Static:
+        jit, vmap, grad and loops work.
       method: "auto"; "svd" (full accuracy); "gram" (fastest with ``tol``; error floor √eps, below
         which "svd" stands in); "randomized" (fastest with ``rank``: within a few per cent of the
         best error, or of about 1e-11·‖t‖ in float64 where that is more). "auto" takes "randomized"
@@ -171,6 +172,8 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
     if t.order == 1:
         return t
     out = _compressed(t, tol, ranks, method, key, extra)
+    if ranks is not None and (shape := padded_ranks(rank, ranks, [t])) != out.ranks[1:-1]:
+        out = pad(out, shape)
     return TT._unchecked(placed_like(out.cores, t.cores))
 
 

@@ -68,8 +68,29 @@ def round(
         if rank is None and core_rank is None:
             return out
         if _fits(out, ranks, bonds):
-            return pad(out, ranks, bonds)
-    return _static(t, tol, ranks, bonds)
+            return pad(out, *_padded(t, rank, core_rank, ranks, bonds))
+    out, shape = _static(t, tol, ranks, bonds), _padded(t, rank, core_rank, ranks, bonds)
+    return out if shape == (ranks, bonds) else pad(out, *shape)
+
+
+def _padded(
+    t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape of the result: the feasible ranks, or those that ``t`` was padded to.
+
+    As in `tensorjax.tt.round`: of a tensor that holds the ranks asked everywhere, these.
+    """
+    if rank is not None:
+        wanted = _check.bond_ranks(rank, [2**62] * t.order, place="mode")
+        over = any(s > n for s, n in zip(t.ranks, t.shape, strict=True))
+        if over and all(s >= w for s, w in zip(t.ranks, wanted, strict=True)):
+            ranks = wanted
+    if core_rank is not None and bonds is not None:
+        wanted = _check.bond_ranks(core_rank, [2**62] * len(bonds), name="core_rank")
+        over = cut_ranks(t.core.ranks, t.core.shape) != t.core.ranks
+        if over and all(s >= w for s, w in zip(t.core.ranks[1:-1], wanted, strict=True)):
+            bonds = wanted
+    return ranks, bonds
 
 
 def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
