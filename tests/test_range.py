@@ -1,0 +1,144 @@
+"""Sweeps over trains stay in range at any scale of the cores, and loops keep their shapes.
+
+Cores are scaled by powers of ten that are drawn, so that products of cores leave the range though
+the tensor does not; what is right is computed at scale one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+from tests.oracles import cores, dense, error, norm
+
+SHAPE = (2, 3, 2, 2)
+
+
+def scaled(rng, dtype, most):
+    """A train, and the same with cores times powers of ten up to ``most`` whose product is one."""
+    x = cores(rng, SHAPE, 2, dtype)
+    powers = rng.integers(-most, most + 1, len(SHAPE))
+    powers = np.clip(powers - np.round(powers.mean()).astype(int), -most, most)
+    powers[-1] -= powers.sum()
+    y = [(c * np.float64(10.0) ** p).astype(dtype) for c, p in zip(x, powers, strict=True)]
+    return tt.TT([jnp.asarray(c) for c in x]), tt.TT([jnp.asarray(c) for c in y])
+
+
+FUNCTIONS = {
+    "to_dense": lambda x: tt.to_dense(x),
+    "evaluate": lambda x: tt.evaluate(x, np.array([[0] * 4, [1] * 4, [1, 2, 0, 1]])),
+    "contract_modes": lambda x: tt.contract_modes(x, {k: jnp.ones(SHAPE[k], x.dtype) for k in (1, 3)}),
+    "contract all": lambda x: tt.contract_modes(
+        x, {k: jnp.ones(n, x.dtype) for k, n in enumerate(SHAPE)}
+    ),
+    "norm": tt.norm,
+    "log_norm": tt.log_norm,
+    "normalize": tt.normalize,
+    "orthogonalize": lambda x: tt.orthogonalize(x, 1),
+    "round": lambda x: tt.round(x + x, rank=2),
+    "round by svd": lambda x: tt.round(x + x, rank=2, method="svd"),
+    "hadamard": lambda x: tt.hadamard(x, x),
+    "hadamard, rounded": lambda x: tt.hadamard(x, x, rank=4),
+    "linear_combination": lambda x: tt.linear_combination([x, x], [2.0, -1.0], rank=2),
+    "tangent_project": lambda x: tt.tangent_project(x, x),
+}  # fmt: skip
+SOME = ("evaluate", "to_dense", "contract_modes", "log_norm", "normalize", "hadamard")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS]
+)
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 15), (np.float64, 60)])
+def test_results_do_not_depend_on_the_scale_of_the_cores(rng, name, dtype, most):
+    plain, extreme = scaled(rng, dtype, most)
+    wanted, found = (FUNCTIONS[name](x) for x in (plain, extreme))
+    wanted, found = (dense(x) if isinstance(x, tt.TT) else x for x in (wanted, found))
+    assert np.isfinite(found).all()
+    assert error(found, wanted) <= 1e3 * np.finfo(dtype).eps * norm(wanted)
+
+
+def test_entries_of_opposite_scales_are_right():
+    small, large = (jnp.full((2,), v, jnp.float32) for v in (1e-20, 1e20))
+    a = tt.rank_one([small] * 3 + [large] * 3)
+    both = a + tt.rank_one([large] * 3 + [small] * 3)
+    assert np.asarray(tt.to_dense(both)) == pytest.approx(2.0, rel=1e-5)
+    assert float(tt.norm(both)) == pytest.approx(16, rel=1e-5)
+
+
+@pytest.mark.parametrize(("value", "sites"), [(10.0, 309), (0.1, 330)])
+def test_norms_that_no_scalar_holds(value, sites):
+    a = tt.rank_one([np.full(1, value)] * sites)
+    with pytest.raises(OverflowError, match="tt.normalize"):
+        tt.norm(a)
+    assert float(jax.jit(tt.norm)(a)) == (np.inf if value > 1 else 0.0)
+    assert float(tt.log_norm(a)) == pytest.approx(sites * np.log(value), rel=1e-13)
+    assert float(tt.norm(tt.normalize(a))) == pytest.approx(1, rel=1e-12)
+
+
+def test_zero_trains_have_no_direction():
+    for zero in (tt.zeros((2, 3)), tt.TTMatrix([np.zeros((1, 2, 3, 1))])):
+        assert float(tt.norm(zero)) == 0
+        assert float(tt.log_norm(zero)) == -np.inf
+        assert float(tt.norm(tt.normalize(zero))) == 0
+        slopes = jax.tree.leaves(jax.grad(tt.log_norm)(zero))
+        assert all((np.asarray(g) == 0).all() for g in slopes)
+
+
+def test_derivatives_of_the_logarithm(rng):
+    x = tt.TT([jnp.asarray(c) for c in cores(rng, SHAPE, 2, np.float64)])
+    slopes = jax.grad(tt.log_norm)(x), jax.grad(lambda t: jnp.log(tt.norm(t)))(x)
+    for a, b in zip(*map(jax.tree.leaves, slopes), strict=True):
+        assert np.asarray(a) == pytest.approx(np.asarray(b), rel=1e-10, abs=1e-12)
+
+
+def test_long_float32_trains():
+    x = tt.ones((100,) * 40, jnp.float32)  # of norm 1e40
+    out = tt.orthogonalize(x, 0)
+    assert all(np.isfinite(c).all() for c in out.cores)
+    assert float(tt.log_norm(out)) == pytest.approx(40 * np.log(10), rel=1e-5)
+    drawn = np.asarray(tt.sample(jax.random.key(0), x, 200))
+    assert drawn.mean() == pytest.approx(49.5, abs=5 * 28.9 / 8000**0.5)
+
+
+@pytest.mark.slow
+def test_tangent_vectors_of_long_float32_trains():
+    x = tt.ones((100,) * 40, jnp.float32)
+    xi = tt.tangent_project(x, x)
+    assert all(np.isfinite(c).all() for c in xi.cores)
+    assert np.asarray(tt.evaluate(xi, [[3] * 40, [99] * 40])) == pytest.approx(1, rel=1e-4)
+
+
+# Ranks ------------------------------------------------------------------------------------------
+
+LOOPS = {
+    "round": lambda x, y, rank: tt.round(x + y, rank=rank),
+    "round to a tolerance": lambda x, y, rank: tt.round(x + y, rank=rank, tol=1e-6),
+    "round alone": lambda x, y, rank: tt.round(x, rank=rank, tol=1e-6),
+    "hadamard": lambda x, y, rank: tt.hadamard(x, y, rank=rank),
+    "matvec": lambda x, y, rank: tt.matvec(tt.identity(x.shape, x.dtype), x, rank=rank),
+    "linear_combination": lambda x, y, rank: tt.linear_combination([x, y], rank=rank),
+    "linear_combination to a tolerance": lambda x, y, rank: tt.linear_combination(
+        [x, y], rank=rank, tol=1e-6
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n.startswith("round") else pytest.param(n, marks=pytest.mark.slow) for n in LOOPS],
+)
+@pytest.mark.parametrize("rank", [4, (3, 4, 3, 5)], ids=str)
+def test_padded_loops_keep_their_shapes(rng, name, rank):
+    shape = (2,) * 5
+    x, y = (tt.TT([jnp.asarray(c) for c in cores(rng, shape, 2, np.float64)]) for _ in range(2))
+    start = tt.pad(x, rank)
+
+    @jax.jit
+    def run(start):
+        step = lambda x, _: (LOOPS[name](x, y, rank), None)  # noqa: E731
+        return jax.lax.scan(step, start, None, length=2)[0]
+
+    out = run(start)
+    assert out.ranks == start.ranks == LOOPS[name](start, y, rank).ranks
+    assert np.isfinite(dense(out)).all()
