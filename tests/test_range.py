@@ -28,7 +28,9 @@ def scaled(rng, dtype, most):
 FUNCTIONS = {
     "to_dense": lambda x: tt.to_dense(x),
     "evaluate": lambda x: tt.evaluate(x, np.array([[0] * 4, [1] * 4, [1, 2, 0, 1]])),
-    "contract_modes": lambda x: tt.contract_modes(x, {k: jnp.ones(SHAPE[k], x.dtype) for k in (1, 3)}),
+    "contract_modes": lambda x: tt.contract_modes(
+        x, {k: jnp.ones(SHAPE[k], x.dtype) for k in (1, 3)}
+    ),
     "contract all": lambda x: tt.contract_modes(
         x, {k: jnp.ones(n, x.dtype) for k, n in enumerate(SHAPE)}
     ),
@@ -42,7 +44,7 @@ FUNCTIONS = {
     "hadamard, rounded": lambda x: tt.hadamard(x, x, rank=4),
     "linear_combination": lambda x: tt.linear_combination([x, x], [2.0, -1.0], rank=2),
     "tangent_project": lambda x: tt.tangent_project(x, x),
-}  # fmt: skip
+}
 SOME = ("evaluate", "to_dense", "contract_modes", "log_norm", "normalize", "hadamard")
 
 
@@ -69,7 +71,7 @@ def test_entries_of_opposite_scales_are_right():
 @pytest.mark.parametrize(("value", "sites"), [(10.0, 309), (0.1, 330)])
 def test_norms_that_no_scalar_holds(value, sites):
     a = tt.rank_one([np.full(1, value)] * sites)
-    with pytest.raises(OverflowError, match="tt.normalize"):
+    with pytest.raises(OverflowError, match="out of the range"):
         tt.norm(a)
     assert float(jax.jit(tt.norm)(a)) == (np.inf if value > 1 else 0.0)
     assert float(tt.log_norm(a)) == pytest.approx(sites * np.log(value), rel=1e-13)

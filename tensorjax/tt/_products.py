@@ -450,6 +450,9 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     found = balanced(cores)
     if len(modes) > 1:
         part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
-        found = [np.asarray(c) for c in round(TT._unchecked(tuple(jax.device_put(found))), tol=part).cores]
+        found = [
+            np.asarray(c)
+            for c in round(TT._unchecked(tuple(jax.device_put(found))), tol=part).cores
+        ]
     found = balanced(found, exponent + e, linalg.exponents_held(dtype))
     return TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in found])))
