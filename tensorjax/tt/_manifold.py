@@ -54,7 +54,7 @@ def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
 
 
 def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = None) -> TT:
-    """The tangent vector with the variations 2^exponent δ_1 … δ_d, as a train of twice the ranks."""
+    """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks."""
     share: Any = None
     if exponent is not None:
         deltas, share = _in_range(deltas, exponent)

@@ -182,8 +182,8 @@ def linear_combination(
         estimate is random: an error above ``tol`` is improbable, not impossible. With ``rank``,
         shapes are those of ``rank`` and what ``tol`` discards is set to zero.
       rank: one int for all bonds or one per interior bond, cut where a bond cannot need as much,
-        but not if a train goes in that `pad` has brought to ``rank``; see `round`. Static: jit, vmap
-        and grad work. The error is within a few per cent of the best one, or of
+        but not if a train goes in that `pad` has brought to ``rank``; see `round`. Static: jit,
+        vmap and grad work. The error is within a few per cent of the best one, or of
         about 1e-11 of the sum in float64 where that is more.
       method: "randomized", or, with ``tol`` alone, "gram": Gram matrices over the bonds of all
         terms side by side. The tolerance is then proven; it takes O(d n m² r³) operations for m

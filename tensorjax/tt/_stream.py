@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._scaling import restored
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
 from tensorjax.tt._build import feasible_ranks
@@ -108,7 +109,8 @@ def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
 
 @jax.jit
 def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
-    term = factors_of(trains, state.cores[0].dtype)
+    term, exponent = factors_of(trains, state.cores[0].dtype)
+    weight = restored(weight, exponent)
     order = len(term)
     lefts = [weight * fused.edge(term)]
     rights = [fused.edge(term)]
