@@ -172,7 +172,8 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
     if t.order == 1:
         return t
     out = _compressed(t, tol, ranks, method, key, extra)
-    if ranks is not None and (shape := padded_ranks(rank, ranks, [t])) != out.ranks[1:-1]:
+    shape = out.ranks[1:-1] if ranks is None else padded_ranks(rank, ranks, [t])
+    if shape != out.ranks[1:-1]:
         out = pad(out, shape)
     return TT._unchecked(placed_like(out.cores, t.cores))
 
