@@ -50,10 +50,12 @@ def gauged(cores: Sequence[Any]) -> tuple[Cores, Any]:
     out: Cores = []
     for core in cores:
         columns = xp.maximum((carry[:, None] + _blocks(core)).max(0), NOTHING)
+        top = xp.where(columns.max() > NOTHING // 2, columns.max(), 0)
+        # A column of zeros has a derivative: its power is undone in the next core like any other.
+        columns = xp.where(columns > NOTHING // 2, columns, top)
         out.append(scaled(core, (carry[:, None] - columns[None])[:, None, :]))
-        top = columns.max()
-        carry = xp.maximum(columns - top, NOTHING)
-        total = total + xp.where(top > NOTHING // 2, top, 0)  # of zeros the exponent says nothing
+        carry = columns - top
+        total = total + top
     return out, total
 
 
@@ -68,10 +70,10 @@ def _blocks(core: Any) -> Any:
 
 
 def lifted(x: Any, axis: Any = None) -> tuple[Any, Any]:
-    """`normalized`, but with `NOTHING` for the exponent of zeros, which says nothing."""
-    small, e = normalized(x, axis)
-    some = (small != 0).any(axis=axis, keepdims=axis is not None)
-    return small, namespace(x).where(some, e, NOTHING)
+    """`normalized`, but zeros, which have a derivative too, stay as they are: of exponent 0."""
+    some = (x != 0).any(axis=axis, keepdims=axis is not None)
+    e = namespace(x).where(some, exponent_of(x, axis), 0)
+    return scaled(x, -e), e
 
 
 def restored(x: Any, exponent: Any) -> Any:
