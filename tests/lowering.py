@@ -1,7 +1,7 @@
-"""Lowering of functions for platforms that this machine need not have, and what the programs call.
+"""Lowering of functions for platforms that this machine need not have; what the programs call.
 
-`check_portable` is what a table of public functions asks of each: forward and backward, for GPUs and
-TPUs, on a machine that has CPUs only and with nothing set in the environment.
+`check_portable` is what a table of public functions asks of each: forward and backward, for GPUs
+and TPUs, on a machine that has CPUs only and with nothing set in the environment.
 """
 
 import re
