@@ -140,8 +140,9 @@ def round(
     what the sketch misses. Programs for CPUs, those of `jax.export` apart, serve ``rank`` alone by
     compiled sweeps (tensorjax/_native) for real trains, in double precision whatever their dtype;
     there the last truncation takes the subspaces of all bonds of one and the same train, within the
-    same bound. ``tol`` is served so by "gram", and there the distance is measured before a result is accepted. XLA splits no such call
-    over devices: a batch sharded over several CPUs is rounded where it lies under `shard_map`.
+    same bound. ``tol`` is served so by "gram", and there the distance is measured before a result
+    is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
+    where it lies under `shard_map`.
     """
     single("t", t)
     linalg.choose(method, None, t.dtype)
