@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, _native, contract, linalg
 from tensorjax.nn import _lookup as networks
 from tensorjax.nn._base import (
-    MAX_BYTES,
+    MAlooks them up_BYTES,
     certificates,
     check_bytes,
     check_rngs,
@@ -139,14 +139,18 @@ class Embedding(nnx.Module):
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """How a call with so many ids will look them up, and what it costs."""
+        """How a call with so many ids looks them up on devices of this process, and its cost."""
         _check.integer("count", count, low=0)
-        return self._plan(*self._network(), count)
+        return self._plan(*self._network(), count, _native.is_default())
 
-    def _plan(self, operands: list[jax.Array], network: Network, count: int) -> LookupPlan:
+    def _plan(
+        self, operands: list[jax.Array], network: Network, count: int, sweeps: bool = True
+    ) -> LookupPlan:
+        """Plans with compiled code, which programs for other platforms do without, or not."""
         held = {x.dtype for x in (*operands, *values(self.gates))}
         compiled = (
-            len(held) == 1
+            sweeps
+            and len(held) == 1
             and self.dtype in (None, *held)
             and all(x.size for x in operands)
             and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
@@ -225,7 +229,7 @@ class Embedding(nnx.Module):
             )
         return logits.reshape(*lead, self.num_embeddings)
 
-    def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
+    def table(self, *, max_bytes: int = MAlooks them up_BYTES) -> jax.Array:
         """All rows, (num_embeddings, features), in the dtype of the parameters.
 
         Args:

@@ -22,9 +22,9 @@ class LookupPlan:
       capacity: distinct ids that rows are made for at a time; None where ids are looked up as they
         are. More distinct ids take more rounds.
       dense: whether rows are gathered from the whole matrix, made for the purpose.
-      compiled: whether in programs for one CPU the rows of a TT-matrix are made by compiled code,
-        once for each distinct id, from slices of cores and of tables; what follows is then said of
-        these programs. Those for other platforms, or several devices, are planned when lowered.
+      compiled: whether the rows of a TT-matrix are made by compiled code, once for each distinct
+        id, from slices of cores and of tables. So they are in programs for one CPU, whatever else
+        is in this process; `plan` says it where one CPU is what programs are for by default.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
         it holds, how many rows it has and how many numbers each.
       flops: multiplications and additions of one call, for one round; if ``compiled``, for as many

@@ -82,7 +82,7 @@ def _overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
-    if _native.overlaps(dtype, x.shape):
+    if _native.overlaps(x.cores, y.cores):
         return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y)
 
