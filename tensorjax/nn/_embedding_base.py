@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, _native, contract, linalg
 from tensorjax.nn import _lookup as networks
 from tensorjax.nn._base import (
-    MAlooks them up_BYTES,
+    MAX_BYTES,
     certificates,
     check_bytes,
     check_rngs,
@@ -229,7 +229,7 @@ class Embedding(nnx.Module):
             )
         return logits.reshape(*lead, self.num_embeddings)
 
-    def table(self, *, max_bytes: int = MAlooks them up_BYTES) -> jax.Array:
+    def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
         """All rows, (num_embeddings, features), in the dtype of the parameters.
 
         Args:
