@@ -17,17 +17,7 @@ import numpy as np
 from tensorjax import _native
 
 REFUSED = (ValueError, TypeError, MemoryError, OverflowError, jax.errors.JaxRuntimeError)
-TYPES = "float32 float64 int32 int64 complex64 bfloat16 float16 bool uint8".split()
-    "float32",
-    "float64",
-    "int32",
-    "int64",
-    "complex64",
-    "bfloat16",
-    "float16",
-    "bool",
-    "uint8",
-]
+TYPES = ["float32", "float64", "int32", "int64", "complex64", "bfloat16", "bool", "uint8"]
 SIZES = [0, 1, 2, 3, 7, 8, 9, 17]
 ODD = [0, 1, -1, 2, 5, 1 << 14, 1 << 31, 1 << 40, -(1 << 62), (1 << 63) - 1]
 
