@@ -41,6 +41,7 @@ def normal(rng: np.random.Generator, shape: Any, dtype: Any) -> np.ndarray:
 
 
 def bonds(rng: np.random.Generator, order: int, most: int = 9) -> list[int]:
+    most = most if rng.random() < 0.9 else 8 * most
     return [1, *rng.integers(1, most, order - 1).tolist(), 1]
 
 
