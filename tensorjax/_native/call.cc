@@ -556,6 +556,7 @@ bool fits(long d, const int64_t* modes, const int64_t* ranks, const double* cons
   long widest = 1;
   for (long k = 0; k < d; k++) {
     need(modes[k] > 0 && ranks[k] > 0 && ranks[k + 1] > 0 && cores[k], "an empty core");
+    product_of({ranks[k], modes[k], ranks[k + 1]});
     product_of({padded(ranks[k]), modes[k], padded(ranks[k + 1])});
     widest = std::max<long>(widest, ranks[k + 1]);
   }
