@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._export import serializable
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -42,6 +43,7 @@ class _Train:
             lambda _, children: cls._unchecked(*children),
             lambda t: ((t.cores,), None),
         )
+        serializable(cls)
 
     @classmethod
     def _unchecked(cls, cores: Any) -> Self:

@@ -5,9 +5,9 @@ reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
 `tensorjax.nn`; `gram_round` and the passes serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
-and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
-for `jax.export`, which refuses calls that it does not know, and for lowering to a platform other
-than the default one.
+and for other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
+`jax.export` and where XLA would have to split a call over devices: `tensorjax._native.dispatch`
+chooses when a program is lowered. TENSORJAX_NATIVE=0 in the environment turns the sweeps off.
 """
 
 import ctypes
@@ -99,7 +99,7 @@ def _blas_threads() -> list[ctypes.c_void_p]:
 
 
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
-    """Whether `round_to_ranks` can round trains of this dtype, shape and these ranks here.
+    """Whether `round_to_ranks` rounds trains of this dtype, shape and these ranks, on a CPU.
 
     Args:
       dtype: float32 or float64 can be.
@@ -111,7 +111,7 @@ def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int
         return False
     if exact and max(_columns(shape, ranks)) > _EXACT_COLUMNS:
         return False
-    return jax.default_backend() == "cpu" and not status()
+    return not status()
 
 
 def _columns(
@@ -146,13 +146,9 @@ def round_to_ranks(
       matrices: cores (a_{k-1}, m_k, n_k, a_k) of the matrix train; the product, with modes m_k, is
         not formed. Not with w = 0.
     """
-    shape = [c.shape[1] for c in matrices or cores]
     bonds = [c.shape[-1] * (matrices[k].shape[-1] if matrices else 1) for k, c in enumerate(cores)]
-    old = (1, *bonds)
-    new = (1, *ranks, 1)
-    results = [
-        jax.ShapeDtypeStruct((new[k], n, new[k + 1]), cores[0].dtype) for k, n in enumerate(shape)
-    ]
+    old, results = (1, *bonds), rounded_shapes(matrices or cores, ranks)
+    shape = [r.shape[1] for r in results]
     call = jax.ffi.ffi_call("tensorjax_round", results, vmap_method="broadcast_all")
     width = mix.shape[-1]
     widths = [r + width - max(ranks) for r in ranks] if width else None
@@ -164,11 +160,19 @@ def round_to_ranks(
     return list(out)
 
 
+def rounded_shapes(
+    cores: Sequence[jax.Array], ranks: tuple[int, ...]
+) -> list[jax.ShapeDtypeStruct]:
+    """Of the cores of the result, whose modes are the second axes of ``cores``."""
+    new = (1, *ranks, 1)
+    return [
+        jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
+    ]
+
+
 def overlaps(dtype: Any, shape: Sequence[int]) -> bool:
-    """Whether `inner` takes trains of this dtype and shape here."""
-    fits = np.dtype(dtype) == np.float64 and 0 not in shape
-    # Among several devices cores may be sharded, and XLA would gather them for the call.
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    """Whether `inner` takes trains of this dtype and shape, on a CPU."""
+    return np.dtype(dtype) == np.float64 and 0 not in shape and not status()
 
 
 def inner(
@@ -187,13 +191,13 @@ def inner(
 
 
 def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
-    """Whether `multiply` takes these cores here, and is quicker than XLA at it."""
+    """Whether `multiply` takes these cores, on a CPU, and is quicker than XLA at it."""
     dtypes = {c.dtype for c in (*xs, *ys)}
     size = sum(x.size * y.size // max(1, x.shape[1]) for x, y in zip(xs, ys, strict=True))
     fits = len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
     if not fits or size * xs[0].dtype.itemsize < _LARGE or any(0 in c.shape for c in (*xs, *ys)):
         return False
-    return jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    return not status()
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -203,18 +207,23 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
       xs: cores (r, n, s) of x, float32 or float64, none empty.
       ys: cores (q, n, t) of y, of the same dtype.
     """
-    shapes = [
-        jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
-        for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
-    ]
+    shapes = product_shapes(xs, ys)
     call = jax.ffi.ffi_call("tensorjax_multiply", shapes, vmap_method="broadcast_all")
     return list(call(*xs, *ys))
 
 
+def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Of the cores of `multiply`."""
+    return [
+        jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
+        for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
+    ]
+
+
 def sketches(dtype: Any, modes: int) -> bool:
-    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, here."""
+    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, on a CPU."""
     fits = np.dtype(dtype) in (np.float32, np.float64) and modes >= _WIDEST // dtype.itemsize
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    return fits and not status()
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
@@ -231,10 +240,8 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def looks_up(dtype: Any) -> bool:
-    """Whether `look_up` takes cores of this dtype here."""
-    # Among several devices ids may be sharded, and XLA would gather them for the call.
-    fits = np.dtype(dtype) in (np.float32, np.float64)
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    """Whether `look_up` takes cores of this dtype, on a CPU."""
+    return np.dtype(dtype) in (np.float32, np.float64) and not status()
 
 
 def look_up(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._export import serializable
 
 
 class Wiring(NamedTuple):
@@ -260,6 +261,7 @@ jax.tree_util.register_pytree_with_keys(
     lambda wiring, children: Layer._unchecked(*children, wiring=wiring),
     lambda x: ((x.disentanglers, x.isometries), x.wiring),
 )
+serializable(Layer, list, lambda saved: Wiring(*map(tuple, saved)))
 jax.tree_util.register_pytree_with_keys(
     MERA,
     lambda m: (
@@ -272,6 +274,7 @@ jax.tree_util.register_pytree_with_keys(
     lambda _, children: MERA._unchecked(*children),
     lambda m: ((m.layers, m.top), None),
 )
+serializable(MERA)
 
 
 def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:

@@ -21,7 +21,7 @@ from tensorjax.nn._base import (
     checked_dtype,
     values,
 )
-from tensorjax.nn._embedding_distinct import lookup
+from tensorjax.nn._embedding_compiled import lookup
 from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
 from tensorjax.nn._embedding_plan import LookupPlan, make_plan
 from tensorjax.nn._initial import Init, check_init

@@ -29,7 +29,7 @@ except ImportError:  # JAX 0.11.2 has no such hint any more: the same numbers, o
 _Tables = Sequence[jax.Array]
 
 
-def lookup(
+def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""

@@ -22,8 +22,8 @@ def apply(p: Any, x: Any) -> Any:
     """Computes f(x), whose squared norm estimates that of x without bias.
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
-    dense x of a `ttrp` map goes through C++ on a single CPU device, where that was built;
-    `jax.export` refuses such a program, unless TENSORJAX_NATIVE=0 is set.
+    dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built,
+    but for those of `jax.export`.
 
     Args:
       p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.

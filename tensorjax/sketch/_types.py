@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._export import serializable
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -144,6 +145,15 @@ def _times(shape: Sequence[int]) -> str:
 
 
 @dataclass_transform(frozen_default=True)
+def _encoded(aux: Any) -> list[Any]:
+    return [dataclasses.astuple(x) if isinstance(x, Law) else x for x in aux]
+
+
+def _decoded(saved: list[Any]) -> tuple[Any, ...]:
+    in_shape, in_size, out_size, kind = saved
+    return tuple(in_shape), in_size, out_size, Law(*kind)
+
+
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
     """Makes a class a frozen dataclass and pytree whose named fields are the children."""
 
@@ -151,6 +161,7 @@ def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         static = [f.name for f in dataclasses.fields(cls) if f.name not in arrays]  # type: ignore
         jax.tree_util.register_dataclass(cls, data_fields=list(arrays), meta_fields=static)
+        serializable(cls, _encoded, _decoded)
         return cls
 
     return wrap

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
+from tensorjax._native.dispatch import on_cpu
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
 
@@ -143,20 +144,34 @@ def ones_like(x: Train) -> Train:
 
 @jax.jit
 def exact_hadamard(x: Train, y: Train) -> Train:
-    if isinstance(x, TT) and isinstance(y, TT) and _native.multiplies(x.cores, y.cores):
-        return _compiled_hadamard(x, y)
-    expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
-    return _pairwise(x, y, expression, type(x))
+    if isinstance(x, TT) and isinstance(y, TT):
+        return _train_product(x, y)
+    return _pairwise(x, y, "aijb,cijd->acijbd", type(x))
+
+
+def _train_product(x: TT, y: TT) -> TT:
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
+    return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
+
+
+def _by_xla(x: TT, y: TT) -> TT:
+    return _pairwise(x, y, "aib,cid->acibd", TT)
+
+
+def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
+    return _native.multiply(x.cores, y.cores)
 
 
 @jax.custom_jvp
-def _compiled_hadamard(x: TT, y: TT) -> TT:
-    return TT._unchecked(tuple(_native.multiply(x.cores, y.cores)))
+def _either_product(x: TT, y: TT) -> TT:
+    results = _native.product_shapes(x.cores, y.cores)
+    return TT._unchecked(tuple(on_cpu(_by_sweeps, _by_xla, x, y, results=results)))
 
 
-@_compiled_hadamard.defjvp
-def _compiled_hadamard_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda x, y: _pairwise(x, y, "aib,cid->acibd", TT), primals, tangents)
+@_either_product.defjvp
+def _either_product_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_by_xla, primals, tangents)
 
 
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:

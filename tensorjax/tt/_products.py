@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import balanced, cut_ranks, placed_like
+from tensorjax._native.dispatch import on_cpu
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
@@ -347,7 +348,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     work = linalg.factor_dtype(dtype)
     if tol is None and _compiles(terms, work):
         pair = [t.astype(work) for t in terms[0]]
-        cores = _compiled(*pair, weights[0].astype(work), key, ranks, extra)
+        cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
         return TT._unchecked(tuple(c.astype(dtype) for c in cores))
     return _by_xla(terms, weights, tol, key, ranks, extra)
 
@@ -362,22 +363,33 @@ def _compiles(terms: Any, dtype: Any) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _compiled(
+def _either(
     a: TTMatrix, x: TT, weight: Any, key: Any, ranks: tuple[int, ...], extra: int
+) -> list[Any]:
+    results = _native.rounded_shapes(a.cores, ranks)
+    static, operands = (ranks, extra), (a, x, weight, key)
+    return on_cpu(_by_sweeps, _one_by_xla, *operands, static=static, results=results, alone=False)
+
+
+def _by_sweeps(
+    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
 ) -> list[Any]:
     draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
     *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
     return [*first, weight * last]
 
 
-@_compiled.defjvp
-def _compiled_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
+def _one_by_xla(
+    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
+) -> list[Any]:
+    return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
+
+
+@_either.defjvp
+def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
     """Through XLA's sweeps, by the same random train."""
     *arrays, key = primals
-
-    def differentiable(a: TTMatrix, x: TT, weight: Any) -> list[Any]:
-        return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
-
+    differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
 
 

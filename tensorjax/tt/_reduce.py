@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import difference
+from tensorjax._native.dispatch import on_cpu
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -38,9 +39,8 @@ def inner(x: TT, y: TT) -> jax.Array:
       >>> print(tt.inner(tt.ones((2, 3)), tt.ones((2, 3))))
       6.0
 
-    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: on a CPU that is
-    the only device, trains in float64 are multiplied from both ends at once, by compiled sweeps
-    (tensorjax/_native; `jax.export` needs TENSORJAX_NATIVE=0).
+    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
+    CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     """
     return _inner(*_aligned(x, y))
 
@@ -80,18 +80,36 @@ def _norm(x: TT) -> jax.Array:
 
 def _overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
-    if x.dtype == y.dtype and _native.overlaps(x.dtype, x.shape):
-        return _compiled_overlap(x, y, same)
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
+    if _native.overlaps(dtype, x.shape):
+        return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _compiled_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
-    return _native.inner(x.cores, None if same else y.cores)
+def _either_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
+    results = jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+    native, otherwise = (_norm_by_sweeps, _norm_by_xla) if same else (_by_sweeps, _overlap_by_xla)
+    operands = (x,) if same else (x, y)
+    mantissa, exponent = on_cpu(native, otherwise, *operands, results=results)
+    return mantissa, exponent
 
 
-@_compiled_overlap.defjvp
-def _compiled_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
+def _by_sweeps(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores, y.cores)
+
+
+def _norm_by_sweeps(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores)
+
+
+def _norm_by_xla(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _overlap_by_xla(x, x)  # real: the conjugate is the train itself
+
+
+@_either_overlap.defjvp
+def _either_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
     return jax.jvp(_overlap_by_xla, primals, tangents)
 
 

@@ -32,6 +32,9 @@ class Stream(NamedTuple):
     bonds: tuple[jax.Array, ...]
 
 
+jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.tt.Stream")
+
+
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> Stream:

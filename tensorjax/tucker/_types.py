@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import times_mode
+from tensorjax._export import serializable
 from tensorjax._train import TT, is_scalar, single
 
 
@@ -155,6 +156,7 @@ jax.tree_util.register_pytree_with_keys(
     lambda _, children: Tucker._unchecked(*children),
     lambda t: ((t.core, t.factors), None),
 )
+serializable(Tucker)
 
 
 def one(name: str, t: Any) -> None:
