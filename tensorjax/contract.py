@@ -126,8 +126,8 @@ class Plan:
         """The same products for shapes some sizes of which `jax.export` leaves open."""
         if self.slices:
             raise ValueError(
-                f"memory_limit: expected shapes that are numbers, for slices are cut from them, got "
-                f"{shapes}; plan without a limit, or export for fixed shapes"
+                "memory_limit: expected shapes that are numbers, for slices are cut from them, "
+                f"got {shapes}; plan without a limit, or export for fixed shapes"
             )
         model = self._program.model
         network = syntax.parse(self.expr, shapes)

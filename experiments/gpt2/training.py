@@ -3,7 +3,8 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
 Record = dict[str, Any]
+_BEHIND = 4  # steps that the device may have before it when a loss is read
+_TOGETHER = 16  # steps after which several processes agree on whether to write a checkpoint
 Rows = Callable[[slice], np.ndarray]
 
 
@@ -123,7 +126,10 @@ class Programs:
         return program, time.perf_counter() - start
 
     def step(self, program: Any, params: Any, state: Any, rows: Rows, number: int) -> Any:
-        """One step: parameters, state of the optimiser, and the loss before it."""
+        """One step: parameters, state of the optimiser, and the loss before it.
+
+        The loss is NaN where the gradient is not finite: parameters are lost then.
+        """
         return program(params, state, *self.place(rows), self._dropout(number))
 
     def loss(self, params: Any, rows: np.ndarray) -> float:
@@ -187,6 +193,8 @@ class Programs:
             return total / count
 
         loss, gradient = jax.value_and_grad(mean)(params)
+        # The clipping needs this norm too, so it is computed once.
+        loss = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), loss, jnp.nan)
         updates, state = self.optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, loss
 
@@ -211,51 +219,144 @@ def train(
         evaluations: How many, evenly spread; the last one is at the end.
         peak: Operations that the devices do in a second, for the utilisation.
         checkpoints: Where states are kept.
-        every: Seconds between two of them; evaluations are where one may fall.
+        every: Seconds between two of them, at whatever step they have passed; several processes,
+            which have to write together, look at the clock every few steps.
         watch: Called with the record of every evaluation.
 
     Returns:
         The parameters, and all records.
 
     Raises:
-        FloatingPointError: The loss is not finite.
+        FloatingPointError: A loss or a gradient is not finite; a few steps later, for the device
+            is not waited for. What is in the newest checkpoint is from before.
     """
-    recipe, length = programs.recipe, programs.config.length
+    recipe = programs.recipe
     params, state = programs.begin()
-    done, records = 0, []
+    done, records, known = 0, [], {}
     found = checkpoints.restore((params, state))
     if found is not None:
-        done, (params, state), records = found
+        done, (params, state), records, known = found
+    program, seconds = None, 0.0
     if done < recipe.steps:
         program, seconds = programs.compiled(params, state)
-    else:
-        program, seconds = None, 0.0
-    saved = time.perf_counter()
+    clock = _Clock(every)
     for stop in _stops(done, recipe.steps, evaluations):
-        start, losses = time.perf_counter(), []
-        for number, rows in _batches(stream, length, recipe, done, stop):
+        leg = _Leg(checkpoints, **known)
+        leg.compile_seconds += seconds
+        for number, rows in _batches(stream, programs.config.length, recipe, done, stop):
             params, state, loss = programs.step(program, params, state, rows, number)
-            losses.append(loss)
-        loss = float(np.mean(jax.device_get(losses)))  # waits for the steps
-        took = time.perf_counter() - start
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"steps {done} to {stop}: expected a finite loss, got {loss}; "
-                "lower --rate, or compute in float32"
-            )
-        speed = (stop - done) * recipe.batch * length / took
-        used = speed * programs.config.flops() / peak
-        record = {"step": stop, "train": loss, "valid": programs.loss(params, valid),
-                  "seconds": took, "compile_seconds": seconds, "tokens_per_second": speed,
-                  "utilisation": used}  # fmt: skip
+            leg.add(number, loss)
+            if number + 1 < stop and clock.due(step=number + 1):
+                checkpoints.save(number + 1, (params, state), records, leg.settled())
+                clock.restart()
+                leg.resume()
+        record = {"step": stop, **leg.record(programs, peak)}
+        record["valid"] = programs.loss(params, valid)
+        _check_finite(record["valid"], f"evaluation after step {stop}", checkpoints)
         records.append(record)
         watch(record)
-        done, seconds = stop, 0.0
-        # Clocks differ between processes, which have to write together.
-        if processes.first_says(stop == recipe.steps or time.perf_counter() - saved > every):
+        done, seconds, known = stop, 0.0, {}
+        if clock.due(now=stop == recipe.steps):
             checkpoints.save(stop, (params, state), records)
-            saved = time.perf_counter()
+            clock.restart()
     return params, records
+
+
+class _Clock:
+    """Says when the next checkpoint is due.
+
+    Args:
+        every: Seconds between two of them.
+    """
+
+    def __init__(self, every: float) -> None:
+        self.every = every
+        self.restart()
+
+    def restart(self) -> None:
+        """A checkpoint was written."""
+        self.saved = time.perf_counter()
+
+    def due(self, *, now: bool = False, step: int = 0) -> bool:
+        """Whether to write one, which several processes have to do together.
+
+        Clocks differ between them, so the first one says; after most steps it is not asked.
+        """
+        if step % _TOGETHER and jax.process_count() > 1:
+            return False
+        return processes.first_says(now or time.perf_counter() - self.saved > self.every)
+
+
+class _Leg:
+    """The steps between two evaluations: their losses and seconds.
+
+    A loss is read when `_BEHIND` more steps have been given to the device: it never waits for this
+    process, and a loss that is not finite is noticed as many steps later.
+
+    Args:
+        checkpoints: Where states are kept, for the message.
+        losses: Of the steps before a checkpoint that the training goes on from.
+        seconds: That they took.
+        compile_seconds: That the program took.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        losses: Sequence[float] = (),
+        seconds: float = 0.0,
+        compile_seconds: float = 0.0,
+    ) -> None:
+        self.checkpoints, self.losses, self.seconds = checkpoints, [*losses], seconds
+        self.compile_seconds = compile_seconds
+        self.waiting: deque[tuple[int, jax.Array]] = deque()
+        self.resume()
+
+    def resume(self) -> None:
+        """Goes on counting seconds."""
+        self.start = time.perf_counter()
+
+    def add(self, number: int, loss: jax.Array) -> None:
+        """Takes the loss of the next step, which may not have been computed yet."""
+        self.waiting.append((number, loss))
+        if len(self.waiting) > _BEHIND:
+            self._read()
+
+    def _read(self) -> None:
+        number, loss = self.waiting.popleft()
+        self.losses.append(float(loss))
+        _check_finite(self.losses[-1], f"step {number}", self.checkpoints)
+
+    def settled(self) -> dict[str, Any]:
+        """What is known when all steps are done; it waits for them."""
+        while self.waiting:
+            self._read()
+        self.seconds += time.perf_counter() - self.start
+        return {
+            "losses": self.losses,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+        }
+
+    def record(self, programs: Programs, peak: float) -> Record:
+        """Mean loss, seconds, speed."""
+        took = self.settled()["seconds"]
+        tokens = len(self.losses) * programs.recipe.batch * programs.config.length
+        speed = tokens / took
+        return {"train": float(np.mean(self.losses)), "seconds": took,
+                "compile_seconds": self.compile_seconds, "tokens_per_second": speed,
+                "utilisation": speed * programs.config.flops() / peak}  # fmt: skip
+
+
+def _check_finite(loss: float, where: str, checkpoints: Checkpoints) -> None:
+    if math.isfinite(loss):
+        return
+    kept = checkpoints.newest
+    held = f"the checkpoint of step {kept} is kept in" if kept else "no checkpoint was written to"
+    raise FloatingPointError(
+        f"{where}: expected a finite loss and gradient, got {loss}; {held} {checkpoints.folder}; "
+        "lower --rate, or compute in float32"
+    )
 
 
 def measured_peak(dtype: Any, size: int = 1024) -> float:

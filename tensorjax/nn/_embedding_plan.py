@@ -113,9 +113,7 @@ def make_plan(
     )
 
 
-def symbolic_plan(
-    network: Network, features: int, capacity: int | None, rows: int
-) -> LookupPlan:
+def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
     """Plans a lookup of any number of ids, as that of 1024.
 
     All ids are looked up as they are, or in rounds of as many distinct ones as the user's capacity

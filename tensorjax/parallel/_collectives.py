@@ -60,9 +60,7 @@ def vary(x: jax.Array, axes: Axes) -> jax.Array:
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def placed(
-    place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None
-) -> jax.Array:
+def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
     """A parameter in ``dtype`` where a product needs it; its gradient is added up in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
