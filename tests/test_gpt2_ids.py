@@ -1,4 +1,4 @@
-"""Ids and targets that a compiled GPT-2 cannot refuse, and gradients in half precision, by layout."""
+"""Ids and targets that a compiled GPT-2 cannot refuse, and sums of gradients, by layout."""
 
 import functools
 

@@ -19,21 +19,12 @@ def attend(
 ) -> jax.Array:
     """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention` or `causal`.
 
-    The second one serves where JAX has to choose and only the past is seen, in programs for CPUs.
-    Which of them it is shows when a program is lowered, not from the machine that traces it.
+    The second one serves where JAX has to choose and only the past is seen; in half precision in
+    programs for CPUs alone. For which platform a program is shows when it is lowered, and does not
+    follow from the machine that traces it.
     """
     if implementation == "cudnn":
         return fused(q, k, v, **options)
-
-    def on_cpu(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        dtype = q.dtype
-        if dtype.itemsize == 2:
-            # JAX's asks for a way of multiplying half precision that XLA does not have on CPUs for
-            # small arrays (jaxlib 0.10.1); half precision is widened there in any case.
-            q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-        if implementation is None and options == {"is_causal": True}:
-            return causal(q, k, v).astype(dtype)
-        return by_jax(q, k, v).astype(dtype)
 
     def by_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         # In half precision it multiplies by numbers in single, and means to. Backwards, where this
@@ -42,7 +33,16 @@ def attend(
             found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
         return found.astype(q.dtype)
 
-    return jax.lax.platform_dependent(q, k, v, cpu=on_cpu, default=by_jax)
+    single = causal if implementation is None and options == {"is_causal": True} else by_jax
+    if q.dtype.itemsize > 2:
+        return single(q, k, v)
+
+    def widened(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # JAX's asks for a way of multiplying half precision that XLA does not have on CPUs for
+        # small arrays (jaxlib 0.10.1); half precision is widened there in any case.
+        return single(*(x.astype(jnp.float32) for x in (q, k, v))).astype(q.dtype)
+
+    return jax.lax.platform_dependent(q, k, v, cpu=widened, default=by_jax)
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
