@@ -30,3 +30,11 @@ def like(x: Any) -> Any:
     if all(map(is_static, shape)):
         return x
     return jax.ShapeDtypeStruct(tuple(map(planned, shape)), x.dtype)
+
+
+def no_limit(found: Any) -> ValueError:
+    """Says that no limit of memory can be kept for sizes that are not known."""
+    return ValueError(
+        "memory_limit: expected sizes that are numbers, for what a contraction needs depends on "
+        f"them, got {found}; plan without a limit, or export for fixed shapes"
+    )

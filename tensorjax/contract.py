@@ -124,11 +124,8 @@ class Plan:
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> execute.Program:
         """The same products for shapes some sizes of which `jax.export` leaves open."""
-        if self.slices:
-            raise ValueError(
-                "memory_limit: expected shapes that are numbers, for slices are cut from them, "
-                f"got {shapes}; plan without a limit, or export for fixed shapes"
-            )
+        if self.slices or self.remat:
+            raise _symbolic.no_limit(shapes)
         model = self._program.model
         network = syntax.parse(self.expr, shapes)
         model = dataclasses.replace(model, network=network)
@@ -242,7 +239,11 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))
-    return plan(expr, *map(_symbolic.like, arrays), **options)(*arrays)
+    described = [_symbolic.like(x) for x in arrays]
+    open_sizes = any(a is not b for a, b in zip(described, arrays, strict=True))
+    if open_sizes and options.get("memory_limit") is not None:
+        raise _symbolic.no_limit([np.shape(x) for x in arrays])
+    return plan(expr, *described, **options)(*arrays)
 
 
 @functools.lru_cache(maxsize=1024)

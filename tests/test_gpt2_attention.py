@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from tests.lowering import custom_calls
 
 pytest.importorskip("flax", reason="the models have an extra of their own")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from tests.lowering import check_portable
 
 pytest.importorskip("flax", reason="the layers have an extra of their own")
@@ -117,10 +118,15 @@ def test_contractions_are_planned_as_for_1024_where_sizes_are_symbolic() -> None
     plan = contract.plan("bi,ij->bj", (7, 8), (8, 3))
     with pytest.raises(ValueError, match=r"operand 0: expected shape \(7, 8\)"):
         jax.export.export(jax.jit(lambda x: plan(x, w)))(shape)
-    layer = nn.TTLinear(64, 64, rank=8, memory_limit=300_000, rngs=RNGS)
-    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 64"), jnp.float32)
-    with pytest.raises(ValueError, match="memory_limit: expected shapes that are numbers"):
-        jax.export.export(jax.jit(layer))(shape)
+    message = "memory_limit: expected sizes that are numbers"
+    limited = functools.partial(contract.einsum, memory_limit=10**9)
+    with pytest.raises(ValueError, match=message):
+        jax.export.export(jax.jit(lambda x: limited("bi,ij->bj", x, w)))(shape)
+    for limit in (300_000, 10**9):
+        layer = nn.TTLinear(64, 64, rank=8, memory_limit=limit, rngs=RNGS)
+        shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 64"), jnp.float32)
+        with pytest.raises(ValueError, match=message):
+            jax.export.export(jax.jit(layer))(shape)
 
 
 PORTABLE = {

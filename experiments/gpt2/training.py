@@ -1,10 +1,8 @@
 """Training of a GPT-2 under a layout: compiled steps, evaluations, checkpoints."""
 
 import functools
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments._compiling import compiler_options
-from experiments.gpt2 import processes
 from experiments.gpt2.checkpoints import Checkpoints
+from experiments.gpt2.progress import Clock, Leg, Record, check_finite
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
-Record = dict[str, Any]
-_BEHIND = 4  # steps that the device may have before it when a loss is read
-_TOGETHER = 16  # steps after which several processes agree on whether to write a checkpoint
 Rows = Callable[[slice], np.ndarray]
 
 
@@ -239,9 +234,9 @@ def train(
     program, seconds = None, 0.0
     if done < recipe.steps:
         program, seconds = programs.compiled(params, state)
-    clock = _Clock(every)
+    clock = Clock(every)
     for stop in _stops(done, recipe.steps, evaluations):
-        leg = _Leg(checkpoints, **known)
+        leg = Leg(checkpoints, **known)
         leg.compile_seconds += seconds
         for number, rows in _batches(stream, programs.config.length, recipe, done, stop):
             params, state, loss = programs.step(program, params, state, rows, number)
@@ -250,9 +245,11 @@ def train(
                 checkpoints.save(number + 1, (params, state), records, leg.settled())
                 clock.restart()
                 leg.resume()
-        record = {"step": stop, **leg.record(programs, peak)}
-        record["valid"] = programs.loss(params, valid)
-        _check_finite(record["valid"], f"evaluation after step {stop}", checkpoints)
+        tokens = recipe.batch * programs.config.length
+        found = leg.record(tokens, programs.config.flops() / peak)
+        train, score = found.pop("train"), programs.loss(params, valid)
+        record = {"step": stop, "train": train, "valid": score, **found}
+        check_finite(record["valid"], f"evaluation after step {stop}", checkpoints)
         records.append(record)
         watch(record)
         done, seconds, known = stop, 0.0, {}
@@ -260,103 +257,6 @@ def train(
             checkpoints.save(stop, (params, state), records)
             clock.restart()
     return params, records
-
-
-class _Clock:
-    """Says when the next checkpoint is due.
-
-    Args:
-        every: Seconds between two of them.
-    """
-
-    def __init__(self, every: float) -> None:
-        self.every = every
-        self.restart()
-
-    def restart(self) -> None:
-        """A checkpoint was written."""
-        self.saved = time.perf_counter()
-
-    def due(self, *, now: bool = False, step: int = 0) -> bool:
-        """Whether to write one, which several processes have to do together.
-
-        Clocks differ between them, so the first one says; after most steps it is not asked.
-        """
-        if step % _TOGETHER and jax.process_count() > 1:
-            return False
-        return processes.first_says(now or time.perf_counter() - self.saved > self.every)
-
-
-class _Leg:
-    """The steps between two evaluations: their losses and seconds.
-
-    A loss is read when `_BEHIND` more steps have been given to the device: it never waits for this
-    process, and a loss that is not finite is noticed as many steps later.
-
-    Args:
-        checkpoints: Where states are kept, for the message.
-        losses: Of the steps before a checkpoint that the training goes on from.
-        seconds: That they took.
-        compile_seconds: That the program took.
-    """
-
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        losses: Sequence[float] = (),
-        seconds: float = 0.0,
-        compile_seconds: float = 0.0,
-    ) -> None:
-        self.checkpoints, self.losses, self.seconds = checkpoints, [*losses], seconds
-        self.compile_seconds = compile_seconds
-        self.waiting: deque[tuple[int, jax.Array]] = deque()
-        self.resume()
-
-    def resume(self) -> None:
-        """Goes on counting seconds."""
-        self.start = time.perf_counter()
-
-    def add(self, number: int, loss: jax.Array) -> None:
-        """Takes the loss of the next step, which may not have been computed yet."""
-        self.waiting.append((number, loss))
-        if len(self.waiting) > _BEHIND:
-            self._read()
-
-    def _read(self) -> None:
-        number, loss = self.waiting.popleft()
-        self.losses.append(float(loss))
-        _check_finite(self.losses[-1], f"step {number}", self.checkpoints)
-
-    def settled(self) -> dict[str, Any]:
-        """What is known when all steps are done; it waits for them."""
-        while self.waiting:
-            self._read()
-        self.seconds += time.perf_counter() - self.start
-        return {
-            "losses": self.losses,
-            "seconds": self.seconds,
-            "compile_seconds": self.compile_seconds,
-        }
-
-    def record(self, programs: Programs, peak: float) -> Record:
-        """Mean loss, seconds, speed."""
-        took = self.settled()["seconds"]
-        tokens = len(self.losses) * programs.recipe.batch * programs.config.length
-        speed = tokens / took
-        return {"train": float(np.mean(self.losses)), "seconds": took,
-                "compile_seconds": self.compile_seconds, "tokens_per_second": speed,
-                "utilisation": speed * programs.config.flops() / peak}  # fmt: skip
-
-
-def _check_finite(loss: float, where: str, checkpoints: Checkpoints) -> None:
-    if math.isfinite(loss):
-        return
-    kept = checkpoints.newest
-    held = f"the checkpoint of step {kept} is kept in" if kept else "no checkpoint was written to"
-    raise FloatingPointError(
-        f"{where}: expected a finite loss and gradient, got {loss}; {held} {checkpoints.folder}; "
-        "lower --rate, or compute in float32"
-    )
 
 
 def measured_peak(dtype: Any, size: int = 1024) -> float:

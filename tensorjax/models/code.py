@@ -78,9 +78,9 @@ class CodeModel(nnx.Module):
         x = self.trunk(tokens, mask=mask)
         if positions is not None:
             positions = check_ids("positions", positions, x.shape[1], 2)
-            if len(positions) != len(x):
+            if positions.shape[0] != x.shape[0]:
                 raise ValueError(
-                    f"positions: expected shape ({len(x)}, count), one row for every row of "
+                    f"positions: expected shape ({x.shape[0]}, count), one row for every row of "
                     f"tokens, got {positions.shape}"
                 )
             x = _rows_at(x, positions)

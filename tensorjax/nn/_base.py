@@ -162,8 +162,8 @@ class TensorLinear(nnx.Module):
           (…, M).
 
         Raises:
-          ValueError: the last axis is not N; or a symbolic number of rows is to be cut into slices
-            by ``memory_limit``.
+          ValueError: the last axis is not N; or there is a ``memory_limit``, which cannot be kept
+            for a symbolic number of rows.
         """
         inputs = jnp.asarray(inputs)
         if inputs.ndim == 0 or inputs.shape[-1] != self.in_features:
@@ -190,6 +190,8 @@ class TensorLinear(nnx.Module):
         padding = math.prod(self.in_shape) - self.in_features
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding)))
+        if self.memory_limit is not None and not _symbolic.is_static(rows):
+            raise _symbolic.no_limit(x.shape)
         plan = self.plan(_symbolic.planned(rows), dtype=x.dtype)
         y = plan.contraction(x.reshape(rows, *self.in_shape), *arrays)
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]

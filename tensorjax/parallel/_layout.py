@@ -191,10 +191,10 @@ class Layout(Placing):
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
         if callable(w):
-            w = self._layer(w)
-            if self._by_modes(w, fold):
-                return _trains.product(w, x, self.features, fold)
-            y = w(self._own(x))
+            layer = self._layer(w)
+            if self._by_modes(layer, fold):
+                return _trains.product(layer, x, self.features, fold)
+            y = layer(self._own(x))
             y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
             return collectives.exchange(y, self.wide, -1, 1)
         y = self._columns(x, self._stored(w, 0, x.dtype))
@@ -219,10 +219,10 @@ class Layout(Placing):
           (batch, length, embed), as it lies between linear layers.
         """
         if callable(w):
-            w = self._layer(w)
-            if self._by_modes(w, ()):
-                return _trains.product(w, x, self.features, ())
-            return self._shared(w(collectives.exchange(x, self.wide, 1, -1)))
+            layer = self._layer(w)
+            if self._by_modes(layer, ()):
+                return _trains.product(layer, x, self.features, ())
+            return self._shared(layer(collectives.exchange(x, self.wide, 1, -1)))
         if self.rows == "gather":
             y = self._joined(x, self._stored(w, 0, x.dtype))
         elif self.overlap and self.features:
@@ -320,7 +320,13 @@ class Layout(Placing):
         It counts as different along all axes of the batch from before that on: its gradient is then
         added up over the other ones after it has been scattered, when it is smallest.
         """
-        return collectives.placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
+        return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
+
+    def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
+        """A parameter where it is used; on one device there is nothing to add up."""
+        if self.mesh is None:
+            return w if dtype is None else w.astype(dtype)
+        return collectives.placed(place, w, dtype)
 
     def _joined_blocks(self, w: jax.Array, dim: int) -> jax.Array:
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
@@ -334,7 +340,7 @@ class Layout(Placing):
                 return v
             return collectives.gather(v, self.wide, -1, same=not self.length)
 
-        return collectives.placed(place, v, dtype)
+        return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any) -> Any:
         """A layer whose parameters count as different on all devices, in their own dtype.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -19,7 +20,7 @@ _Call = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 _plain_p = Primitive("without_varying_axes")
 _plain_p.def_impl(lambda x: x)
-_plain_p.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
+_plain_p.def_abstract_eval(lambda x: ShapedArray(x.shape, x.dtype))
 mlir.register_lowering(_plain_p, lambda ctx, x: [x])
 
 
