@@ -191,7 +191,7 @@ class Layout(Placing):
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
         if callable(w):
-            layer = self._layer(w)
+            layer = self._layer(w, x)
             if self._by_modes(layer, fold):
                 return _trains.product(layer, x, self.features, fold)
             y = layer(self._own(x))
@@ -219,7 +219,7 @@ class Layout(Placing):
           (batch, length, embed), as it lies between linear layers.
         """
         if callable(w):
-            layer = self._layer(w)
+            layer = self._layer(w, x)
             if self._by_modes(layer, ()):
                 return _trains.product(layer, x, self.features, ())
             return self._shared(layer(collectives.exchange(x, self.wide, 1, -1)))
@@ -342,13 +342,13 @@ class Layout(Placing):
 
         return self._placed(place, v, dtype)
 
-    def _layer(self, layer: Any) -> Any:
-        """A layer whose parameters count as different on all devices, in their own dtype.
+    def _layer(self, layer: Any, x: jax.Array) -> Any:
+        """A layer that computes in half precision, its gradients added up in single or their own.
 
-        Their gradients are then added up over devices in that dtype, single precision as a rule,
-        and not in that of the computation.
+        Its parameters count as different on all devices before they are narrowed, not after.
         """
-        if self.mesh is None:
+        dtype = getattr(layer, "dtype", None) or x.dtype
+        if self.mesh is None or linalg.factor_dtype(dtype) == dtype:
             return layer
 
         def place(leaf: Any) -> Any:
