@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _symbolic
 from tensorjax._contract import costs, execute, options, paths, slicing, steps
 from tensorjax._contract import einsum as syntax
 from tensorjax._contract.costs import Cost
@@ -92,7 +93,8 @@ class Plan:
         """Contracts arrays.
 
         Args:
-            *arrays: one array per operand, of the planned shapes.
+            *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
+                (`jax.export.symbolic_shape`) go with a plan for 1024 in their place.
 
         Returns:
             The result, of shape `shape`.
@@ -112,12 +114,22 @@ class Plan:
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
                 )
-            if np.shape(x) != shape:
+            if np.shape(x) != shape and tuple(map(_symbolic.planned, np.shape(x))) != shape:
                 raise ValueError(
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
-        return self._call(*arrays)
+        found = tuple(map(np.shape, arrays))
+        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
+
+    def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> execute.Program:
+        """The same products for shapes some sizes of which `jax.export` leaves open."""
+        if self.slices or self.remat:
+            raise _symbolic.no_limit(shapes)
+        model = self._program.model
+        network = syntax.parse(self.expr, shapes)
+        model = dataclasses.replace(model, network=network)
+        return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
         """The products as a text table, one a line, with their operations and bytes."""
@@ -207,6 +219,8 @@ def plan(
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """Contracts arrays: ``plan(expr, *arrays, **options)(*arrays)``.
 
+    Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
+
     Args:
         expr: subscripts as in `plan`.
         *arrays: the operands.
@@ -225,7 +239,11 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))
-    return plan(expr, *arrays, **options)(*arrays)
+    described = [_symbolic.like(x) for x in arrays]
+    open_sizes = any(a is not b for a, b in zip(described, arrays, strict=True))
+    if open_sizes and options.get("memory_limit") is not None:
+        raise _symbolic.no_limit([np.shape(x) for x in arrays])
+    return plan(expr, *described, **options)(*arrays)
 
 
 @functools.lru_cache(maxsize=1024)

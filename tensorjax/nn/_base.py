@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, contract, linalg
+from tensorjax import _check, _symbolic, contract, linalg
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
@@ -154,14 +154,16 @@ class TensorLinear(nnx.Module):
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
             for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
-            axes in the input where you can.
+            axes in the input where you can. A number of rows that `jax.export` leaves open is
+            planned as 1024.
           out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX.
 
         Returns:
           (…, M).
 
         Raises:
-          ValueError: the last axis is not N.
+          ValueError: the last axis is not N; or there is a ``memory_limit``, which cannot be kept
+            for a symbolic number of rows.
         """
         inputs = jnp.asarray(inputs)
         if inputs.ndim == 0 or inputs.shape[-1] != self.in_features:
@@ -188,7 +190,9 @@ class TensorLinear(nnx.Module):
         padding = math.prod(self.in_shape) - self.in_features
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding)))
-        plan = self.plan(rows, dtype=x.dtype)
+        if self.memory_limit is not None and not _symbolic.is_static(rows):
+            raise _symbolic.no_limit(x.shape)
+        plan = self.plan(_symbolic.planned(rows), dtype=x.dtype)
         y = plan.contraction(x.reshape(rows, *self.in_shape), *arrays)
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 

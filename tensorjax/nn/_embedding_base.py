@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, _native, contract, linalg
+from tensorjax import _check, _native, _symbolic, contract, linalg
 from tensorjax.nn import _lookup as networks
 from tensorjax.nn._base import (
     MAX_BYTES,
@@ -23,7 +23,7 @@ from tensorjax.nn._base import (
 )
 from tensorjax.nn._embedding_compiled import lookup
 from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
-from tensorjax.nn._embedding_plan import LookupPlan, make_plan
+from tensorjax.nn._embedding_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._lookup import Network
 from tensorjax.nn._modes import modes
@@ -144,9 +144,11 @@ class Embedding(nnx.Module):
         return self._plan(*self._network(), count, _native.is_default())
 
     def _plan(
-        self, operands: list[jax.Array], network: Network, count: int, sweeps: bool = True
+        self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
     ) -> LookupPlan:
         """Plans with compiled code, which programs for other platforms do without, or not."""
+        if not _symbolic.is_static(count):
+            return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = {x.dtype for x in (*operands, *values(self.gates))}
         compiled = (
             sweeps
@@ -164,7 +166,9 @@ class Embedding(nnx.Module):
         """Looks ids up.
 
         Args:
-          ids: (…), integers of any type.
+          ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
+            as 1024: looked up as they are, or in rounds of ``capacity`` distinct ones if it is
+            given.
 
         Returns:
           (…, features), of the type ``dtype`` of the layer.
@@ -182,7 +186,8 @@ class Embedding(nnx.Module):
         )
         operands, network = self._network()
         flat, shape = where.reshape(-1), (*where.shape, self.features)
-        if not flat.size or any(not x.size for x in operands):  # no ids, or a bond of rank 0
+        none = _symbolic.is_static(flat.size) and not flat.size
+        if none or any(not x.size for x in operands):  # no ids, or a bond of rank 0
             lost = (where > math.prod(self.num_shape))[..., None]
             fill = jnp.where(lost, jnp.nan, 0.0).astype(self.dtype or operands[0].dtype)
             return jnp.broadcast_to(fill, shape)

@@ -5,6 +5,7 @@ import functools
 import math
 from itertools import pairwise
 
+from tensorjax._symbolic import PLANNED
 from tensorjax.nn._embedding_chain import plan_chain
 from tensorjax.nn._embedding_rows import Request
 from tensorjax.nn._lookup import Network, is_train, search
@@ -110,6 +111,19 @@ def make_plan(
         grad_flops=3 * tree.flops + again,
         _request=Request(network, features, made, distinct=distinct),
     )
+
+
+def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
+    """Plans a lookup of any number of ids, as that of 1024.
+
+    All ids are looked up as they are, or in rounds of as many distinct ones as the user's capacity
+    says: a number of rounds that suits any number of ids is not known. Compiled code takes no
+    arrays of unknown size.
+    """
+    count = PLANNED
+    if capacity is None:
+        return make_plan(network, features, count, count, rows)
+    return make_plan(network, features, max(count, capacity + 1), capacity, rows)
 
 
 def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tensorjax._symbolic import planned
 from tensorjax.nn._lookup import (
     Network,
     Tree,
@@ -60,8 +61,9 @@ class Request(NamedTuple):
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1], all as they are."""
     tree, network = request.tree, request.network
-    spared = spared_gates(tree, network, len(ids))
-    kept = in_place(tree, network, len(ids))
+    count = planned(ids.shape[0])
+    spared = spared_gates(tree, network, count)
+    kept = in_place(tree, network, count)
     tables = tables_of(request, operands, gates, spared, kept)
     return marked_rows(request, tables, ids, {k: gates[k] for k in spared}, kept)
 
