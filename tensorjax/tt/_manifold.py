@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._cores import absorb, cut_ranks, tall
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
@@ -125,6 +126,7 @@ def point(x: Any) -> TT:
     return x.astype(linalg.factor_dtype(x.dtype))
 
 
+@placed
 def tangent_project(x: TT, z: TT) -> TT:
     """P_x z, the orthogonal projection of z on the tangent space of the manifold at x.
 
@@ -162,6 +164,7 @@ def _tangent_project(x: TT, z: TT) -> TT:
     return project(frame(x)[0], z)
 
 
+@placed
 def transport(x: TT, xi: TT) -> TT:
     """Moves a tangent vector of another point to the tangent space at x, by projection.
 
@@ -178,6 +181,7 @@ def transport(x: TT, xi: TT) -> TT:
     return tangent_project(x, xi)
 
 
+@placed
 def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     """⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
@@ -200,6 +204,7 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     return jnp.stack(products).sum()
 
 
+@placed
 def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) -> TT:
     """Σ_i w_i ξ_i of tangent vectors at one point: the ranks stay twice those of the point.
 
@@ -242,6 +247,7 @@ def _variations(name: str, xi: Any, like: TT | None = None) -> Arrays:
     return split(xi)[1]
 
 
+@placed
 def retract(
     x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> TT:

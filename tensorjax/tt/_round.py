@@ -27,6 +27,7 @@ from tensorjax._cores import (
     triangles,
     wide,
 )
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -40,6 +41,7 @@ _AT_HAND = 200
 _BUCKET = 16
 
 
+@placed
 def orthogonalize(t: Train, center: int) -> Train:
     """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
 
@@ -86,6 +88,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
+@placed
 @_check.at_once
 def round(
     t: Train,
