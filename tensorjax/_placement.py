@@ -18,7 +18,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -30,25 +30,28 @@ R = TypeVar("R")
 # Gives the specs of the leaves of a result, from the result and the arguments.
 Rule = Callable[[Any, Any], Sequence[PartitionSpec]]
 _REPLICATED = PartitionSpec()
+_config: Any = jax.config  # whose options have no types
 
 
-@overload
-def placed(function: Callable[P, R]) -> Callable[P, R]: ...
-@overload
-def placed(*, rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def placed(function: Any = None, *, rule: Rule | None = None) -> Any:
+def placed(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a function answer on the devices of its arguments, and take those of explicit meshes.
 
-    Args:
-      function: takes and returns pytrees of arrays.
-      rule: gives the shardings of its results where they are traced on an explicit mesh;
-        `results_like` if None.
-
-    The function raises JAX's own error if arguments are committed to different devices.
+    Results that are traced on an explicit mesh are sharded as `results_like` says. JAX's own error
+    is raised if arguments are committed to different devices.
     """
-    if function is None:
-        return functools.partial(placed, rule=rule)
+    return placed_by(results_like)(function)
 
+
+def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`placed` with another rule for what is traced on an explicit mesh."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return _placed(function, rule)
+
+    return decorate
+
+
+def _placed(function: Callable[..., Any], rule: Rule) -> Any:
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
         if _is_alone():
@@ -60,7 +63,7 @@ def placed(function: Any = None, *, rule: Rule | None = None) -> Any:
         run = functools.partial(_on_devices, function)
         if mesh is None:
             return run(bound, args, options)
-        return _in_auto_mode(run, mesh, rule or results_like, args, options)
+        return _in_auto_mode(run, mesh, rule, args, options)
 
     wrapped.is_placed = True  # type: ignore[attr-defined]
     return wrapped
@@ -69,13 +72,24 @@ def placed(function: Any = None, *, rule: Rule | None = None) -> Any:
 @functools.cache
 def _is_alone() -> bool:
     """Whether there is one device, so that nothing can lie elsewhere."""
-    platforms = jax.config.jax_platforms or ""
+    platforms = _config.jax_platforms or ""
     return jax.device_count() == 1 and jax.default_backend() == "cpu" and "," not in platforms
 
 
 def _is_bound(x: Any) -> bool:
     """Whether a leaf of the arguments is traced, or committed to devices."""
     return getattr(x, "_committed", False) is True or isinstance(x, Tracer)
+
+
+def sharded(x: jax.Array, sharding: Any) -> jax.Array:
+    """An array sharded as ``out_sharding`` says, in either mode; None leaves it as it is."""
+    if sharding is None:
+        return x
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if AxisType.Explicit in mesh.axis_types:
+        return jax.sharding.reshard(x, sharding)
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 # Devices.
@@ -106,7 +120,7 @@ def _on_devices(function: Callable[..., Any], bound: Sequence[Any], args: Any, o
 
 
 def _default_device() -> Any:
-    chosen = jax.config.jax_default_device
+    chosen = _config.jax_default_device
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
     return chosen
@@ -231,6 +245,37 @@ def results_like(out: Any, args: Any) -> list[PartitionSpec]:
             twin = twins[k] if twins else next((y for y in held if _agree(x, y)), None)
             specs.append(_REPLICATED if twin is None else spec_like(x, twin))
     return specs
+
+
+def like_first(out: Any, arguments: Any) -> list[PartitionSpec]:
+    """Every result is sharded as the first argument, an array, on the leading axes they share."""
+    (first, *_), _ = arguments
+    return [_leading(x, first) for x in jax.tree.leaves(out)]
+
+
+def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> PartitionSpec:
+    """The spec of an array whose axes are those of other arrays.
+
+    Args:
+      shape: of the array.
+      axes: for each of its axes the arrays, and their axes, that it may be sharded as; the first
+        that is sharded counts, but no axis of the mesh twice.
+    """
+    used: set[Any] = set()
+    spec: list[Any] = []
+    for size, sources in zip(shape, axes, strict=True):
+        spec.append(None)
+        for x, axis in sources:
+            sharding = _named(x)
+            name = None if sharding is None else (*sharding.spec, *[None] * np.ndim(x))[axis]
+            over = set[Any](name if isinstance(name, tuple) else (name,))
+            if name is None or sharding is None or size % _parts(sharding.mesh, name):
+                continue
+            if not over & used:
+                spec[-1] = name
+                used |= over
+                break
+    return PartitionSpec(*spec)
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:

@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, contract, linalg
+from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
@@ -176,10 +177,10 @@ class TensorLinear(nnx.Module):
         )  # fmt: skip
         if any(0 in a.shape for a in arrays):
             y = jnp.zeros((*lead, self.out_features), x.dtype)
+            y = y if bias is None else y + bias
         else:
-            y = self._contracted(x, arrays).reshape(*lead, self.out_features)
-        y = y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
-        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+            y = _applied(x, self._contracted, arrays, bias)
+        return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
         """(b, M) = (b, N) times the weight."""
@@ -211,6 +212,15 @@ class TensorLinear(nnx.Module):
             operands += [a, list(term)]
         w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
         return w.reshape(sides)[: self.in_features, : self.out_features]
+
+
+@placed_by(like_first)
+def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
+    """(…, M) = (…, N) times the weight, and the bias."""
+    lead = x.shape[:-1]
+    y = contracted(x, arrays)
+    y = y.reshape(*lead, y.shape[-1])
+    return y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:

@@ -51,7 +51,9 @@ def resolve(
         array = xp.where(outside, size + (out_of_range == "error"), array)
     if padding_idx is not None:
         array = xp.where(array == padding_idx, size, array)
-    return jnp.asarray(array.astype(_index_type(size + 1)))
+    found = array.astype(_index_type(size + 1))
+    committed = isinstance(ids, jax.Array) and not _check.is_traced(ids) and ids.committed
+    return jax.device_put(found, ids.sharding) if committed else jnp.asarray(found)
 
 
 def _index_type(most: int) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import cut_ranks, zero_padded
-from tensorjax._placement import placed
+from tensorjax._placement import by_axes, placed, placed_by
 from tensorjax._train import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -149,7 +149,15 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
     )
 
 
-@placed
+def _by_modes(out: Any, arguments: Any) -> list[Any]:
+    """Each axis of the dense array is sharded as its mode; merged ones as the first of them."""
+    cores = jax.tree.leaves(arguments)
+    if cores[0].ndim == 3:
+        return [by_axes(out.shape, [[(c, 1)] for c in cores])]
+    return [by_axes(out.shape, [[(cores[0], 1)], [(cores[0], 2)]])]
+
+
+@placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
     """The dense array: shape (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
