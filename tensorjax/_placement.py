@@ -78,7 +78,26 @@ def _is_alone() -> bool:
 
 def _is_bound(x: Any) -> bool:
     """Whether a leaf of the arguments is traced, or committed to devices."""
-    return getattr(x, "_committed", False) is True or isinstance(x, Tracer)
+    return _is_committed(x) or isinstance(x, Tracer)
+
+
+def _is_committed(x: Any) -> bool:
+    return getattr(x, "_committed", None) is True
+
+
+def returned(host: Any, given: jax.Array) -> jax.Array:
+    """A host array as a JAX array, sharded as ``given`` is and committed if it is."""
+    return jax.device_put(host, given.sharding) if given.committed else jax.numpy.asarray(host)
+
+
+def replicated(given: Any) -> Any:
+    """Where new arrays belong that take after a concrete one; None if JAX may choose."""
+    if not _is_committed(given):
+        return None
+    sharding = given.sharding
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, _REPLICATED)
+    return sharding if len(sharding.device_set) == 1 else _whole(sharding)
 
 
 def sharded(x: jax.Array, sharding: Any) -> jax.Array:
@@ -326,7 +345,10 @@ def _is_format(x: Any) -> bool:
 def _over_mesh(out: Any, args: Any, home: Any) -> list[NamedSharding]:
     """Over the mesh of arguments, or the devices of such that have none."""
     if not isinstance(home, NamedSharding):
-        devices = sorted(home.device_set, key=lambda d: d.id)
-        replicated = NamedSharding(Mesh(np.asarray(devices), ("devices",)), _REPLICATED)
-        return [replicated] * len(jax.tree.leaves(out))
+        return [_whole(home)] * len(jax.tree.leaves(out))
     return [NamedSharding(home.mesh, spec) for spec in results_like(out, args)]
+
+
+def _whole(sharding: Any) -> NamedSharding:
+    devices = sorted(sharding.device_set, key=lambda d: d.id)
+    return NamedSharding(Mesh(np.asarray(devices), ("devices",)), _REPLICATED)

@@ -13,7 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, contract, linalg
-from tensorjax._placement import like_first, placed_by, sharded
+from tensorjax._placement import like_first, placed_by, replicated, sharded
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
@@ -253,6 +253,13 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
 def values(parameters: Any) -> list[jax.Array]:
     """Arrays of a list of parameters."""
     return [parameter[...] for parameter in parameters]
+
+
+def settle(layer: nnx.Module, given: nnx.Param) -> None:
+    """Puts a new layer on the devices of the parameter that it was made from, each array whole."""
+    where = replicated(given.get_value())
+    if where is not None:
+        nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:

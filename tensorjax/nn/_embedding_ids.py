@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import returned
 
 OutOfRange = Literal["error", "clip", "zero"]
 
@@ -52,8 +53,8 @@ def resolve(
     if padding_idx is not None:
         array = xp.where(array == padding_idx, size, array)
     found = array.astype(_index_type(size + 1))
-    committed = isinstance(ids, jax.Array) and not _check.is_traced(ids) and ids.committed
-    return jax.device_put(found, ids.sharding) if committed else jnp.asarray(found)
+    concrete = isinstance(ids, jax.Array) and not _check.is_traced(ids)
+    return returned(found, ids) if concrete else jnp.asarray(found)
 
 
 def _index_type(most: int) -> Any:
