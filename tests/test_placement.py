@@ -1,16 +1,18 @@
 """Results lie where arguments do: on one device, on a mesh of either mode, or as JAX chooses."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tensorjax import mera, tt, tucker
-from tests.placement_cases import CASES, missing
+from tests.placement_cases import CASES, KEY, missing
 
 ALL = {
     f"{module.__name__.split('.')[-1]}.{name}": case
@@ -51,15 +53,21 @@ ON_MESHES = {
 }  # fmt: skip
 # Under jit: by tolerance ranks depend on data, and some functions take concrete arrays alone.
 MESHED = [
-    pytest.param(case, id=name, marks=() if name in ON_MESHES else pytest.mark.slow)
+    pytest.param(name, case, id=name, marks=() if name in ON_MESHES else pytest.mark.slow)
     for name, case in ALL.items()
+    # Products of arrays by themselves are left to JAX, which asks for `out_sharding`.
+    if name not in ("linalg.gram", "linalg.matmul")
 ]
 MODES = ("Auto", "Explicit")
 
 
+# JAX differentiates on explicit meshes, and optimisers start, in the context of the mesh alone.
+IN_CONTEXT = ("optim.", "tt.riemannian", "tt.value_and")
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", MESHED)
-def test_values_on_meshes(case: Any, mode: str):
+@pytest.mark.parametrize(("name", "case"), MESHED)
+def test_values_on_meshes(name: str, case: Any, mode: str):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType[mode],) * 2)
     rng = np.random.default_rng(0)
     given: list[Any] = []
@@ -69,7 +77,8 @@ def test_values_on_meshes(case: Any, mode: str):
         return tree
 
     expected = case(put)
-    found = case(replay(given))
+    with jax.set_mesh(mesh) if name.startswith(IN_CONTEXT) else contextlib.nullcontext():
+        found = case(replay(given))
     assert_same(found, expected)
     assert all(x.sharding.device_set == set(mesh.devices.flat) for x in arrays(found))
     try:
@@ -109,3 +118,86 @@ def values(tree: Any) -> list[Any]:
     leaves = jax.tree.leaves(jax.device_get(tree), is_leaf=lambda x: isinstance(x, formats))
     dense: Any = {tt.TT: tt, tt.TTMatrix: tt, tucker.Tucker: tucker, mera.MERA: mera}
     return [np.asarray(dense[type(x)].to_dense(x) if isinstance(x, formats) else x) for x in leaves]
+
+
+BATCHED = {
+    "norm": tt.norm,
+    "inner": lambda t: tt.inner(t, t),
+    "dense": tt.to_dense,
+    "hadamard": lambda t: tt.hadamard(t, t),
+    "round": lambda t: tt.round(t + t, rank=2),
+    "distance": lambda t: tt.distance(t, 2 * t),
+    "sum of modes": lambda t: tt.contract_modes(t, {1: jnp.ones(4)}),
+    "orthogonalize": lambda t: tt.orthogonalize(t, 1),
+}
+
+
+@pytest.mark.parametrize("modes", [None, "m"])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("norm", "round") else pytest.param(n, marks=pytest.mark.slow) for n in BATCHED],
+)
+def test_batches_over_one_axis_of_a_mesh_and_modes_over_another(name: str, modes: str | None):
+    mesh = jax.make_mesh((2, 2), ("b", "m"), axis_types=(AxisType.Explicit,) * 2)
+    each = jax.vmap(BATCHED[name])
+    given = jax.vmap(lambda k: tt.random(k, (4, 4, 2), 2, float))(jax.random.split(KEY, 4))
+    there = NamedSharding(mesh, P("b", None, modes))
+    spread = jax.tree.map(lambda c: jax.device_put(c, there), given)
+    expected = jax.tree.leaves(each(given))
+    with jax.set_mesh(mesh):
+        for found in (each(spread), jax.jit(each)(spread)):
+            for x, y in zip(jax.tree.leaves(found), expected, strict=True):
+                assert jax.typeof(x).sharding.spec[0] == "b"
+                assert np.abs(np.asarray(x) - np.asarray(y)).max() < 1e-12 * np.abs(y).max()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_on_meshes(mode: str):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType[mode],))
+    x, y = (tt.random(k, (4, 8, 4), 2, float) for k in jax.random.split(KEY))
+    there = NamedSharding(mesh, P(None, "x"))
+
+    def loss(x: tt.TT, y: tt.TT) -> jax.Array:
+        z = tt.round(tt.hadamard(x, y) + x, rank=2)
+        entries = tt.evaluate(z, np.zeros((3, 3), int))
+        return tt.norm(z) ** 2 + jnp.sum(entries) + tt.distance(x, y)
+
+    expected = jax.grad(loss)(x, y)
+    xs, ys = jax.tree.map(lambda c: jax.device_put(c, there), (x, y))
+    with jax.set_mesh(mesh):
+        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+            found = gradient(xs, ys)
+            for a, b in zip(found.cores, expected.cores, strict=True):
+                assert mode == "Auto" or jax.typeof(a).sharding.spec == P(None, "x", None)
+                assert np.abs(np.asarray(a) - np.asarray(b)).max() < 1e-9
+
+
+def test_arguments_on_different_devices_are_refused_by_jax():
+    one, two = (jax.device_put(tt.ones((2, 3), float), d) for d in jax.devices()[1:3])
+    for f in (tt.distance, tt.inner, tt.add, lambda x, y: tt.hadamard(x, y, tol=1e-3)):
+        with pytest.raises(ValueError, match="incompatible devices"):
+            f(one, two)
+
+
+def test_uncommitted_arguments_leave_results_to_jax():
+    for device in (jax.devices()[0], jax.devices()[2]):
+        with jax.default_device(device):
+            x = tt.ones((4, 4), float)
+            found = (tt.round(x + x, tol=1e-3), tt.distance(x, x), tt.pad(x, 3), tt.ones_like(x))
+        for y in arrays(found):
+            assert y.devices() == {device}
+            assert not y.committed
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_host_arithmetic_leaves_the_mesh_of_its_arguments(mode: str):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType[mode],))
+    there = NamedSharding(mesh, P(None, "x"))
+    t = jax.tree.map(lambda c: jax.device_put(c, there), tt.ones((4, 8, 3 * 4), float))
+    for context in (contextlib.nullcontext, lambda: jax.set_mesh(mesh)):
+        with context():
+            for c in tt.trim(tt.round(t + t, tol=1e-3)).cores:
+                assert c.sharding == NamedSharding(mesh, P(None, "x", None))
+            length = tt.distance(t, t + t)
+            assert length.sharding.is_equivalent_to(NamedSharding(mesh, P()), 0)
+            assert length.sharding.mesh == mesh

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 
 
 class Wiring(NamedTuple):
@@ -322,6 +323,7 @@ def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
     return out
 
 
+@placed
 def _check_orthonormal(m: MERA) -> None:
     for name, matrix in as_matrices(m):
         a = np.asarray(matrix)
