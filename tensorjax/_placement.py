@@ -5,13 +5,14 @@
 *Devices.* Host arithmetic (LAPACK, dynamic ranks) leaves its results to JAX, which puts them on the
 default device. Where arguments are committed to devices, so are results: to the one device, or,
 for arguments sharded over a mesh, to that mesh, each axis sharded as in the argument that the
-result takes after, where sizes allow it, and else replicated.
+result takes after, where sizes allow it, and else replicated. In the context of a mesh in mode Auto
+(`jax.set_mesh`) JAX itself puts new arrays on that mesh, replicated, and there they stay.
 
 *Explicit meshes*, JAX's default. There shardings are part of types, and what merges a sharded axis,
 or sums over one, needs to be told what comes out, product by product. Functions are computed with
 all these axes in mode Auto instead, where XLA finds the shardings within, and results get types
-again: outside jit the sharding that XLA chose, inside one that follows from the arguments
-(`results_like`, unless the function has a rule of its own).
+again, the same under jit and outside, that follow from the arguments (`results_like`, unless the
+function has a rule of its own).
 """
 
 import contextlib
@@ -38,14 +39,14 @@ _config: Any = jax.config  # whose options have no types
 def placed(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a function answer on the devices of its arguments, and take those of explicit meshes.
 
-    Results that are traced on an explicit mesh are sharded as `results_like` says. JAX's own error
+    Results on an explicit mesh are sharded as `results_like` says. JAX's own error
     is raised if arguments are committed to different devices.
     """
     return placed_by(results_like)(function)
 
 
 def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`placed` with another rule for what is traced on an explicit mesh."""
+    """`placed` with another rule for results on explicit meshes."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         return _placed(function, rule)
@@ -204,9 +205,7 @@ def _in_auto_mode(run: Any, mesh: AbstractMesh, rule: Rule, args: Any, options: 
         args_in, options_in = jax.tree.map(_with_types(auto), (args, options))
         out = run(_bound(jax.tree.leaves((args_in, options_in))), args_in, options_in)
     leaves, tree = jax.tree.flatten(out)
-    specs: Sequence[Any] = [_REPLICATED] * len(leaves)
-    if any(isinstance(x, Tracer) for x in leaves):
-        specs = rule(out, (args, options))
+    specs = rule(out, (args, options))
     explicit = _with_types(dict.fromkeys(auto, AxisType.Explicit))
     typed = (explicit(x, s) for x, s in zip(leaves, specs, strict=True))
     return jax.tree.unflatten(tree, typed)
@@ -219,7 +218,7 @@ def _types(mesh: Any) -> Iterator[tuple[str, AxisType]]:
 def _with_types(types: dict[str, AxisType]) -> Callable[..., Any]:
     """What moves an array to a mesh whose axes have these types, where they are its own."""
 
-    def move(x: Any, spec: PartitionSpec = _REPLICATED) -> Any:
+    def move(x: Any, spec: PartitionSpec | None = None) -> Any:
         sharding = _named(x)
         if sharding is None or not types.keys() <= set(sharding.mesh.axis_names):
             return x
@@ -228,9 +227,10 @@ def _with_types(types: dict[str, AxisType]) -> Callable[..., Any]:
             return x
         if isinstance(x, Tracer):
             # Types know explicit axes alone.
-            return jax.sharding.reshard(x, NamedSharding(mesh, spec))
-        sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-        with jax.ensure_compile_time_eval():  # the same buffers under another name
+            return jax.sharding.reshard(x, NamedSharding(mesh, spec or _REPLICATED))
+        spec = sharding.spec if spec is None else spec
+        sharding = NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+        with jax.ensure_compile_time_eval():  # where the spec stays, the same buffers
             return jax.device_put(x, sharding)
 
     return move
