@@ -224,7 +224,8 @@ def test_layers_take_out_sharding(mode: str):
         for spec in (P("x"), P("x", "y"), P(None, "y")):
             spread = jax.device_put(ids, NamedSharding(mesh, spec))
             found = lookup(spread)
-            assert found.sharding.is_equivalent_to(NamedSharding(mesh, spec), 3)
+            if mode == "Explicit":
+                assert found.sharding.is_equivalent_to(NamedSharding(mesh, spec), 3)
             for call in (linear, jax.jit(linear)):
                 assert np.abs(np.asarray(call(found)) - np.asarray(expected)).max() < 1e-5
             for shape in (P("y", None, "x"), P(None, "x")):

@@ -156,8 +156,8 @@ class TensorLinear(nnx.Module):
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
             for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
             axes in the input where you can.
-          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX, or on an explicit mesh
-            keeps that of the batch axes.
+          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX, and
+            on an explicit mesh shards it as the input is, batch axis by batch axis.
 
         Returns:
           (…, M).

@@ -163,7 +163,8 @@ class Embedding(nnx.Module):
 
         Args:
           ids: (…), integers of any type.
-          out_sharding: of the rows, as for `flax.nnx.Embed`; None shards them as the ids are.
+          out_sharding: of the rows, as for `flax.nnx.Embed`; None leaves it to JAX, and on
+            an explicit mesh shards them as the ids are.
 
         Returns:
           (…, features), of the type ``dtype`` of the layer.
@@ -192,7 +193,7 @@ class Embedding(nnx.Module):
 
         Args:
           query: (…, features).
-          out_sharding: of the logits, as for `flax.nnx.Embed`; None shards them as the query is.
+          out_sharding: of the logits, as for `flax.nnx.Embed`; None is as for calls.
 
         Returns:
           (…, num_embeddings). The order of the products is planned for the number of queries; the
