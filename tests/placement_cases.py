@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from tensorjax import convert, interop, linalg, mera, nn, optim, sketch, tt, tucker
+from tensorjax import convert, interop, linalg, mera, nn, optim, pde, sketch, tt, tucker
 
 Put = Callable[[Any], Any]
 SHAPE = (4, 3, 4)  # a mesh of two or four devices can be laid over two of the modes
@@ -288,6 +288,30 @@ OPTIM_CASES: dict[str, Callable[[Put], Any]] = {
     "shrink": lambda put: optim.shrink(put(params()), put(optax.adam(0.1).init(params()))),
 }  # fmt: skip
 
+BOX = pde.Box.fourier(2, 8, 5.0)
+GAUSSIAN = pde.Gaussian(np.zeros(2), np.eye(2))
+
+
+def started(put: Put) -> Any:
+    problem = pde.OrnsteinUhlenbeck(-np.eye(2), 0.1 * np.eye(2), GAUSSIAN, BOX)
+    state = pde.State(put(density()), pde.affine(np.eye(2)), 0.0)
+    limits = {"edge_limit": 1.0, "resolution_limit": 1.0}
+    return pde.integrate(problem, t1=0.1, dt=0.05, tol=1e-3, start=state, **limits).ys[-1].v
+
+
+def density() -> tt.TT:
+    return GAUSSIAN.train(BOX, pde.affine(np.eye(2)), 1e-6)
+
+
+PDE_CASES: dict[str, Callable[[Put], Any]] = {
+    "evaluate": lambda put: pde.evaluate(
+        put(density()), pde.affine(np.eye(2)), BOX, np.zeros((3, 2))
+    ),
+    "integrate": started,
+    "mass": lambda put: pde.mass(put(density()), pde.affine(np.eye(2)), BOX),
+    "moments": lambda put: pde.moments(put(density()), pde.affine(np.eye(2)), BOX),
+}  # fmt: skip
+
 CASES = {
     tt: TT_CASES,
     tucker: TUCKER_CASES,
@@ -298,6 +322,7 @@ CASES = {
     interop: INTEROP_CASES,
     nn: NN_CASES,
     optim: OPTIM_CASES,
+    pde: PDE_CASES,
 }
 _NO_ARRAYS = "takes no arrays"
 _NUMPY = "returns NumPy arrays or Python numbers"
@@ -351,6 +376,11 @@ EXEMPT: dict[Any, dict[str, str]] = {
     optim: {
         **dict.fromkeys(("labels", "ranks", "size", "status"), _NUMPY),
         "shrink_model": "`shrink` in place",
+    },
+    pde: {
+        **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
+        **dict.fromkeys(("edge_mass", "marginal", "resolution"), _NUMPY),
+        **dict.fromkeys(("load", "save"), "files"),
     },
 }  # fmt: skip
 
