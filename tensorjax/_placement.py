@@ -32,7 +32,7 @@ R = TypeVar("R")
 # Gives the specs of the leaves of a result, from the result and the arguments.
 Rule = Callable[[Any, Any], Sequence[PartitionSpec]]
 _REPLICATED = PartitionSpec()
-_COMMITTED = operator.attrgetter("_committed")
+_COMMITTED = operator.attrgetter("committed")
 _config: Any = jax.config  # whose options have no types
 
 
@@ -58,7 +58,11 @@ def _placed(function: Callable[..., Any], rule: Rule) -> Any:
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
         if _is_alone():
-            return function(*args, **options)
+            try:
+                return function(*args, **options)
+            except Exception:  # an explicit mesh of one device: else nothing is looked at before
+                if _explicit_mesh(_bound(jax.tree.leaves((args, options)))) is None:
+                    raise
         bound = _bound(jax.tree.leaves((args, options)))
         if not bound:
             return function(*args, **options)
@@ -85,13 +89,13 @@ def _bound(leaves: Sequence[Any]) -> list[Any]:
         # Mostly all are arrays and none is: a train of 20 cores is looked through in a microsecond.
         if not any(map(_COMMITTED, leaves)):
             return []
-    except AttributeError:
+    except (AttributeError, jax.errors.ConcretizationTypeError):
         pass
-    return [x for x in leaves if _is_committed(x) or isinstance(x, Tracer)]
+    return [x for x in leaves if isinstance(x, Tracer) or _is_committed(x)]
 
 
 def _is_committed(x: Any) -> bool:
-    return getattr(x, "_committed", None) is True
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
 
 
 def returned(host: Any, given: jax.Array) -> jax.Array:
@@ -106,7 +110,8 @@ def replicated(given: Any) -> Any:
     sharding = given.sharding
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, _REPLICATED)
-    return sharding if len(sharding.device_set) == 1 else _whole(sharding)
+    (first, *others) = sharding.device_set
+    return _whole(sharding) if others else first
 
 
 def sharded(x: jax.Array, sharding: Any) -> jax.Array:
@@ -144,7 +149,7 @@ def _on_devices(function: Callable[..., Any], bound: Sequence[Any], args: Any, o
     else:
         with jax.default_device(device):
             out = function(*args, **options)
-    return _committed(out, [home] * len(jax.tree.leaves(out)))
+    return _committed(out, [device] * len(jax.tree.leaves(out)))
 
 
 def _default_device() -> Any:
@@ -164,14 +169,16 @@ def _committed(out: Any, shardings: Sequence[Any]) -> Any:
     leaves, tree = jax.tree.flatten(out)
     if not any(_is_free(x) for x in leaves):
         return out
-    placed = (
-        jax.device_put(x, s) if _is_free(x) else x for x, s in zip(leaves, shardings, strict=True)
-    )
-    return jax.tree.unflatten(tree, placed)
+    with jax.ensure_compile_time_eval():  # what is concrete stays so
+        moved = [
+            jax.device_put(x, s) if _is_free(x) else x
+            for x, s in zip(leaves, shardings, strict=True)
+        ]
+    return jax.tree.unflatten(tree, moved)
 
 
 def _is_free(x: Any) -> bool:
-    return getattr(x, "_committed", None) is False
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer) and not x.committed
 
 
 # Explicit meshes.

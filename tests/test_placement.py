@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tensorjax import mera, nn, tt, tucker
+from tensorjax import _placement, mera, nn, tt, tucker
 from tests.placement_cases import CASES, KEY, missing
 
 ALL = {
@@ -242,3 +242,30 @@ def test_layers_take_out_sharding(mode: str):
                 assert c.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 3)
                 for x, y in ((a, rows), (b, expected), (c, logits)):
                     assert np.abs(np.asarray(x) - np.asarray(y)).max() < 1e-5
+
+
+def test_a_mesh_of_the_only_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_placement, "_is_alone", lambda: True)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    t = tt.ones((4, 8, 4), float)
+    there = jax.device_put(t, NamedSharding(mesh, P(None, "x")))
+    product = tt.hadamard(there, there)
+    assert jax.typeof(product.cores[1]).sharding.spec == P(None, "x", None)
+    assert tt.distance(product, there) < 1e-12
+    batch = jax.device_put(jax.tree.map(lambda c: c[None], t), NamedSharding(mesh, P("x")))
+    assert abs(jax.vmap(tt.norm)(batch)[0] - 128**0.5) < 1e-12
+    with pytest.raises(ValueError, match="expected trains of one shape"):
+        tt.inner(there, tt.ones((4, 8), float))
+
+
+def test_constants_of_a_traced_program_keep_their_devices():
+    device = jax.devices()[2]
+    t = tt.ones((4, 4), float)
+    t = jax.device_put(t + t, device)
+
+    def inside(x: jax.Array) -> jax.Array:
+        small = tt.round(t, tol=1e-3)  # concrete, though a program is being traced
+        assert small.ranks == (1, 1, 1)
+        return x * tt.norm(small)
+
+    assert abs(jax.jit(inside)(jax.device_put(1.0, device)) - 8) < 1e-12
