@@ -178,7 +178,7 @@ class TensorLinear(nnx.Module):
         )  # fmt: skip
         if any(0 in a.shape for a in arrays):
             y = jnp.zeros((*lead, self.out_features), x.dtype)
-            y = y if bias is None else y + bias
+            y = _biased(y, bias)
         else:
             y = _applied(x, self._contracted, arrays, bias)
         return sharded(y, out_sharding)
@@ -220,8 +220,11 @@ def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None)
     """(…, M) = (…, N) times the weight, and the bias."""
     lead = x.shape[:-1]
     y = contracted(x, arrays)
-    y = y.reshape(*lead, y.shape[-1])
-    return y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
+    return _biased(y.reshape(*lead, y.shape[-1]), bias)
+
+
+def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
