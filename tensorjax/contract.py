@@ -40,8 +40,20 @@ from tensorjax._contract import costs, execute, options, paths, slicing, steps
 from tensorjax._contract import einsum as syntax
 from tensorjax._contract.costs import Cost
 from tensorjax._contract.model import Model, Slices
+from tensorjax._placement import by_axes, placed_by
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
+
+
+def _by_labels(out: Any, arguments: Any) -> list[Any]:
+    """Each axis of a result is sharded as the first operand that has its label and is sharded."""
+    (plan, *arrays), _ = arguments
+    terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
+    sources = (
+        [(x, axis) for x, term in terms for axis, c in enumerate(term) if c == label]
+        for label in plan._program.model.network.output
+    )
+    return [by_axes(out.shape, list(sources))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,6 +101,7 @@ class Plan:
     _program: execute.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
 
+    @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
         """Contracts arrays.
 

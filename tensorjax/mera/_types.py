@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._export import serializable
+from tensorjax._placement import placed
 
 
 class Wiring(NamedTuple):
@@ -325,6 +326,7 @@ def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
     return out
 
 
+@placed
 def _check_orthonormal(m: MERA) -> None:
     for name, matrix in as_matrices(m):
         a = np.asarray(matrix)

@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check, _symbolic, contract, linalg
+from tensorjax._placement import like_first, placed_by, replicated, sharded
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
@@ -156,7 +157,8 @@ class TensorLinear(nnx.Module):
             for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
             axes in the input where you can. A number of rows that `jax.export` leaves open is
             planned as 1024.
-          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX.
+          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX, and
+            on an explicit mesh shards it as the input is, batch axis by batch axis.
 
         Returns:
           (…, M).
@@ -178,10 +180,10 @@ class TensorLinear(nnx.Module):
         )  # fmt: skip
         if any(0 in a.shape for a in arrays):
             y = jnp.zeros((*lead, self.out_features), x.dtype)
+            y = _biased(y, bias)
         else:
-            y = self._contracted(x, arrays).reshape(*lead, self.out_features)
-        y = y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
-        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+            y = _applied(x, self._contracted, arrays, bias)
+        return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
         """(b, M) = (b, N) times the weight."""
@@ -217,6 +219,18 @@ class TensorLinear(nnx.Module):
         return w.reshape(sides)[: self.in_features, : self.out_features]
 
 
+@placed_by(like_first)
+def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
+    """(…, M) = (…, N) times the weight, and the bias."""
+    lead = x.shape[:-1]
+    y = contracted(x, arrays)
+    return _biased(y.reshape(*lead, y.shape[-1]), bias)
+
+
+def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+
+
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
     """A floating-point type, real or complex, or a TypeError."""
     try:
@@ -247,6 +261,13 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
 def values(parameters: Any) -> list[jax.Array]:
     """Arrays of a list of parameters."""
     return [parameter[...] for parameter in parameters]
+
+
+def settle(layer: nnx.Module, given: nnx.Param) -> None:
+    """Puts a new layer on the devices of the parameter that it was made from, each array whole."""
+    where = replicated(given.get_value())
+    if where is not None:
+        nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:

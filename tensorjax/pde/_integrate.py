@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import placed
 from tensorjax.pde import _run as run
 from tensorjax.pde._checkpoint import checkpointer
 from tensorjax.pde._checks import check_conserving
@@ -33,6 +34,7 @@ METHODS: dict[str, Method] = {
 Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
 
 
+@placed
 def integrate(
     problem: Any,
     *,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.pde._grid import Box
 from tensorjax.pde._maps import AffineMap, floats
@@ -21,6 +22,7 @@ _CHUNK = 1 << 22
 _WINDOW = 24.0
 
 
+@placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
     """u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
@@ -60,6 +62,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
     return out
 
 
+@placed
 def mass(v: TT, map: AffineMap, box: Box) -> Any:
     """∫ u dx = ∫ v dy / |det Γ|.
 
@@ -75,6 +78,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> Any:
     return _product(xp, _weighted(xp, cores, box, 0)) / xp.abs(map.det)
 
 
+@placed
 def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
     """Mass, mean (d,) and covariance (d, d) of u, a density, in physical coordinates.
 

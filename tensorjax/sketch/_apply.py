@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
+from tensorjax._placement import placed
 from tensorjax.sketch import _sparse
 from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
@@ -18,6 +19,7 @@ from tensorjax.sketch._types import Projection, Sparse
 _HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
 
 
+@placed
 def apply(p: Any, x: Any) -> Any:
     """Computes f(x), whose squared norm estimates that of x without bias.
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, _native
 from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
 
@@ -73,6 +74,7 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+@placed
 def add(x: Train, y: Train) -> Train:
     """x + y entry by entry; TT-ranks add.
 
@@ -135,6 +137,7 @@ def conj(x: Train) -> Train:
     return _map(x, jnp.conj)
 
 
+@placed
 def ones_like(x: Train) -> Train:
     """The train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
     modes = zip(x.cores, _modes(x), strict=True)
@@ -213,6 +216,7 @@ def kron(x: Train, y: Train) -> Train:
     return type(x)._unchecked(x.astype(dtype).cores + y.astype(dtype).cores)
 
 
+@placed
 def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
     """Joins trains along one mode (for TT-matrices: along the rows of that mode); TT-ranks add.
 

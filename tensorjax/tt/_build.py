@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import cut_ranks, zero_padded
+from tensorjax._placement import by_axes, placed, placed_by
 from tensorjax._train import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -50,6 +51,7 @@ def _random_cores(
     )
 
 
+@placed
 def random(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> TT:
@@ -76,6 +78,7 @@ def random(
     return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape)], rank, dtype))
 
 
+@placed
 def random_matrix(
     key: jax.Array,
     row_shape: Sequence[int],
@@ -104,6 +107,7 @@ def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tupl
     return list(zip(rows, cols, strict=True))
 
 
+@placed
 def rank_one(vectors: Sequence[Any]) -> TT:
     """The outer product v_1 ∘ … ∘ v_d, TT-ranks one.
 
@@ -145,6 +149,15 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
     )
 
 
+def _by_modes(out: Any, arguments: Any) -> list[Any]:
+    """Each axis of the dense array is sharded as its mode; merged ones as the first of them."""
+    cores = jax.tree.leaves(arguments)
+    if cores[0].ndim == 3:
+        return [by_axes(out.shape, [[(c, 1)] for c in cores])]
+    return [by_axes(out.shape, [[(cores[0], 1)], [(cores[0], 2)]])]
+
+
+@placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
     """The dense array: shape (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
@@ -188,6 +201,7 @@ def _chain(cores: Sequence[jax.Array]) -> jax.Array:
     return out
 
 
+@placed
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
     """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
 
@@ -240,6 +254,7 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
     return [a & b for a, b in zip(from_left, reversed(from_right), strict=True)]
 
 
+@placed
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     """TT-ranks that remain when zero-padding is dropped; see `trim`.
 
@@ -256,6 +271,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     return (1, *(jnp.maximum(c, 1) if _check.is_traced(c) else max(int(c), 1) for c in counts), 1)
 
 
+@placed
 def trim(t: Train) -> Train:
     """Drops the bond indices that zero-padding made dead. Outside jit only: shapes change.
 

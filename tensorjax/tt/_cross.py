@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import Cores, balanced
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _search
 from tensorjax.tt._oracle import Jit, Oracle, scaled
@@ -68,6 +69,7 @@ class CrossInfo:
     advice: str
 
 
+@placed
 def cross(
     f: Callable[[Any], Any],
     shape: Sequence[int],

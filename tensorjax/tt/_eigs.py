@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._build import rank_bounds
 from tensorjax.tt._eigs_search import Pair, Search, Status, Sweep, find_pairs, widened
@@ -76,6 +77,7 @@ class EigInfo:
         return "\n".join([*lines, *filter(None, [self.advice])])
 
 
+@placed
 def eigsh(
     A: TTMatrix,
     *,

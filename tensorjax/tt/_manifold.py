@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._cores import absorb, cut_ranks, tall
+from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
@@ -39,6 +40,17 @@ class Frame(NamedTuple):
     right: Arrays
 
 
+def _like_cores(out: Any, arguments: Any) -> list[Any]:
+    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
+    cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
+    bonds = len(cores) - 1
+    # A frame is followed by the last core alone, or by one array for each.
+    behind = cores[len(cores) + 2 * bonds - len(found) :]
+    given = [*cores[:-1], *cores[1:], *behind]
+    return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
+
+
+@placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array]:
     """The frame at x, and the last core C of x = U_1 … U_{d−1} C."""
     left = _orthogonalized(x, x.order - 1).cores
@@ -48,6 +60,7 @@ def frame(x: TT) -> tuple[Frame, jax.Array]:
     return Frame(left[:-1], right[1:]), left[-1]
 
 
+@placed
 def tangent(at: Frame, deltas: Sequence[jax.Array]) -> TT:
     """The tangent vector with the variations δ_1 … δ_d, as a train of twice the ranks."""
     if len(deltas) == 1:
@@ -60,6 +73,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array]) -> TT:
     return TT._unchecked(tuple(cores))
 
 
+@placed_by(_like_cores)
 def split(xi: TT) -> tuple[Frame, Arrays]:
     """The frame and the variations of a tangent vector: what `tangent` was given."""
     if xi.order == 1:
@@ -76,6 +90,7 @@ def split(xi: TT) -> tuple[Frame, Arrays]:
     return Frame(tuple(left), tuple(right)), tuple(deltas)
 
 
+@placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
 def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
     """The variations with what lies in the span of U_k taken out, for all k but the last."""
     out = []
@@ -86,6 +101,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
     return (*out, deltas[-1])
 
 
+@placed
 def project(at: Frame, z: TT) -> TT:
     """The orthogonal projection of z on the tangent space at a frame."""
     rights = [interfaces.edge(z.cores[0], operator=False)]
@@ -101,6 +117,7 @@ def project(at: Frame, z: TT) -> TT:
     return tangent(at, gauged(at, deltas))
 
 
+@placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
     """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
     at, deltas = split(xi)
@@ -125,6 +142,7 @@ def point(x: Any) -> TT:
     return x.astype(linalg.factor_dtype(x.dtype))
 
 
+@placed
 def tangent_project(x: TT, z: TT) -> TT:
     """P_x z, the orthogonal projection of z on the tangent space of the manifold at x.
 
@@ -162,6 +180,7 @@ def _tangent_project(x: TT, z: TT) -> TT:
     return project(frame(x)[0], z)
 
 
+@placed
 def transport(x: TT, xi: TT) -> TT:
     """Moves a tangent vector of another point to the tangent space at x, by projection.
 
@@ -178,6 +197,7 @@ def transport(x: TT, xi: TT) -> TT:
     return tangent_project(x, xi)
 
 
+@placed
 def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     """⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
@@ -200,6 +220,7 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     return jnp.stack(products).sum()
 
 
+@placed
 def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) -> TT:
     """Σ_i w_i ξ_i of tangent vectors at one point: the ranks stay twice those of the point.
 
@@ -242,6 +263,7 @@ def _variations(name: str, xi: Any, like: TT | None = None) -> Arrays:
     return split(xi)[1]
 
 
+@placed
 def retract(
     x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> TT:

@@ -12,6 +12,7 @@ import numpy as np
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import balanced, cut_ranks, placed_like
 from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
@@ -36,6 +37,7 @@ _PROBES = 48
 _TRUNCATION, _SKETCH = 0.7, 0.35
 
 
+@placed
 def hadamard(
     x: Train,
     y: Train,
@@ -78,6 +80,7 @@ def hadamard(
     return _rounded([(x, y)], [1.0], tol, rank, key, oversample)
 
 
+@placed
 def matvec(
     a: TTMatrix,
     x: TT,
@@ -123,6 +126,7 @@ def matvec(
     return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
+@placed
 def matmul(
     a: TTMatrix,
     b: TTMatrix,
@@ -156,6 +160,7 @@ def matmul(
     return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 
+@placed
 def linear_combination(
     terms: Sequence[Any],
     weights: Sequence[Any] | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -23,6 +24,7 @@ _GATHER_LIMIT = 2**25
 _END_TABLE, _TABLE = 2**22, 2**17
 
 
+@placed
 @as_train
 def inner(x: TT, y: TT) -> jax.Array:
     """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
@@ -51,6 +53,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
     return linalg.scaled(mantissa, exponent)
 
 
+@placed
 @as_train
 def norm(x: TT) -> jax.Array:
     """‖x‖, the Frobenius norm, a real scalar.
@@ -127,6 +130,7 @@ def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     return e[0, 0], exponent
 
 
+@placed
 @as_train
 def distance(x: TT, y: TT) -> jax.Array:
     """‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
@@ -160,6 +164,7 @@ def _distance(xs: Any, ys: Any) -> Any:
     return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
 
 
+@placed
 def evaluate(t: TT, indices: Any) -> jax.Array:
     """Entries x[i_1, …, i_d] at a batch of multi-indices.
 
@@ -252,6 +257,7 @@ def _product(cores: Sequence[jax.Array]) -> jax.Array:
     return out
 
 
+@placed
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k (no conjugation).
 

@@ -28,6 +28,7 @@ from tensorjax._cores import (
     wide,
 )
 from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -41,6 +42,7 @@ _AT_HAND = 200
 _BUCKET = 16
 
 
+@placed
 def orthogonalize(t: Train, center: int) -> Train:
     """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
 
@@ -87,6 +89,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
+@placed
 @_check.at_once
 def round(
     t: Train,

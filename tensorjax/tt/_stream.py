@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
 from tensorjax.tt._build import feasible_ranks
@@ -35,6 +36,7 @@ class Stream(NamedTuple):
 jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.tt.Stream")
 
 
+@placed
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> Stream:
@@ -83,6 +85,7 @@ def stream(
     return Stream((draws[0], draws[1]), (mixes[0], mixes[1]), tuple(cores), tuple(bonds))
 
 
+@placed
 def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
     """The stream with weight · term put in. Linear: the order of the terms does not matter.
 
@@ -136,6 +139,7 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
     return state._replace(cores=tuple(cores), bonds=tuple(bonds))
 
 
+@placed
 @jax.jit
 def stream_train(state: Stream) -> TT:
     """The sum of all that was put in, as a TT of the stream's ranks.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._cores import zero_padded
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.contract import einsum
 from tensorjax.tucker._types import Tucker, one, orthonormalized, times
@@ -36,6 +37,7 @@ def _with_dense_core(t: Tucker) -> Tucker:
     return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
 
 
+@placed
 @jax.jit
 def to_dense(t: Tucker) -> jax.Array:
     """The dense array of shape (n_1, …, n_d); the core may be dense or a tensor train.
@@ -54,6 +56,7 @@ def to_dense(t: Tucker) -> jax.Array:
     return einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
 
 
+@placed
 def add(x: Tucker, y: Tucker) -> Tucker:
     """x + y entry by entry; multilinear ranks add, and so do the TT-ranks of train cores.
 
@@ -110,6 +113,7 @@ def scale(t: Tucker, factor: Any) -> Tucker:
     return Tucker._unchecked(core, tuple(u.astype(core.dtype) for u in t.factors))
 
 
+@placed
 def ones_like(t: Tucker) -> Tucker:
     """The tensor of ones, multilinear ranks one, of the shape, dtype and kind of core of ``t``."""
     ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
@@ -117,6 +121,7 @@ def ones_like(t: Tucker) -> Tucker:
     return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))
 
 
+@placed
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
@@ -161,6 +166,7 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
         )
 
 
+@placed
 def orthogonalize(t: Tucker) -> Tucker:
     """The same tensor with orthonormal factors; the core carries the norm.
 
