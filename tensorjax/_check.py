@@ -58,6 +58,37 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     return array
 
 
+def core(name: str, x: Any) -> jax.Array:
+    """Returns ``x`` as one of the arrays that a format is made of, or raises TypeError."""
+    array = inexact(name, x)
+    held(name, array)
+    return jnp.asarray(array)
+
+
+_WIDE = (np.dtype(np.float64), np.dtype(np.complex128))
+
+
+def held(name: str, tree: Any) -> None:
+    """Raises TypeError for a format of 64-bit arrays where JAX is in its mode of 32 bits.
+
+    Some operations of JAX would then round them to single precision and others would fail: those
+    that make a format out of dense data, which JAX rounds by its rule, are not concerned.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return
+    for leaf in jax.tree.leaves(tree):
+        if getattr(leaf, "dtype", None) in _WIDE:
+            raise TypeError(
+                f"{name}: expected arrays of at most single precision, for jax_enable_x64 is off, "
+                f"got {leaf.dtype}; call jax.config.update('jax_enable_x64', True) first, or cast "
+                f"them, for example with .astype(np.{_narrow(leaf.dtype)})"
+            )
+
+
+def _narrow(dtype: Any) -> str:
+    return "complex64" if dtype.kind == "c" else "float32"
+
+
 def finite(name: str, tree: Any) -> None:
     """Raises ValueError if a concrete leaf of ``tree`` holds NaN or Inf; traced leaves pass."""
     for leaf in jax.tree.leaves(tree):

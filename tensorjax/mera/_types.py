@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._operators import NoArray, Scalable, dtypes_of, floating, rebuilt
 
 
 class Wiring(NamedTuple):
@@ -48,7 +49,7 @@ class Wiring(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Layer:
+class Layer(NoArray):
     """One layer of a MERA: disentanglers at the bottom, isometries above them.
 
     Attributes:
@@ -72,6 +73,7 @@ class Layer:
     disentanglers: tuple[jax.Array, ...]
     isometries: tuple[jax.Array, ...]
     wiring: Wiring
+    dense_name: ClassVar[str] = "mera.to_dense, of a MERA"
 
     def __init__(
         self,
@@ -111,7 +113,9 @@ class Layer:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layer._unchecked, (self.disentanglers, self.isometries, self.wiring)
+        return rebuilt, (
+            Layer, (self.disentanglers, self.isometries, self.wiring), dtypes_of(self)
+        )  # fmt: skip
 
     @property
     def middle(self) -> tuple[int, ...]:
@@ -145,7 +149,7 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class MERA:
+class MERA(Scalable):
     """Multiscale entanglement renormalisation ansatz: layers from the bottom up, and a top tensor.
 
     Every layer maps a state of its top legs to one of its bottom legs: isometries first, then
@@ -163,6 +167,8 @@ class MERA:
     Raises:
       ValueError: layers do not fit each other, or columns are not orthonormal. TypeError: integers.
 
+    Operators are NumPy's: ``*`` and ``/`` are by a scalar, which the top tensor carries.
+
     Example:
       >>> import jax
       >>> from tensorjax import mera
@@ -174,10 +180,11 @@ class MERA:
 
     layers: tuple[Layer, ...]
     top: jax.Array
+    dense_name: ClassVar[str] = "mera.to_dense"
 
     def __init__(self, layers: Iterable[Any], top: Any, *, check: bool = True):
         built = tuple(x if isinstance(x, Layer) else Layer(*x) for x in layers)
-        top = jnp.asarray(_check.inexact("top", top))
+        top = _check.core("top", top)
         below = built[0].top if built else top.shape
         for k, layer in enumerate(built[1:], 1):
             if layer.bottom != below:
@@ -201,7 +208,7 @@ class MERA:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MERA._unchecked, (self.layers, self.top)
+        return rebuilt, (MERA, (self.layers, self.top), dtypes_of(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,8 +241,17 @@ class MERA:
         return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
 
     def astype(self, dtype: Any) -> "MERA":
-        """Returns the MERA with every tensor cast to ``dtype``."""
+        """Returns the MERA with every tensor cast to ``dtype``.
+
+        Raises:
+          TypeError: complex tensors and a real dtype; an integer dtype.
+        """
+        floating(self, dtype, "take tt.real or tt.imag of mera.to_tt(m)")
         return jax.tree.map(lambda x: x.astype(dtype), self)
+
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> "MERA":
+        m = self if all(x.dtype == dtype for x in jax.tree.leaves(self)) else self.astype(dtype)
+        return MERA._unchecked(m.layers, f(m.top))
 
     def __repr__(self) -> str:
         if not all(hasattr(x, "shape") for x in jax.tree.leaves(self)):
@@ -275,7 +291,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.asarray(_check.inexact(f"{name}[{k}]", v)) for k, v in enumerate(values))
+    return tuple(_check.core(f"{name}[{k}]", v) for k, v in enumerate(values))
 
 
 def _check_wiring(wiring: Wiring, count: int) -> None:
@@ -342,6 +358,7 @@ def single(name: str, m: Any) -> None:
             f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "
             "convert.tt_to_mera"
         )
+    _check.held(name, m)
     sites = len(m.layers[-1].isometries) if m.layers else m.top.ndim
     if m.top.ndim != sites:
         raise ValueError(
