@@ -58,35 +58,58 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     return array
 
 
-def core(name: str, x: Any) -> jax.Array:
-    """Returns ``x`` as one of the arrays that a format is made of, or raises TypeError."""
+def core(name: str, x: Any) -> Any:
+    """Returns ``x`` as one of the arrays that a format is made of, or raises TypeError.
+
+    A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
+    """
+    if isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
     array = inexact(name, x)
     held(name, array)
     return jnp.asarray(array)
 
 
-_WIDE = (np.dtype(np.float64), np.dtype(np.complex128))
+class Unavailable(TypeError, ValueError):
+    """64-bit arrays where jax_enable_x64 is off: a fault of a type, and of an argument's value."""
+
+
+_NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
 def held(name: str, tree: Any) -> None:
-    """Raises TypeError for a format of 64-bit arrays where JAX is in its mode of 32 bits.
+    """Raises `Unavailable` for a format of 64-bit arrays where JAX is in its mode of 32 bits.
 
-    Some operations of JAX would then round them to single precision and others would fail: those
-    that make a format out of dense data, which JAX rounds by its rule, are not concerned.
+    Some operations of JAX would round them to single precision there, and others fail. Dense data,
+    out of which a format is made, JAX rounds by its own rule: those are not concerned.
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
     for leaf in jax.tree.leaves(tree):
-        if getattr(leaf, "dtype", None) in _WIDE:
-            raise TypeError(
-                f"{name}: expected arrays of at most single precision, for jax_enable_x64 is off, "
-                f"got {leaf.dtype}; call jax.config.update('jax_enable_x64', True) first, or cast "
-                f"them, for example with .astype(np.{_narrow(leaf.dtype)})"
-            )
+        if getattr(leaf, "dtype", None) in _NARROW:
+            available(name, leaf.dtype)
 
 
-def _narrow(dtype: Any) -> str:
-    return "complex64" if dtype.kind == "c" else "float32"
+def available(name: str, dtype: Any) -> None:
+    """Raises `Unavailable` for a dtype of 64 bits where JAX is in its mode of 32 bits."""
+    if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
+        return
+    raise Unavailable(
+        f"{name}: expected a dtype that JAX has enabled, got {dtype} while jax_enable_x64 is off; "
+        "call jax.config.update('jax_enable_x64', True) first, or cast to "
+        f"{_NARROW[dtype]}, for example with .astype(np.{_NARROW[dtype]})"
+    )
+
+
+def inexact_dtype(dtype: Any) -> Any:
+    """A floating or complex dtype that JAX has enabled, its default float for None, or raises."""
+    if dtype in (None, float, complex):  # JAX's default ones
+        return jnp.result_type(float if dtype is None else dtype)
+    out = jnp.dtype(dtype)
+    if not jnp.issubdtype(out, jnp.inexact):
+        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {out}")
+    available("dtype", out)
+    return out
 
 
 def finite(name: str, tree: Any) -> None:

@@ -6,6 +6,7 @@ never change a floating dtype. Scalars are brought to that dtype before anything
 for −x of an unsigned integer and 1/x in the scalar's own dtype are other numbers.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -121,14 +122,17 @@ def _is_zero(x: Any) -> bool:
 
 def promoted(dtype: Any, scalar: Any) -> Any:
     """The dtype of an array of a floating or complex ``dtype`` times a scalar, by JAX's rules."""
-    if isinstance(scalar, int):
+    if isinstance(scalar, np.generic | np.ndarray):
+        scalar = _check.inexact("scalar", scalar) if _is_inexact(scalar) else 1
+    elif isinstance(scalar, jax.Array) and not _is_inexact(scalar):
+        scalar = 1
+    if isinstance(scalar, int | float):  # weak
         return dtype
-    if isinstance(scalar, np.generic | np.ndarray | jax.Array):
-        if not jnp.issubdtype(scalar.dtype, jnp.inexact):
-            return dtype
-        if not isinstance(scalar, jax.Array):
-            scalar = _check.inexact("scalar", scalar)
-    return jnp.result_type(dtype, scalar)
+    return dtype if getattr(scalar, "dtype", None) == dtype else jnp.result_type(dtype, scalar)
+
+
+def _is_inexact(x: Any) -> bool:
+    return x.dtype.kind not in "biu" and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def multiplied(x: Any, factor: Any) -> Any:
@@ -139,10 +143,11 @@ def multiplied(x: Any, factor: Any) -> Any:
         kind = ValueError if shape else TypeError
         raise kind(f"factor: expected a scalar, a number or an array of shape (), got {got}")
     dtype = promoted(x.dtype, factor)
+    _check.available("x", dtype)
     number, exponent = _prepared(factor, dtype)
 
     def product(a: Any) -> Any:
-        out = a * number
+        out = a * number  # a number of Python is weak: it takes the dtype of the array
         return scaled(out, exponent) if exponent else out
 
     return x._carry(product, dtype)
@@ -160,29 +165,46 @@ def divided(x: Any, divisor: Any) -> Any:
             f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
         )
     dtype = promoted(x.dtype, divisor)
+    _check.available("x", dtype)
     number, exponent = _prepared(divisor, dtype)
+    if isinstance(number, float) and not exponent and dtype.kind != "c":
+        return x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
+    if not isinstance(number, jax.Array):
+        number = np.asarray(number, dtype)
     return x._carry(lambda a: _quotient(a, number, exponent), dtype)
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """A scalar as (m, e), m an array in ``dtype``: it is m · 2^e.
+    """A scalar as (m, e), m in ``dtype`` or a number of Python: it is m · 2^e.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
     """
     if isinstance(scalar, jax.Array):
-        return scalar.astype(dtype), 0
-    value = scalar if isinstance(scalar, int) else np.asarray(scalar).astype(np.complex128).item()
-    if isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        value = value.real
-    exponent = 0
-    parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+        return (scalar if scalar.dtype == dtype else scalar.astype(dtype)), 0
+    value = scalar if type(scalar) in (int, float) else _python(scalar, dtype)
+    parts = [value.real, value.imag] if isinstance(value, complex) else [value]
     size = max(map(abs, parts))
+    low, high = _range(dtype)
+    if low <= size <= high or not size or not _is_finite(size):
+        return (value if isinstance(value, complex) else float(value)), 0
+    exponent = size.bit_length() if isinstance(size, int) else math.frexp(size)[1]
+    parts = [_halved(p, exponent) for p in parts]
+    return (complex(*parts) if len(parts) > 1 else parts[0]), exponent
+
+
+def _python(scalar: Any, dtype: Any) -> Any:
+    if isinstance(scalar, int):
+        return int(scalar)
+    value = np.asarray(scalar).astype(np.complex128).item()
+    return value if jnp.issubdtype(dtype, jnp.complexfloating) else value.real
+
+
+@functools.cache
+def _range(dtype: Any) -> tuple[float, float]:
+    """The least and the largest normal number."""
     info = jnp.finfo(dtype)
-    if size and not (float(info.smallest_normal) <= size <= float(info.max)) and _is_finite(size):
-        exponent = size.bit_length() if isinstance(size, int) else math.frexp(size)[1]
-        parts = tuple(_halved(p, exponent) for p in parts)
-    return np.asarray(complex(*parts) if len(parts) > 1 else parts[0]).astype(dtype), exponent
+    return float(info.smallest_normal), float(info.max)
 
 
 def _is_finite(size: Any) -> bool:
@@ -251,15 +273,12 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
     """A format of any leaves, as a copy or pickle has them: abstract ones, None, Booleans.
 
     Raises:
-      TypeError: JAX has rounded the arrays of a pickle to 32 bits.
+      TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
     """
     made = kind._unchecked(*fields)
     for then, now in zip(dtypes, dtypes_of(made), strict=True):
         if then != now:
-            raise TypeError(
-                f"expected a {kind.__name__} of {then}, as it was pickled, got {now}; call "
-                "jax.config.update('jax_enable_x64', True) before reading it"
-            )
+            _check.available(f"a pickled {kind.__name__}", then)
     return made
 
 
@@ -274,18 +293,20 @@ def floating(x: Any, dtype: Any, advice: str) -> None:
       dtype: to cast to.
       advice: how to get at real numbers from complex ones.
     """
+    target = jnp.dtype(dtype)
+    _check.available("dtype", target)
+    given = next((c.dtype for c in jax.tree.leaves(x) if c.dtype.kind == "c"), None)
+    if target.kind == "c" or (target.kind == "f" and given is None):
+        return
     kind = type(x).__name__
-    if not jnp.issubdtype(dtype, jnp.inexact):
+    if not jnp.issubdtype(target, jnp.inexact):
         raise TypeError(
-            f"dtype: expected a floating-point or complex dtype, got {jnp.dtype(dtype)}: the "
+            f"dtype: expected a floating-point or complex dtype, got {target}: the "
             f"entries of a {kind} are sums of products of its arrays, so that rounding each of "
             f"these is no rounding of the tensor; cast the dense array, by {x.dense_name}"
         )
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return
-    given = [leaf.dtype for leaf in jax.tree.leaves(x) if leaf.dtype.kind == "c"]
-    if given:
+    if given is not None:
         raise TypeError(
-            f"dtype: expected a complex dtype for a {kind} of {given[0]}, got {jnp.dtype(dtype)}: "
+            f"dtype: expected a complex dtype for a {kind} of {given}, got {target}: "
             f"the real part of a product is not the product of real parts; {advice}"
         )

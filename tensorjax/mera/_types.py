@@ -197,7 +197,7 @@ class MERA(Scalable):
             raise ValueError(f"top: expected shape {below} to fit the last layer, got {top.shape}")
         object.__setattr__(self, "layers", built)
         object.__setattr__(self, "top", top)
-        if check and not _check.is_traced(self):
+        if check and not _is_abstract(self):
             _check_orthonormal(self)
 
     @classmethod
@@ -321,6 +321,12 @@ def _check_joints(layer: Layer) -> None:
                 f"disentanglers[{k}]: expected top legs ({sizes[i]}, {sizes[j]}) to fit the "
                 f"isometries at sites {i} and {j}, got {u.shape[2:]}"
             )
+
+
+def _is_abstract(m: MERA) -> bool:
+    return _check.is_traced(m) or any(
+        isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(m)
+    )
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:

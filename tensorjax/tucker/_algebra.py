@@ -38,7 +38,6 @@ def _with_dense_core(t: Tucker) -> Tucker:
     return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
 
 
-@jax.jit
 def to_dense(t: Tucker) -> jax.Array:
     """The dense array of shape (n_1, …, n_d); the core may be dense or a tensor train.
 
@@ -48,6 +47,12 @@ def to_dense(t: Tucker) -> jax.Array:
       [[1. 1.]
        [1. 1.]]
     """
+    one("t", t)
+    return _to_dense(t)
+
+
+@jax.jit
+def _to_dense(t: Tucker) -> jax.Array:
     if isinstance(t.core, TT):
         return t.core.namespace.to_dense(times(t.core, t.factors))
     letters = [chr(ord("a") + k) for k in range(t.order)]
