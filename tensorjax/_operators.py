@@ -6,6 +6,7 @@ never change a floating dtype. Scalars are brought to that dtype before anything
 for −x of an unsigned integer and 1/x in the scalar's own dtype are other numbers.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -280,6 +281,24 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
         if then != now:
             _check.available(f"a pickled {kind.__name__}", then)
     return made
+
+
+def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Makes a __repr__ or __str__ show the fields as they are where leaves are not its arrays.
+
+    JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
+    """
+
+    @functools.wraps(text)
+    def wrapped(self: Any) -> str:
+        try:
+            return text(self)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            fields = (f.name for f in dataclasses.fields(self))
+            listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+            return f"{type(self).__name__}({listed})"
+
+    return wrapped
 
 
 # Casts -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._operators import Summable, dtypes_of, floating, rebuilt
+from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -91,9 +91,8 @@ class _Train(Summable):
             return self.namespace.hadamard(self, other)
         return super().__mul__(other)
 
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(c, "shape") for c in self.cores):  # inside JAX's own tree machinery
-            return f"{type(self).__name__}({self.cores!r})"
         batch = self.cores[0].shape[: -self._core_ndim]
         prefix = f"batch={batch}, " if batch else ""
         return (

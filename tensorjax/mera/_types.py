@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._operators import NoArray, Scalable, dtypes_of, floating, rebuilt
+from tensorjax._operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
 
 
 class Wiring(NamedTuple):
@@ -65,6 +65,7 @@ class Layer(NoArray):
       isometries: as above.
       cuts: the cut of each disentangler, 0 for that between the first two blocks. By default one
         after the other from 0; with as many disentanglers as blocks the last one closes the ring.
+      wiring: in place of ``cuts``, as `dataclasses.replace` gives it; its cuts are taken.
 
     Raises:
       ValueError: shapes do not fit each other, or a site is touched twice.
@@ -80,6 +81,8 @@ class Layer(NoArray):
         disentanglers: Iterable[Any],
         isometries: Iterable[Any],
         cuts: Sequence[int] | None = None,
+        *,
+        wiring: Wiring | None = None,
     ):
         us = _arrays("disentanglers", disentanglers)
         ws = _arrays("isometries", isometries)
@@ -96,7 +99,7 @@ class Layer(NoArray):
                 raise ValueError(
                     f"isometries[{k}]: expected shape (bottom₁, …, bottom_k, top), got {w.shape}"
                 )
-        cuts = range(len(us)) if cuts is None else cuts
+        cuts = wiring.cuts if wiring is not None else range(len(us)) if cuts is None else cuts
         wiring = Wiring(tuple(w.ndim - 1 for w in ws), tuple(int(c) for c in cuts))
         _check_wiring(wiring, len(us))
         object.__setattr__(self, "disentanglers", us)
@@ -141,9 +144,8 @@ class Layer(NoArray):
         """Sizes of the legs above the layer, one per block."""
         return tuple(w.shape[-1] for w in self.isometries)
 
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(a, "shape") for a in jax.tree.leaves(self)):
-            return f"Layer({self.disentanglers!r}, {self.isometries!r})"
         ring = ", periodic" if self.wiring.periodic else ""
         return f"Layer({self.bottom} -> {self.top}, {len(self.disentanglers)} disentanglers{ring})"
 
@@ -253,9 +255,8 @@ class MERA(Scalable):
         m = self if all(x.dtype == dtype for x in jax.tree.leaves(self)) else self.astype(dtype)
         return MERA._unchecked(m.layers, f(m.top))
 
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(x, "shape") for x in jax.tree.leaves(self)):
-            return f"MERA({self.layers!r}, {self.top!r})"
         sites = f"shape={self.shape}" if self.order <= 12 else f"order={self.order}"
         last = self.layers[-1].top if self.layers else self.top.shape
         return (

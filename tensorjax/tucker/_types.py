@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import times_mode
-from tensorjax._operators import Summable, dtypes_of, floating, rebuilt
+from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._train import TT, single
 
 
@@ -46,7 +46,7 @@ class Tucker(Summable):
 
     def __init__(self, core: Any, factors: Iterable[Any]):
         checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
-        if isinstance(core, jax.Array | np.ndarray):
+        if isinstance(core, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
             core = _check.core("core", core)
         elif isinstance(core, TT):
             single("core", core, TT)
@@ -117,9 +117,8 @@ class Tucker(Summable):
         core = t.core._carry(f, dtype) if isinstance(t.core, TT) else f(t.core)
         return Tucker._unchecked(core, t.factors)
 
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(u, "shape") for u in self.factors):  # inside JAX's tree machinery
-            return f"Tucker({self.core!r}, {self.factors!r})"
         kind = "dense" if hasattr(self.core, "ndim") else repr(self.core)
         return (
             f"Tucker(shape={self.shape}, ranks={self.ranks}, core={kind}, "
