@@ -40,9 +40,22 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def _on_host(name: str, x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if hasattr(x, "detach"):  # of PyTorch: with gradients, on a device, lazily conjugated
+            advice = "pass x.detach().resolve_conj().cpu().numpy()"
+            raise TypeError(
+                f"{name}: expected an array that NumPy can read, got a {type(x).__name__} of "
+                f"{type(x).__module__} ({error}); {advice}"
+            ) from error
+        raise
+
+
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
-    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
             f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "

@@ -571,3 +571,73 @@ def test_bad_input_is_named():
     ]:
         with pytest.raises(ValueError, match=match):
             optim.rank_adaptive(optax.sgd(0.1), **options)
+
+
+# Frozen parameters -------------------------------------------------------------------------------
+
+FREEZERS = {
+    "partition": lambda labels: optax.partition(
+        {"frozen": optax.set_to_zero(), "free": optax.adam(0.02)}, labels
+    ),
+    "masked": lambda labels: optax.chain(
+        optax.adam(0.02),
+        optax.masked(optax.set_to_zero(), jax.tree.map(lambda x: x == "frozen", labels)),
+    ),
+    "rate": lambda labels: optax.partition(
+        {"frozen": optax.sgd(lambda _: 0.0), "free": optax.sgd(0.05)}, labels
+    ),
+    "accumulated": lambda labels: optax.MultiSteps(
+        FREEZERS["partition"](labels), 2, accumulator_dtype=jnp.float64
+    ).gradient_transformation(),
+}
+PRESSURES = {
+    "early": {},
+    "proximal": {"proximal": 0.05},
+    "late": {"switch": 20, "size_fraction": 0.8, "late_threshold": lambda n: 0.001 * n},
+    "whole": {"switch": 20, "size_fraction": 0.7, "keep_one": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("freezer", "pressure"),
+    [
+        ("partition", "late"),
+        *(pytest.param(f, p, marks=pytest.mark.slow) for f in FREEZERS for p in PRESSURES
+          if (f, p) != ("partition", "late")),
+    ],
+)  # fmt: skip
+def test_frozen_is_frozen(rng, freezer, pressure):
+    """Whole layers, and single cores and gates drawn, with gates under the threshold among them."""
+    params = model()
+    gates = params["layers"][0]["gates"]
+    gates[1] = gates[1].at[2].set(5e-3)
+    labels = jax.tree.map(lambda _: "frozen" if rng.random() < 0.3 else "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    labels["layers"][1]["gates"][0] = "free"
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = optim.rank_adaptive(
+            FREEZERS[freezer](labels), size_weight=5.0, core_weight=1e-3, **PRESSURES[pressure]
+        )
+        after, state = trained(optimizer, params, 120)
+    for label, a, b in zip(*map(jax.tree.leaves, (labels, params, after)), strict=True):
+        if label == "frozen":
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(full(params["layers"][0]), full(after["layers"][0]))
+    ranks = optim.ranks(after)
+    assert ranks["layers/0"] == optim.ranks(params)["layers/0"]
+    assert sum(ranks["layers/1"]) < sum((2, 4, 3))  # the others go on losing ranks
+    assert float(state.size) == optim.size(after)
+
+
+def test_a_target_below_what_frozen_layers_have_is_infeasible():
+    params = model()
+    labels = jax.tree.map(lambda _: "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    inner = optax.partition({"frozen": optax.set_to_zero(), "free": optax.adam(0.02)}, labels)
+    optimizer = optim.rank_adaptive(inner, switch=5, size_fraction=0.3)
+    _, state = trained(optimizer, params, 30)
+    found = optim.status(state)
+    assert found.status == "infeasible"
+    assert "frozen layers as they are" in found.advice
+    whole = optim.size({"layers": params["layers"][:1]})
+    assert float(state.least) == whole + sum(MODES)

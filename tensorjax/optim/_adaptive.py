@@ -53,7 +53,9 @@ def rank_adaptive(
     where Ŝ stands for S in the late gradient, the larger term is chosen on a moving average of the
     loss, and S, S₀ and Ŝ are divided by ``size_scale``. After the inner step gates at or below τ
     become exactly zero and stay so, as do their indices in the cores. `shrink` drops them from the
-    arrays.
+    arrays. Parameters that ``inner`` leaves as they are in a step, by `optax.set_to_zero` for some
+    labels or by a learning rate of zero, are left so here too, bit for bit: a frozen layer keeps
+    its gates and cores, and counts with the size that it has.
 
     Args:
       inner: any Optax transformation that makes steps, with its learning rate. For rates of its own
@@ -125,7 +127,7 @@ def rank_adaptive(
     be the mean over all of them, as the gradients are, or the stages of the devices part. A loss
     that is NaN or Inf leaves average and stage as they are, and is counted in the state; gradients
     that are not finite are for `optax.apply_if_finite`: around it, whole steps are left out, and
-    not counted here; inside, size is not pressed on in those steps, but gates may die.
+    not counted here; inside, size is not pressed on in those steps, and no gate dies.
     With `optax.inject_hyperparams`, options that are no numbers to follow go to ``static_args``:
     ``("inner", "switch", "rows", "keep_one")``. Of schedule-free optimisers, `shrink` comes before
     ``schedule_free_eval_params``: their second sequence does not know which gates are dead.
@@ -189,8 +191,8 @@ def rank_adaptive(
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
         moves, inner_state = descend(step.gradients())
-        moves, size = step.finish(moves)
-        return moves, step.record(size)._replace(inner=inner_state)
+        moves, size, least = step.finish(moves)
+        return moves, step.record(size, least)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -29,7 +29,8 @@ class RankAdaptiveState(NamedTuple):
       loss: sum of losses, weighted by age.
       mass: sum of those weights; ``loss / mass`` is the moving average without bias.
       size: after the last update, in the units of the measure.
-      least: size where every bond has rank one, or 0 if whole layers may go.
+      least: size where every bond has rank one, or 0 if whole layers may go; frozen layers are
+        counted as they are.
       loss_target: L₀; −1e30 before the late stage, if it is found then.
       size_target: S₀; likewise.
       scale: that S, S₀ and Ŝ are divided by.
@@ -159,7 +160,8 @@ def _advice(values: dict[str, float], loss: float, fits: bool, learnt: bool) -> 
     if values["size_target"] < values["least"]:
         return (
             f"the size target {values['size_target']:.6g} is below {values['least']:.6g}, the size "
-            "of all ranks one: allow a larger size, or whole layers to go (keep_one=False)"
+            "of all ranks one (of frozen layers as they are): allow a larger size, or whole layers "
+            "to go (keep_one=False)"
         )
     stuck = f"for {int(values['stalled'])} updates"
     if fits:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tensorjax.optim._layout import Layout, gated
@@ -107,11 +108,18 @@ class Step:
             leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
         return jax.tree.unflatten(structure, leaves)
 
-    def finish(self, moves: Any) -> tuple[Any, jax.Array]:
-        """The moves with which dying gates, and what is on their bonds, become zero; the size."""
+    def finish(self, moves: Any) -> tuple[Any, jax.Array, jax.Array]:
+        """The moves with which dying gates, and what is on their bonds, become zero.
+
+        Returns:
+          (moves, the size, the least size to which the gates that move can be brought).
+        """
         leaves, structure = jax.tree.flatten(moves)
         places = self.layout.gates
-        new = self._moved(leaves)
+        still = {k: _still(leaves[k]) for layer in self.layout.layers
+                 for k in (*layer.cores, *layer.gates)}  # fmt: skip
+        frozen = self.gates.spread([still[k] for k in places])
+        new = self._moved(leaves, still)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
         target, deadly = None, limit
@@ -122,32 +130,43 @@ class Step:
             deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
         dead = ~self.live | doomed(
             self.gates, self.polynomial, flat, self.live, deadly,
-            keep_one=self.options.keep_one, target=target,
+            keep_one=self.options.keep_one, target=target, frozen=frozen,
         )  # fmt: skip
-        held = ~dead & (flat <= limit)
+        held = ~dead & ~frozen & (flat <= limit)
         split = self.gates.split
         for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
+            kept = leaves[k]
             leaves[k] = _gate_move(
                 self.leaves[k], leaves[k], gone, hold, limit,
                 gate if self.options.proximal is not None else None,
             )  # fmt: skip
-        self._clear(leaves, split(~dead))
+            leaves[k] = jnp.where(still[k], kept.astype(leaves[k].dtype), leaves[k])
+        self._clear(leaves, split(~dead), still)
         size = self.polynomial.of_living(self.gates.per_bond(~dead))
-        return jax.tree.unflatten(structure, leaves), size
+        lengths = np.minimum(self.gates.lengths, 1) * self.options.keep_one
+        stay = self.gates.per_bond(~dead & frozen)
+        least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
+        # Where nothing moves at all, as between the steps of optax.MultiSteps, nothing is learnt.
+        least = jnp.where(jnp.all(frozen), self.state.least, least)
+        return jax.tree.unflatten(structure, leaves), size, least
 
-    def _moved(self, leaves: list[Any]) -> list[jax.Array]:
+    def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
         """The gates after the inner optimiser's move, and after the proximal step."""
         new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
             return new
         step = at(self.options.proximal, self.state.count - 1)
-        return [
+        pushed = [
             jnp.maximum(gate - like(slope.astype(gate.dtype), gate), jnp.zeros_like(gate))
             for gate, slope in zip(new, self.slopes(step * on_size), strict=True)
         ]
+        trio = zip(self.layout.gates, new, pushed, strict=True)
+        return [jnp.where(still[k], gate, low) for k, gate, low in trio]
 
-    def _clear(self, leaves: list[Any], alive: list[jax.Array]) -> None:
+    def _clear(
+        self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array]
+    ) -> None:
         """Makes the indices of dead gates zero in the cores: norms then do not see them."""
         start = 0
         for layer in self.layout.layers:
@@ -159,10 +178,10 @@ class Step:
                     shape[axis] = mask.size
                     x, move = _same(self.leaves[k], leaves[k])
                     kept = like(jnp.broadcast_to(mask.reshape(shape), x.shape), x)
-                    leaves[k] = jnp.where(kept, move, -x)
+                    leaves[k] = jnp.where(kept | still[k], move, -x)
             start += len(layer.gates)
 
-    def record(self, size: jax.Array) -> RankAdaptiveState:
+    def record(self, size: jax.Array, least: jax.Array) -> RankAdaptiveState:
         """The state after the step: its size, and whether it made progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
@@ -170,9 +189,19 @@ class Step:
         moved = better | (size < state.size) | self.began | ~state.late
         return state._replace(
             size=size,
+            least=least,
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
         )
+
+
+def _still(move: Any) -> jax.Array:
+    """Whether the inner optimiser leaves a parameter as it is in this step: it may be frozen.
+
+    Then nothing else may move it either. A transformation does not tell what it freezes; one that
+    is still for another reason, such as a learning rate of zero, only waits for a later step.
+    """
+    return ~jnp.any(move != 0)
 
 
 def _threshold(options: Options, flat: jax.Array) -> jax.Array:
