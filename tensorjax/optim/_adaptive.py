@@ -174,7 +174,8 @@ def rank_adaptive(
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
             state = state._replace(least=form.of_living(jnp.array(ones)))
-        return state._replace(size=size)
+        parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
+        return state._replace(size=size, rests=jnp.ones((parts,), bool))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
@@ -191,8 +192,8 @@ def rank_adaptive(
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
         moves, inner_state = descend(step.gradients())
-        moves, size, least = step.finish(moves)
-        return moves, step.record(size, least)._replace(inner=inner_state)
+        moves, size, learnt = step.finish(moves)
+        return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -218,6 +219,7 @@ def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
         best=number(None),
         stalled=count(),
         skipped=count(),
+        rests=jnp.ones((0,), bool),
         inner=inner,
     )
 

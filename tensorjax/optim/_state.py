@@ -38,6 +38,7 @@ class RankAdaptiveState(NamedTuple):
         before.
       stalled: updates since loss or size last made progress in the late stage.
       skipped: losses that were NaN or Inf.
+      rests: for each core and gate, whether it stayed as it was when anything last moved.
       inner: state of the optimiser inside.
     """
 
@@ -53,6 +54,7 @@ class RankAdaptiveState(NamedTuple):
     best: Any
     stalled: Any
     skipped: Any
+    rests: Any
     inner: Any
 
 
@@ -187,7 +189,7 @@ def _states(tree: Any) -> list[RankAdaptiveState]:
 
 
 def _number(name: str, value: Any) -> float:
-    if name == "inner":
+    if name in ("inner", "rests"):
         return 0.0
     (leaf,) = jax.tree.leaves(value)  # a flax variable is a tree of one leaf
     if _check.is_traced(leaf):

@@ -108,16 +108,15 @@ class Step:
             leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
         return jax.tree.unflatten(structure, leaves)
 
-    def finish(self, moves: Any) -> tuple[Any, jax.Array, jax.Array]:
+    def finish(self, moves: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
         """The moves with which dying gates, and what is on their bonds, become zero.
 
         Returns:
-          (moves, the size, the least size to which the gates that move can be brought).
+          (moves, the size, what the state is to know of frozen parameters).
         """
         leaves, structure = jax.tree.flatten(moves)
         places = self.layout.gates
-        still = {k: _still(leaves[k]) for layer in self.layout.layers
-                 for k in (*layer.cores, *layer.gates)}  # fmt: skip
+        still, rests = self._frozen(leaves)
         frozen = self.gates.spread([still[k] for k in places])
         new = self._moved(leaves, still)
         flat = self.gates.join(new)
@@ -146,9 +145,8 @@ class Step:
         lengths = np.minimum(self.gates.lengths, 1) * self.options.keep_one
         stay = self.gates.per_bond(~dead & frozen)
         least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
-        # Where nothing moves at all, as between the steps of optax.MultiSteps, nothing is learnt.
-        least = jnp.where(jnp.all(frozen), self.state.least, least)
-        return jax.tree.unflatten(structure, leaves), size, least
+        least = jnp.where(jnp.all(rests), self.state.least, least)
+        return jax.tree.unflatten(structure, leaves), size, {"least": least, "rests": rests}
 
     def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
         """The gates after the inner optimiser's move, and after the proximal step."""
@@ -181,7 +179,21 @@ class Step:
                     leaves[k] = jnp.where(kept | still[k], move, -x)
             start += len(layer.gates)
 
-    def record(self, size: jax.Array, least: jax.Array) -> RankAdaptiveState:
+    def _frozen(self, moves: list[Any]) -> tuple[dict[int, jax.Array], jax.Array]:
+        """Which cores and gates must stay as they are, by position, and which were seen at rest.
+
+        A transformation does not tell what it freezes. So what does not move while something else
+        does is left alone, and it is so too in steps in which nothing moves, as between those of
+        `optax.MultiSteps`. Where nothing ever has moved, gates may die in the late stage only.
+        """
+        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
+        moved = [jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else False for x in moves]
+        active = jnp.any(jnp.stack([jnp.asarray(x) for x in moved]))
+        rests = jnp.where(active, ~jnp.stack([moved[k] for k in parts]), self.state.rests)
+        frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
+        return dict(zip(parts, frozen, strict=True)), rests
+
+    def record(self, size: jax.Array, least: jax.Array, rests: jax.Array) -> RankAdaptiveState:
         """The state after the step: its size, and whether it made progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
@@ -190,18 +202,10 @@ class Step:
         return state._replace(
             size=size,
             least=least,
+            rests=rests,
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
         )
-
-
-def _still(move: Any) -> jax.Array:
-    """Whether the inner optimiser leaves a parameter as it is in this step: it may be frozen.
-
-    Then nothing else may move it either. A transformation does not tell what it freezes; one that
-    is still for another reason, such as a learning rate of zero, only waits for a later step.
-    """
-    return ~jnp.any(move != 0)
 
 
 def _threshold(options: Options, flat: jax.Array) -> jax.Array:
