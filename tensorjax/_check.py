@@ -79,7 +79,7 @@ def core(name: str, x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     array = inexact(name, x)
-    held(name, array)
+    available(name, array.dtype)
     return jnp.asarray(array)
 
 
@@ -99,7 +99,8 @@ def held(name: str, tree: Any) -> None:
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
     for leaf in jax.tree.leaves(tree):
-        if getattr(leaf, "dtype", None) in _NARROW:
+        # NumPy's own compute on the host, in double precision, whatever JAX's mode is.
+        if not isinstance(leaf, np.ndarray) and getattr(leaf, "dtype", None) in _NARROW:
             available(name, leaf.dtype)
 
 

@@ -144,7 +144,7 @@ def multiplied(x: Any, factor: Any) -> Any:
         kind = ValueError if shape else TypeError
         raise kind(f"factor: expected a scalar, a number or an array of shape (), got {got}")
     dtype = promoted(x.dtype, factor)
-    _check.available("x", dtype)
+    _check.held("x", x)
     number, exponent = _prepared(factor, dtype)
 
     def product(a: Any) -> Any:
@@ -166,7 +166,7 @@ def divided(x: Any, divisor: Any) -> Any:
             f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
         )
     dtype = promoted(x.dtype, divisor)
-    _check.available("x", dtype)
+    _check.held("x", x)
     number, exponent = _prepared(divisor, dtype)
     if isinstance(number, float) and not exponent and dtype.kind != "c":
         return x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
@@ -313,7 +313,8 @@ def floating(x: Any, dtype: Any, advice: str) -> None:
       advice: how to get at real numbers from complex ones.
     """
     target = jnp.dtype(dtype)
-    _check.available("dtype", target)
+    if not all(isinstance(c, np.ndarray) for c in jax.tree.leaves(x)):
+        _check.available("dtype", target)
     given = next((c.dtype for c in jax.tree.leaves(x) if c.dtype.kind == "c"), None)
     if target.kind == "c" or (target.kind == "f" and given is None):
         return

@@ -641,3 +641,70 @@ def test_a_target_below_what_frozen_layers_have_is_infeasible():
     assert "frozen layers as they are" in found.advice
     whole = optim.size({"layers": params["layers"][:1]})
     assert float(state.least) == whole + sum(MODES)
+
+
+# Cuts that bring the loss near chance ------------------------------------------------------------
+
+
+def orthogonal(seed: int, noise: float) -> Any:
+    """A loss whose target no smaller rank fits, with noise of a minibatch, and its parameters."""
+    rng = np.random.default_rng(seed)
+    matrix = np.linalg.qr(rng.standard_normal((12, 12)))[0].reshape(MODES)
+
+    def loss(params: Any, key: Any) -> jax.Array:
+        value = 12 * jnp.mean((full(params["layers"][0]) - matrix) ** 2)
+        return value * (1 + noise * jax.random.normal(key))
+
+    return loss, {"layers": [train(seed, (3, 12, 3))]}
+
+
+def followed(optimizer: Any, loss: Any, params: Any, steps: int) -> Any:
+    def step(carry: Any, key: Any) -> Any:
+        params, state = carry
+        value, gradients = jax.value_and_grad(loss)(params, key)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return (optax.apply_updates(params, updates), state), (value, state.watch.refused)
+
+    keys = jax.random.split(jax.random.key(1), steps)
+    return jax.jit(lambda c: jax.lax.scan(step, c, keys))((params, optimizer.init(params)))
+
+
+@pytest.mark.parametrize(
+    ("seed", "noise"),
+    [(5, 0.0), *(pytest.param(s, n, marks=pytest.mark.slow) for s in (1, 2) for n in (0.0, 0.1))],
+)
+def test_a_cut_to_chance_is_undone_and_named(seed: int, noise: float):
+    loss, params = orthogonal(seed, noise)
+    optimizer = optim.rank_adaptive(
+        optax.adam(0.02), size_weight=0.0, switch=300, size_fraction=0.2,
+        late_threshold=lambda n: jnp.where(n < 310, 0.01, 1e6),
+    )  # fmt: skip
+    (after, state), (values, refused) = followed(optimizer, loss, params, 420)
+    assert int(refused[-1]) >= 1
+    first = int(np.argmax(np.asarray(refused) > 0))
+    # Back where it was: the gates, the size, and so the loss, but for the steps of the trial.
+    chance = 0.5 * float(values[0])
+    assert float(values[first]) > chance
+    assert float(values[first + 1]) < 0.5 * chance
+    found = optim.status(state)
+    assert found.advice
+    assert found.size > found.size_target
+    assert found.status in ("infeasible", "collapsed", "running")
+    assert optim.size(after) == found.size
+
+
+def test_a_loss_near_chance_in_the_late_stage_is_named():
+    """Whatever brought it there: here the losses themselves, handed in."""
+    params = model()
+    optimizer = optim.rank_adaptive(
+        optax.sgd(1e-3), switch=6, size_fraction=0.9, size_weight=0.0, loss_decay=0.5
+    )
+    state, zeros = optimizer.init(params), optax.tree.ones_like(params)
+    for value in (2.3, 2.2, 1.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4):
+        _, state = single_step(optimizer, zeros, state, params, value)
+    assert optim.status(state).status != "collapsed"
+    for value in (2.3, 2.3, 2.3):
+        _, state = single_step(optimizer, zeros, state, params, value)
+    found = optim.status(state)
+    assert found.status == "collapsed"
+    assert "near that of the beginning" in found.advice

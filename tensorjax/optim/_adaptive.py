@@ -14,6 +14,7 @@ from tensorjax.optim._polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._prune import Gates
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._step import Step
+from tensorjax.optim._watch import fresh
 
 # Those of planted.Config, where γ grows from zero: python -m experiments run comera/planted.
 SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
@@ -120,6 +121,12 @@ def rank_adaptive(
       >>> float(state.count), float(state.size)
       (1.0, 27.0)
 
+    A cut of the late stage, which is any step of it in which gates die, is on trial until the next
+    losses show whether the model still works. Chance is near the first loss of the training. Where
+    half of what was gained since is lost, the gates come back as they were, and half as many
+    may die in the next cut; where not one may, or the loss is near chance for another reason, size
+    is not pressed on. `status` says so.
+
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
     to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
     `optax.MultiSteps` may be inside (the average then sees the loss of every mini-step) or outside
@@ -159,7 +166,7 @@ def rank_adaptive(
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return _fresh(1.0, options, inner.init(params))
+            return _fresh(1.0, options, inner.init(params), params, 0)
         layout = _trainable(params, keep_one)
         full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
         leaves = jax.tree.leaves(params)
@@ -169,7 +176,11 @@ def rank_adaptive(
         flat = gates.join([leaves[k] for k in layout.gates])
         form = polynomial(layout, measure, rows)
         size = form.of_living(gates.per_bond(flat > threshold))
-        state = _fresh(float(full), options, inner.init(params))
+        saved = jax.tree.unflatten(
+            jax.tree.structure(params),
+            [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)],
+        )
+        state = _fresh(float(full), options, inner.init(params), saved, flat.size)
         _check_proximal(state.inner, proximal)
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
@@ -198,7 +209,7 @@ def rank_adaptive(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
+def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:
     # Every field an array of its own: buffers that are shared cannot be donated.
     def number(x: Any) -> jax.Array:
         return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
@@ -220,6 +231,7 @@ def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
         stalled=count(),
         skipped=count(),
         rests=jnp.ones((0,), bool),
+        watch=None if options.switch is None else fresh(saved, gates),
         inner=inner,
     )
 

@@ -117,6 +117,7 @@ def doomed(
     keep_one: bool,
     target: jax.Array | None,
     frozen: jax.Array,
+    most: jax.Array | None = None,
 ) -> jax.Array:
     """Marks the gates that die in this step.
 
@@ -129,6 +130,7 @@ def doomed(
       keep_one: whether the largest gate of a bond has to stay.
       target: size below which no further gate dies, the smallest dying first; None: all die.
       frozen: which of them must stay as they are.
+      most: how many may die, with a target only.
     """
     may_die = live & ~frozen & (values <= threshold)
     if keep_one:
@@ -142,7 +144,8 @@ def doomed(
             left = gates.per_bond(live & ~(may_die & (place < count)))
             return polynomial.of_living(left) <= target
 
-        may_die &= place < _least(enough, jnp.sum(may_die), values.size)
+        count = _least(enough, jnp.sum(may_die), values.size)
+        may_die &= place < (count if most is None else jnp.minimum(count, most.astype(count.dtype)))
     if not keep_one:  # nothing passes a layer with an empty bond: its other bonds go too
         alive = polynomial.living(gates.per_bond(live & ~may_die))
         may_die |= live & ~frozen & ~alive[gates.owners[gates.bonds]]
