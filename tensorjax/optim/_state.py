@@ -174,7 +174,7 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
     if watch is None:
         return False
     seen = watch._replace(**{k: _number(k, v) for k, v in watch._asdict().items()})
-    return loss > float(limit(seen, values["best"], values["mass"]))
+    return loss > float(limit(seen, values["best"]))
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:

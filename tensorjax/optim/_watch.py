@@ -68,12 +68,11 @@ def fresh(saved: Any, gates: int) -> Watch:
     )  # fmt: skip
 
 
-def limit(watch: Any, best: Any, mass: Any) -> Any:
+def limit(watch: Any, best: Any) -> Any:
     """The loss above which the model has collapsed; 1e30 where chance is not known."""
     gain = watch.start - best
-    spread = jnp.sqrt(jnp.asarray(watch.noise / jnp.maximum(mass, 1e-6)))
     known = (watch.start > UNKNOWN / 10) & (best > UNKNOWN / 10)
-    known &= gain > jnp.maximum(LEAST_GAIN * jnp.abs(best), 4 * spread)
+    known &= gain > LEAST_GAIN * jnp.abs(best)
     return jnp.where(known, best + GIVEN_BACK * gain, 1e30)
 
 
@@ -102,7 +101,7 @@ def judged(
       size: of the layers, with the cut.
       count: gates on trial.
     """
-    top = limit(watch, best, mass)
+    top = limit(watch, best)
     trial, number = watch.tried > 0, jnp.maximum(watch.tried, 1).astype(jnp.float32)
     mean = watch.total / number
     margin = 2 * jnp.sqrt(watch.noise / jnp.maximum(mass, 1e-6) / number)
