@@ -101,6 +101,22 @@ class Plan:
     _program: execute.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
 
+    def __copy__(self) -> "Plan":
+        return self  # frozen, and known by its identity
+
+    def __deepcopy__(self, memo: Any) -> "Plan":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither a read-only view nor a compiled function can be pickled.
+        kept = {k: v for k, v in vars(self).items() if k != "_call"}
+        return {**kept, "slices": dict(self.slices)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        called = {"slices": MappingProxyType(state["slices"]), "_call": _call(state["_program"])}
+        for name, value in {**state, **called}.items():
+            object.__setattr__(self, name, value)
+
     @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
         """Contracts arrays.
@@ -294,10 +310,6 @@ def _plan(
     if remat:
         grad = costs.gradient_walk(model, slices, remat=True)
     program = execute.Program(model, slices, remat, precision, preferred, merge_axes)
-
-    def contraction(*operands: jax.Array) -> jax.Array:
-        return program(*operands)
-
     cost = forward.cost()
     complex_flops = 6 * forward.products + 2 * forward.sums
     path = tuple((step.left, step.right) for step in model.steps)
@@ -318,8 +330,15 @@ def _plan(
         precision=precision,
         preferred_element_type=preferred,
         _program=program,
-        _call=jax.jit(contraction, inline=True),
+        _call=_call(program),
     )
+
+
+def _call(program: execute.Program) -> Callable[..., jax.Array]:
+    def contraction(*operands: jax.Array) -> jax.Array:
+        return program(*operands)
+
+    return jax.jit(contraction, inline=True)
 
 
 def _search(

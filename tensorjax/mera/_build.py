@@ -110,9 +110,7 @@ def random(
       1536
     """
     sizes = _check.shape("shape", shape)
-    dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+    dtype = _check.inexact_dtype(dtype)
     plan = wirings(len(sizes), arity, boundary=boundary, layers=layers)
     ranks = [rank] * len(plan) if isinstance(rank, numbers.Integral) else list(rank)  # type: ignore[arg-type]
     if len(ranks) != len(plan):

@@ -47,6 +47,7 @@ class RefineInfo:
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
     """f of disentanglers and isometries as matrices bottoms × tops, and the last tree's top."""
+    _check.held("m", trees)
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:
         shape = tensors[0].shape

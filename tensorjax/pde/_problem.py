@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -109,7 +110,7 @@ class Problem(abc.ABC):
 
     def initial(self, map: AffineMap, tol: float) -> TT:
         """u(0) on the grid of y, at x = map.inverse(y), with relative error ``tol``."""
-        return TT(self.initial_cores(map, tol))
+        return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: Any) -> RightSide:

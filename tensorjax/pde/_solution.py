@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tensorjax._operators import shown
 from tensorjax._train import TT
 from tensorjax.pde._maps import AffineMap
 
@@ -119,6 +120,7 @@ class Solution:
         """The last state saved."""
         return self.ys[-1]
 
+    @shown
     def __repr__(self) -> str:
         steps = len(self.stats["t"])
         rank = int(self.stats["rank"][-1]) if steps else max(self.final.v.ranks)

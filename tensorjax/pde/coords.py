@@ -296,7 +296,8 @@ class Flow:
       >>> start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.4], [0.4, 0.5]]))
       >>> box = pde.Box.fourier(2, n=48)
       >>> v = start.cores(box, pde.AffineMap.identity(2), 1e-6)
-      >>> motion = pde.Flow()(tt.TT(v), pde.RightSide(box), None, box, 1e-6, 0.0)
+      >>> v = tt.TT([c.astype("float32") for c in v])
+      >>> motion = pde.Flow()(v, pde.RightSide(box), None, box, 1e-6, 0.0)
       >>> bool(np.all(motion.sigma[[0, 1], [1, 0]] < 0))
       True
 

@@ -66,7 +66,9 @@ def apply(p: Any, x: Any) -> Any:
         )
     if any(a.ndim != p._array_ndim for a in jax.tree.leaves(p)):
         raise ValueError("p: expected one map, got a batch of them; use jax.vmap(sketch.apply)")
+    _check.held("p", p)
     if isinstance(x, tt.TT | tt.TTMatrix):
+        _check.held("x", x)
         return _apply_train(p, x)
     if isinstance(x, jsparse.BCOO):
         return _apply_bcoo(p, x)

@@ -99,6 +99,7 @@ def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
     if isinstance(x, tt.TT):
         if x.cores[0].ndim != 3 or x.shape != p.in_shape:
             raise ValueError(f"x: expected one TT of shape {p.in_shape}, got {x!r}")
+        _check.held("x", x)
         _check.finite("x", x)
         return _train_variance(family(p), x, _out_dtype(p, x), relative)
     if isinstance(x, tt.TTMatrix) or hasattr(x, "todense"):

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._export import serializable
+from tensorjax._operators import shown
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -127,13 +128,22 @@ class Projection:
         raise TypeError("an abstract map stores nothing")
 
     def astype(self, dtype: Any) -> Any:
-        """Returns the map with its stored floating-point numbers cast to ``dtype``."""
+        """Returns the map with its stored floating-point numbers cast to ``dtype``.
+
+        Raises:
+          TypeError: an integer dtype, of which a map stores none of its numbers.
+        """
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise TypeError(
+                f"dtype: expected a floating-point or complex dtype, got {jnp.dtype(dtype)}"
+            )
 
         def cast(a: Any) -> Any:
             return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
 
         return jax.tree.map(cast, self)
 
+    @shown
     def __repr__(self) -> str:
         modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"
         ranks = f", ranks {self.ranks}" if any(r > 1 for r in self.ranks) else ""

@@ -40,9 +40,7 @@ def _random_cores(
     uniform = isinstance(rank, int | np.integer)
     bounds = rank_bounds(sizes) if uniform else [np.iinfo(np.int64).max] * (len(sizes) - 1)
     ranks = (1, *_check.bond_ranks(rank, bounds), 1)
-    dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+    dtype = _check.inexact_dtype(dtype)
     keys = jax.random.split(key, len(modes))
     return tuple(
         jax.random.normal(k, (ranks[i], *mode, ranks[i + 1]), dtype)
@@ -128,11 +126,13 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
 def ones(shape: Sequence[int], dtype: Any = None) -> TT:
     """The train whose entries are all one, TT-ranks one."""
+    dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def zeros(shape: Sequence[int], dtype: Any = None) -> TT:
     """The zero train, TT-ranks one."""
+    dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
@@ -144,6 +144,7 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
       >>> tt.identity((2, 3)).shape
       (6, 6)
     """
+    dtype = _check.inexact_dtype(dtype)
     return TTMatrix(
         [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape)]
     )

@@ -13,7 +13,7 @@ from tensorjax import _check, _native, linalg
 from tensorjax._cores import balanced, cut_ranks, placed_like
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, single
+from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import (
@@ -119,6 +119,8 @@ def matvec(
     """
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
+    known("a", a)
+    known("x", x)
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
@@ -153,6 +155,8 @@ def matmul(
     """
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
+    known("a", a)
+    known("b", b)
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
