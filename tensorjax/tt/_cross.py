@@ -205,7 +205,8 @@ def _options(
 ) -> _search.Options:
     if _check.is_traced(tol):
         raise TypeError("tol: expected a number; tt.cross chooses ranks and cannot be traced")
-    held_out = min(_check.integer("held_out", held_out, low=2), max(_FEW, math.prod(sizes) // _FEW))
+    asked = _check.integer("held_out", held_out, low=2)
+    held_out = min(asked, max(_FEW, math.prod(sizes) // _FEW))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
         # Most of a small budget is for the fit.
@@ -220,6 +221,7 @@ def _options(
         max_rank=int(cap),
         max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
         held_out=held_out,
+        asked=asked,
         budget=math.inf if budget is None else budget,
         most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,

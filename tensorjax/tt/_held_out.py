@@ -27,8 +27,12 @@ _SAME_NORM = 2.0
 _MISSED = 3.0
 # At most so many entries are drawn from a train.
 _DRAWN = 500
+# Times as many, where f has few values: it is wrong at few entries then, and not by a little.
+_JUMPS = 10
 # Drawing from a train takes (entries × its largest core) operations: at most so many.
 _DRAWING = 1 << 27
+# A product by groups costs about as much as gathering matrices of so many entries.
+_GATHERED = 1 << 14
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -179,9 +183,17 @@ class HeldOut:
         return min(TELLING, self.uniform / 2)
 
     @property
-    def uniform_telling(self) -> bool:
-        """Whether enough of the random entries of the whole tensor are not zero."""
-        return np.count_nonzero(self.values[: self.uniform].any(axis=1)) >= self.enough
+    def random_tell(self) -> bool:
+        """Whether the random entries alone meet the part that carries the norm more than once."""
+        right = _squares(self.values[: self.uniform])
+        right = right / (right.max() or 1.0)
+        return float(right.sum() ** 2) >= _MISSED * float(right @ right) > 0
+
+    @property
+    def jumps(self) -> bool:
+        """Whether f has few values, and so jumps from one to another."""
+        values = self.values[: self.uniform]
+        return 2 * len(np.unique(values, axis=0)) < len(values)
 
     @property
     def share(self) -> float:
@@ -214,6 +226,24 @@ class HeldOut:
         wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
+
+    def near(self, cores: Cores) -> np.ndarray:
+        """Entries (m, d) drawn from a train, and others that share some indices with such.
+
+        All indices, or all but one; all before one, a smaller cell of a quantics grid; or all from
+        one on.
+        """
+        index = _Source(cores).draw(_DRAWN * (_JUMPS if self.jumps else 1), self._rng)
+        index = index[:, : len(self._shape)]
+        other = self._draw(len(index))
+        mode, kind = self._rng.integers(0, [index.shape[1], 4], (len(index), 2)).T[:, :, None]
+        k = np.arange(index.shape[1])
+        moved = np.choose(kind, [k < 0, k == mode, k >= mode, k < mode])
+        return np.where(moved, other, index)
+
+    def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Errors at entries (m, d) of known values."""
+        return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
         """The error, from a part of the entries if those show it far above the tolerance."""
@@ -260,9 +290,20 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     """All components, (m, 1) or (m, components), of a train at multi-indices (m, d)."""
     v = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=False):
-        rows = np.ascontiguousarray(core.transpose(1, 0, 2))[i]
-        v = np.matmul(v[:, None], rows)[:, 0]
+        v = _times_rows(v, core, i)
     return v @ cores[-1][:, :, 0] if len(cores) > index.shape[1] else v
+
+
+def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
+    """v[m] @ core[:, i[m]] for all m: one after the other, or by groups where that is less."""
+    slices = np.ascontiguousarray(core.transpose(1, 0, 2))
+    if len(v) * slices[0].size < _GATHERED * len(slices):
+        return np.matmul(v[:, None], slices[i])[:, 0]
+    out = np.empty((len(v), core.shape[2]), np.result_type(v, core))
+    for k, matrix in enumerate(slices):
+        chosen = np.flatnonzero(i == k)
+        out[chosen] = v[chosen] @ matrix
+    return out
 
 
 class _Source:

@@ -26,6 +26,10 @@ _FEW_PIVOTS = 1.5
 _PROGRESS, _PATIENCE, AT_LEAST = 0.7, 5, 20_000
 # The least tolerance of a TT-SVD.
 _EXACT = 10 * float(np.finfo(np.float64).eps)
+# A train this much more accurate than asked for seems to be exact.
+_LIKE_ZERO = 0.01
+# Entries near those where the train is large that become pivots, where they are wrong.
+_NEAR_OFFERED = 16
 # Held-out entries that become pivots, where they are so many times more wrong than the blocks.
 _OFFERED, _HIDDEN = 4, 10.0
 # Moves of the first pivot along the fibres through it, each at least this much larger.
@@ -63,6 +67,7 @@ class Options:
     max_rank: int
     max_sweeps: int
     held_out: int
+    asked: int
     budget: float
     most_random: int
     callback: Callable[[CrossProgress], Any] | None
@@ -96,6 +101,8 @@ class Search:
         self._threshold = 0.0
         self._mark = (math.inf, 0)
         self._biased = False  # whether pivots were made of held-out entries
+        self._found = 0  # pivots that the last verdict gave
+        self._doubted = False  # whether it saw errors that the held-out entries do not show
         self.cores: Cores = []
         self.estimate = UNKNOWN
 
@@ -106,12 +113,24 @@ class Search:
     def run(self) -> Status:
         while True:
             try:
-                return self._run()
+                status = self._run()
+                if status not in ("converged", "zero"):
+                    self._settle()
+                return status
             except Rescaled:  # values so large that the others are nothing: from the beginning
                 self.held.reread()
                 self._sets, self.estimate, self._mark = None, UNKNOWN, (math.inf, 0)
             except BudgetExhausted:
                 return self._out_of_budget()
+
+    def _settle(self) -> None:
+        """The error of a train that did not converge, at entries that no pivots were taken from."""
+        if self._biased:
+            self._biased = False
+            self.held.renew()
+        if not self.held.all and not self.held.agree(self.cores):
+            self.held.mix(self.cores)
+        self.estimate = self.held.estimate(self.cores)
 
     def _run(self) -> Status:
         self._look()
@@ -272,8 +291,10 @@ class Search:
             estimate = self._measure(sets)
             if self._told(sets, estimate):
                 return "stopped"
+            self._found = 0
             if estimate.bound <= options.tol and (status := self._verdict(sets, level)):
                 return status
+            added += self._found
             # Errors that are larger by far than all that was left alone lie where no block shows.
             hidden = self.held.worst > _HIDDEN * max(level, self._threshold)
             if hidden or not added:
@@ -292,25 +313,66 @@ class Search:
           None if the search should go on; "unseen" if no random entries that could be paid for
           would meet another part of f as small as the one that was found.
         """
-        if level > _AGREES * self._options.tol * self._oracle.largest:
+        held, tol = self.held, self._options.tol
+        if level > _AGREES * tol * self._oracle.largest:
             return None  # seen by the fresh random entries of this sweep
-        held = self.held
-        if self._biased:
-            # Wrong entries were taken out: those that are left are right more often than others.
-            self._biased = False
-            held.renew()
-            if not self._holds(sets):
-                return None
-        cores = self._finish(sets.cores())
-        if held.all or (held.plain and held.agree(cores)):
-            return "converged"
-        if held.mix(cores) and not self._holds(sets):
+        if self._biased and not self._unbiased(sets):
             return None
-        if held.missing <= 0 or self._x0 is not None or self._pivots is not None:
+        if held.all:
             return "converged"
-        if held.uniform_telling:
-            if held.estimate(cores, uniform=True).bound <= self._options.tol:
-                return "converged"
+        cores = self._finish(sets.cores())
+        seen = held.plain and held.agree(cores)
+        if seen and self.estimate.error > _LIKE_ZERO * tol:
+            return "converged"
+        # Either f is large at few entries, or the train seems to be exact: then f may also be
+        # one that jumps, and wrong at few entries only.
+        if not self._more(sets) or self._found_near(sets, cores):
+            return None
+        if seen or self._x0 is not None or self._pivots is not None:
+            return "converged"
+        if held.random_tell and held.estimate(cores, uniform=True).bound <= tol:
+            return "converged"
+        return self._met(sets)
+
+    def _unbiased(self, sets: Sets) -> bool:
+        """Whether the error holds at new entries.
+
+        Wrong ones were taken out, and those that are left are right more often than others.
+        """
+        self._biased = False
+        self.held.renew()
+        return self._holds(sets)
+
+    def _more(self, sets: Sets) -> bool:
+        """Whether the error holds at as many entries as were asked for, and at new drawn ones."""
+        held = self.held
+        more = min(self._options.asked - held.uniform, self._oracle.left)
+        if held.size <= self._options.asked and held.size <= self._options.budget:
+            held.read_all()
+        elif more >= 1:
+            held.extend(int(more))
+        if not held.plain or not held.agree(self._finish(sets.cores())):
+            held.mix(self._finish(sets.cores()))
+        return self._holds(sets)
+
+    def _found_near(self, sets: Sets, cores: Cores) -> bool:
+        """Whether the train is wrong near entries where it is large; such ones become pivots."""
+        if self.held.all:
+            return False
+        points = self.held.near(cores)
+        values = self._oracle.points(points)
+        wrong = self.held.wrong(cores, points, values)
+        worst = np.argsort(-wrong, kind="stable")[:_NEAR_OFFERED]
+        worst = worst[wrong[worst] > _AGREES * self._options.tol * self._oracle.largest]
+        self._doubted = worst.size > 0
+        if worst.size:
+            self._found = self._offer(sets, points[worst], values[worst], self._threshold)
+            self.estimate, self._mark = UNKNOWN, (math.inf, self._oracle.evaluations)
+        return self._doubted
+
+    def _met(self, sets: Sets) -> Status | None:
+        """Random entries, until another part of f as small as the one found would be met."""
+        held = self.held
         while held.missing > 0:
             more = min(held.missing, self._options.most_random - held.uniform, self._oracle.left)
             if more < 1:
