@@ -55,6 +55,8 @@ class CrossInfo:
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.
       error_std: standard error of that estimate; 0 only if all entries of the tensor were read.
+        That of a train that is exact at all of them is √(3/held_out)/2 if f has few values: such
+        a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.
       evaluations: multi-indices at which f was evaluated: all different, held-out ones included.
       cache_hits: entries that were asked for again and taken from memory.
@@ -167,11 +169,14 @@ def cross(
     search = Search(oracle, options, rng, *starts, final.finish)
     final.check(options.tol)
     status = search.run()
+    final.check_range(at_end=True)
     cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
     if status == "unseen":
         estimate = Estimate(estimate.error, math.inf)
+    if status == "converged":
+        estimate = Estimate(estimate.error, max(estimate.std, search.held.unseen))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, search, oracle, train)
 
@@ -306,8 +311,24 @@ class _Dtype:
     def check(self, tol: float) -> None:
         _check.tolerance(tol, self.value)
 
+    def check_range(self, *, at_end: bool = False) -> None:
+        """Raises if the largest value of f overflows in the dtype; or at the end, if it vanishes.
+
+        JAX takes numbers that are not normal ones for zero.
+        """
+        if self._oracle.largest == 0:
+            return
+        exponent = math.frexp(self._oracle.largest)[1] + self._oracle.exponent
+        info = jnp.finfo(self.value)
+        if exponent > info.maxexp or (at_end and exponent <= info.minexp):
+            raise ValueError(
+                f"f: its largest value, about 2^{exponent}, is outside the range of {self.value} "
+                f"(2^{info.minexp} to 2^{info.maxexp}); scale f, or ask for a wider dtype="
+            )
+
     def finish(self, cores: Cores) -> Cores:
         """The cores as they will be after a cast to the dtype, still in double precision."""
+        self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
         cast = [c.astype(wide, copy=False) for c in self.result(cores)]
@@ -315,9 +336,10 @@ class _Dtype:
 
     def result(self, cores: Cores) -> Cores:
         """The cores of the dtype, and of the function's own scale."""
-        last = linalg.scaled(cores[-1], self._oracle.exponent)
-        value = self.value
-        return [c.astype(value, copy=False) for c in (*cores[:-1], last)]
+        value, exponent = self.value, self._oracle.exponent
+        if exponent:  # a core that cannot hold it shares it with the others
+            cores = balanced(cores, exponent, fit=linalg.exponents_held(value))
+        return [c.astype(value, copy=False) for c in cores]
 
 
 def _rounded(

@@ -27,10 +27,11 @@ _SAME_NORM = 2.0
 _MISSED = 3.0
 # At most so many entries are drawn from a train.
 _DRAWN = 500
-# Times as many, where f has few values: it is wrong at few entries then, and not by a little.
-_JUMPS = 10
-# Drawing from a train takes (entries × its largest core) operations: at most so many.
-_DRAWING = 1 << 27
+# Times as many, where f has no more values than this: the train is wrong at few entries then, and
+# not by a little.
+_JUMPS, _FEW_VALUES = 5, 10
+# Drawing from a train makes arrays of (entries, n, r): at most so large.
+_DRAWING = 1 << 23
 # A product by groups costs about as much as gathering matrices of so many entries.
 _GATHERED = 1 << 14
 _EPS = float(np.finfo(np.float64).eps)
@@ -142,7 +143,7 @@ class HeldOut:
         """Draws half as many entries from the train as there are random ones, instead of those."""
         source = _Source(cores)
         asked = min(1 + self.uniform // 2, _DRAWN)
-        count = int(min(asked, self._oracle.left // 4, max(TELLING, _DRAWING // source.largest)))
+        count = int(min(asked, self._oracle.left // 4))
         if count < min(TELLING, asked):
             return False
         index = source.draw(count, self._rng)[:, : len(self._shape)]
@@ -183,17 +184,19 @@ class HeldOut:
         return min(TELLING, self.uniform / 2)
 
     @property
-    def random_tell(self) -> bool:
-        """Whether the random entries alone meet the part that carries the norm more than once."""
-        right = _squares(self.values[: self.uniform])
-        right = right / (right.max() or 1.0)
-        return float(right.sum() ** 2) >= _MISSED * float(right @ right) > 0
+    def jumps(self) -> bool:
+        """Whether f has few values, or one at most entries, and so jumps from one to another."""
+        counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
+        return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
     @property
-    def jumps(self) -> bool:
-        """Whether f has few values, and so jumps from one to another."""
-        values = self.values[: self.uniform]
-        return 2 * len(np.unique(values, axis=0)) < len(values)
+    def unseen(self) -> float:
+        """Standard error of a train that is exact wherever it was looked at, if f jumps.
+
+        What is wrong is then wrong by as much as f is large, and n entries miss a part of it of
+        3 / n with probability 5 %.
+        """
+        return math.sqrt(_MISSED / len(self.index)) / 2 if self.jumps and not self.all else 0.0
 
     @property
     def share(self) -> float:
@@ -227,19 +230,40 @@ class HeldOut:
         self.worst = math.sqrt(wrong.max())
         return wrong
 
-    def near(self, cores: Cores) -> np.ndarray:
-        """Entries (m, d) drawn from a train, and others that share some indices with such.
+    def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
+        """Entries (m, d) that share some indices with pivots, or with entries drawn from a train.
 
-        All indices, or all but one; all before one, a smaller cell of a quantics grid; or all from
-        one on.
+        Random entries, and drawn ones, that begin with a member of a left set or end with one of a
+        right set: the sets hold the rare indices on which f depends in some way of its own, as
+        those along the edge of a set whose indicator it is. And drawn entries as they are, or but
+        for one index.
+
+        Args:
+          cores: of the train.
+          left: left[k] (r, k) multi-indices, before mode k.
+          right: right[k] (r, d − k).
         """
-        index = _Source(cores).draw(_DRAWN * (_JUMPS if self.jumps else 1), self._rng)
-        index = index[:, : len(self._shape)]
-        other = self._draw(len(index))
-        mode, kind = self._rng.integers(0, [index.shape[1], 4], (len(index), 2)).T[:, :, None]
-        k = np.arange(index.shape[1])
-        moved = np.choose(kind, [k < 0, k == mode, k >= mode, k < mode])
-        return np.where(moved, other, index)
+        d, modes = np.arange(len(self._shape)), len(self._shape)
+        drawn = _Source(cores).draw(_DRAWN * (_JUMPS if self.jumps else 1), self._rng)[:, :modes]
+        count = len(drawn)
+        random = self._draw(count)
+        kind, mode = self._rng.integers(0, [6, modes], (count, 2)).T
+        out = np.where((kind % 2 == 0)[:, None], random, drawn)
+        for p in np.flatnonzero(kind < 2):
+            k = mode[p]
+            out[p, :k] = left[k][self._rng.integers(len(left[k]))]
+        for p in np.flatnonzero((kind == 2) | (kind == 3)):
+            k = mode[p] + 1
+            out[p, k:] = right[k][self._rng.integers(len(right[k])), : modes - k]
+        one = (kind == 4)[:, None]
+        return np.where(one, np.where(d == mode[:, None], random, drawn), out)
+
+    def not_zero(self, count: int) -> np.ndarray:
+        """Some random entries (at most ``count``) at which f is not zero, with their component."""
+        at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
+        at = self._rng.permutation(at)[:count]
+        component = np.abs(self.values[at]).argmax(axis=1)
+        return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Errors at entries (m, d) of known values."""
@@ -254,15 +278,10 @@ class HeldOut:
                 return estimate
         return self.estimate(cores)
 
-    def estimate(self, cores: Cores, *, uniform: bool = False) -> Estimate:
-        """√(Σ w |error|² / Σ w |f|²), with its standard error by the delta method.
-
-        Args:
-          cores: of the train.
-          uniform: from the random entries of the whole tensor alone.
-        """
-        if self._weights is None or uniform:
-            return self._estimate(self.errors(cores, self.uniform))
+    def estimate(self, cores: Cores) -> Estimate:
+        """√(Σ w |error|² / Σ w |f|²), with its standard error by the delta method."""
+        if self._weights is None:
+            return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)
 
     def _estimate(self, wrong: np.ndarray, weights: Any = 1.0) -> Estimate:
@@ -279,7 +298,8 @@ class HeldOut:
         if ratio == 0:
             return Estimate(0.0, _EPS)
         spread = float(np.std((wrong - ratio * right) / scale, ddof=1)) if len(right) > 1 else 1e300
-        return Estimate(math.sqrt(ratio), spread / (math.sqrt(len(right)) * 2 * math.sqrt(ratio)))
+        std = spread / (math.sqrt(len(right)) * 2 * math.sqrt(ratio))
+        return Estimate(math.sqrt(ratio), max(std, _EPS * math.sqrt(ratio)))
 
 
 def _squares(x: Any) -> Any:
@@ -311,7 +331,7 @@ class _Source:
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.
-      largest: entries of its largest core.
+      most: entries to draw at once, at most.
     """
 
     def __init__(self, cores: Cores):
@@ -320,14 +340,15 @@ class _Source:
         self.log_norm = math.log(norm) + exponent * math.log(2) if norm > 0 else -math.inf
         if norm > 0:
             self._cores[0] = self._cores[0] / norm
-        self.largest = max(c.size for c in cores)
+        self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Multi-indices (count, d), mode after mode from the conditional distributions.
+        """Multi-indices (count, d) or fewer, mode after mode from the conditional distributions.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
         """
+        count = min(count, self.most)
         v = np.ones((count, 1))
         drawn = []
         for core in self._cores:

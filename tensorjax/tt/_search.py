@@ -30,6 +30,8 @@ _EXACT = 10 * float(np.finfo(np.float64).eps)
 _LIKE_ZERO = 0.01
 # Entries near those where the train is large that become pivots, where they are wrong.
 _NEAR_OFFERED = 16
+# Random entries to climb from, and the part of the largest entry that is as high as the train is.
+_CLIMBS, _LEAST_CLIMBS, _TOP = 10, 3, 0.1
 # Held-out entries that become pivots, where they are so many times more wrong than the blocks.
 _OFFERED, _HIDDEN = 4, 10.0
 # Moves of the first pivot along the fibres through it, each at least this much larger.
@@ -102,7 +104,6 @@ class Search:
         self._mark = (math.inf, 0)
         self._biased = False  # whether pivots were made of held-out entries
         self._found = 0  # pivots that the last verdict gave
-        self._doubted = False  # whether it saw errors that the held-out entries do not show
         self.cores: Cores = []
         self.estimate = UNKNOWN
 
@@ -326,13 +327,20 @@ class Search:
             return "converged"
         # Either f is large at few entries, or the train seems to be exact: then f may also be
         # one that jumps, and wrong at few entries only.
-        if not self._more(sets) or self._found_near(sets, cores):
+        if not self._more(sets):
+            return None
+        if held.all:
+            return "converged"
+        if self._found_wrong(sets, cores, held.near(cores, sets.left, sets.right)):
             return None
         if seen or self._x0 is not None or self._pivots is not None:
             return "converged"
-        if held.random_tell and held.estimate(cores, uniform=True).bound <= tol:
-            return "converged"
-        return self._met(sets)
+        tops = self._tops()
+        if self._found_wrong(sets, cores, tops):
+            return None
+        # Wherever one begins to climb, what the train has found is what there is.
+        high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
+        return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
 
     def _unbiased(self, sets: Sets) -> bool:
         """Whether the error holds at new entries.
@@ -347,7 +355,7 @@ class Search:
         """Whether the error holds at as many entries as were asked for, and at new drawn ones."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
-        if held.size <= self._options.asked and held.size <= self._options.budget:
+        if held.size <= max(self._oracle.evaluations, min(self._options.asked, self._options.budget)):
             held.read_all()
         elif more >= 1:
             held.extend(int(more))
@@ -355,20 +363,28 @@ class Search:
             held.mix(self._finish(sets.cores()))
         return self._holds(sets)
 
-    def _found_near(self, sets: Sets, cores: Cores) -> bool:
-        """Whether the train is wrong near entries where it is large; such ones become pivots."""
-        if self.held.all:
+    def _found_wrong(self, sets: Sets, cores: Cores, points: np.ndarray) -> bool:
+        """Whether the train is wrong at some entries (m, d), which then become pivots."""
+        points = points[: int(min(len(points), self._oracle.left))]
+        if not len(points):
             return False
-        points = self.held.near(cores)
         values = self._oracle.points(points)
         wrong = self.held.wrong(cores, points, values)
         worst = np.argsort(-wrong, kind="stable")[:_NEAR_OFFERED]
         worst = worst[wrong[worst] > _AGREES * self._options.tol * self._oracle.largest]
-        self._doubted = worst.size > 0
         if worst.size:
             self._found = self._offer(sets, points[worst], values[worst], self._threshold)
             self.estimate, self._mark = UNKNOWN, (math.inf, self._oracle.evaluations)
-        return self._doubted
+        return worst.size > 0
+
+    def _tops(self) -> np.ndarray:
+        """The entries (m, d) that climbing along fibres ends at, from random ones not zero."""
+        oracle, modes = self._oracle, self.held.index.shape[1]
+        climb = 2 * sum(oracle.shape)  # at least
+        count = np.clip(self._options.most_random // climb, _LEAST_CLIMBS, _CLIMBS)
+        starts = self.held.not_zero(int(min(count, oracle.left // (4 * climb))))
+        tops = [climbed(oracle, p)[:modes] for p in starts]
+        return np.array(tops, np.int64).reshape(len(tops), modes)
 
     def _met(self, sets: Sets) -> Status | None:
         """Random entries, until another part of f as small as the one found would be met."""
