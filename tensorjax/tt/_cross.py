@@ -273,7 +273,12 @@ def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
     if value is None:
         return None
     rows = np.asarray(value)
-    if rows.dtype.kind not in "iu" or rows.ndim != 2 or rows.shape[1] != len(sizes) or not len(rows):
+    if (
+        rows.dtype.kind not in "iu"
+        or rows.ndim != 2
+        or rows.shape[1] != len(sizes)
+        or not len(rows)
+    ):
         raise ValueError(
             f"pivots: expected integers (m, {len(sizes)}), a multi-index in each row, "
             f"got {rows.dtype} {rows.shape}"

@@ -235,9 +235,7 @@ class Search:
                 self._offer(sets, self._pivots, oracle.points(self._pivots), least)
         return sets
 
-    def _offer(
-        self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float
-    ) -> int:
+    def _offer(self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float) -> int:
         """Offers entries (m, d) with all their components; returns how many pivots came of it."""
         if len(self._oracle.shape) > points.shape[1]:
             component = np.abs(values).argmax(axis=1)
@@ -355,7 +353,9 @@ class Search:
         """Whether the error holds at as many entries as were asked for, and at new drawn ones."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
-        if held.size <= max(self._oracle.evaluations, min(self._options.asked, self._options.budget)):
+        if held.size <= max(
+            self._oracle.evaluations, min(self._options.asked, self._options.budget)
+        ):
             held.read_all()
         elif more >= 1:
             held.extend(int(more))
