@@ -55,8 +55,8 @@ class CrossInfo:
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.
       error_std: standard error of that estimate; 0 only if all entries of the tensor were read.
-        That of a train that is exact at all of them is √(3/held_out)/2 if f has few values: such
-        a function jumps, and what is wrong is wrong by as much as f is large.
+        If f has few values, or one at most entries, it is what random entries may have missed:
+        such a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.
       evaluations: multi-indices at which f was evaluated: all different, held-out ones included.
       cache_hits: entries that were asked for again and taken from memory.
@@ -176,7 +176,8 @@ def cross(
     if status == "unseen":
         estimate = Estimate(estimate.error, math.inf)
     if status == "converged":
-        estimate = Estimate(estimate.error, max(estimate.std, search.held.unseen))
+        unseen = search.held.unseen(elsewhere=x0 is None and pivots is None)
+        estimate = Estimate(estimate.error, max(estimate.std, unseen))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, search, oracle, train)
 

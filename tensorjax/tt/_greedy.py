@@ -178,7 +178,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Notes which offered members of right set k stand among the columns (n r, d − k) by now."""
+        """Notes which offered members of right set k are among the columns (n r, d − k) by now."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))

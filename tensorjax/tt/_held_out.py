@@ -30,6 +30,8 @@ _DRAWN = 500
 # Times as many, where f has no more values than this: the train is wrong at few entries then, and
 # not by a little.
 _JUMPS, _FEW_VALUES = 5, 10
+# The error that such a function may have where nobody looked, if it is called known.
+_JUMPED = 0.1
 # Drawing from a train makes arrays of (entries, n, r): at most so large.
 _DRAWING = 1 << 23
 # A product by groups costs about as much as gathering matrices of so many entries.
@@ -189,14 +191,20 @@ class HeldOut:
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
-    @property
-    def unseen(self) -> float:
+    def unseen(self, *, elsewhere: bool) -> float:
         """Standard error of a train that is exact wherever it was looked at, if f jumps.
 
-        What is wrong is then wrong by as much as f is large, and n entries miss a part of it of
-        3 / n with probability 5 %.
+        What is wrong is then wrong by as much as f is large, and n random entries miss a part of
+        all entries of 3 / n with probability 5 %.
+
+        Args:
+          elsewhere: whether f may be large where the train is not; if not, entries drawn from the
+            train count too.
         """
-        return math.sqrt(_MISSED / len(self.index)) / 2 if self.jumps and not self.all else 0.0
+        if self.all or not self.jumps:
+            return 0.0
+        met = self.uniform * self.share if elsewhere else len(self.index)
+        return math.sqrt(_MISSED / met) / 2 if met > 0 else math.inf
 
     @property
     def share(self) -> float:
@@ -207,8 +215,8 @@ class HeldOut:
     @property
     def missing(self) -> float:
         """Random entries that it takes to meet another part of f that is as small, less those."""
-        share = self.share
-        return _MISSED / share - self.uniform if share > 0 else math.inf
+        share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
+        return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
         """Whether the norm of the train is that of f, as the entries show it."""

@@ -306,10 +306,10 @@ class Search:
         return "max_sweeps"
 
     def _verdict(self, sets: Sets, level: float) -> Status | None:
-        """ "converged" if large errors can be ruled out that may escape the held-out entries.
+        """Rules out, as far as it can, large errors that may escape the held-out entries.
 
         Returns:
-          None if the search should go on; "unseen" if no random entries that could be paid for
+          "converged"; None if the search should go on; "unseen" if no random entries that could be paid for
           would meet another part of f as small as the one that was found.
         """
         held, tol = self.held, self._options.tol
