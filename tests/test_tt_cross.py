@@ -349,7 +349,7 @@ def test_a_start_finds_what_no_random_entry_shows(key):
     assert float(tt.norm(t)) == pytest.approx(1)
 
 
-# No exception of LAPACK, nothing certified that was not seen ----------------------------------------
+# No exception of LAPACK, nothing certified that was not seen --------------------------------------
 
 
 def drawn_gaussian(rng):

@@ -309,8 +309,8 @@ class Search:
         """Rules out, as far as it can, large errors that may escape the held-out entries.
 
         Returns:
-          "converged"; None if the search should go on; "unseen" if no random entries that could be paid for
-          would meet another part of f as small as the one that was found.
+          "converged"; None if the search should go on; "unseen" if no random entries that could be
+          paid for would meet another part of f as small as the one that was found.
         """
         held, tol = self.held, self._options.tol
         if level > _AGREES * tol * self._oracle.largest:
