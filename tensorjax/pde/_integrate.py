@@ -18,6 +18,7 @@ from tensorjax.pde._static import integrate_static
 from tensorjax.pde._statuses import Options, Stopped
 from tensorjax.pde._steppers import STEPPERS, Method
 from tensorjax.pde._sums import Train, relative_norm
+from tensorjax.pde._times import check_span
 from tensorjax.pde._watch import progress_of
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
@@ -144,8 +145,7 @@ def integrate(
         _check.integer("max_steps", max_steps, low=1),
     )  # fmt: skip
     at, t0, start = _checked_start(problem, start, map, t0)
-    if t1 is None or not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
-        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
+    check_span(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         given = edge_limit, resolution_limit, max_steps
@@ -171,7 +171,7 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
     ys: list[State] = []
     times = save_times(saveat, work.t, t1)
     if saveat.t0 or (times and times[0] <= work.t):
-        ys.append(work.state())
+        ys += [work.state()] * max(1, sum(t <= work.t for t in times))
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     stop: Stopped | None = None
@@ -184,8 +184,9 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
             break
         count += 1
         if times and work.t >= times[0]:
-            times.pop(0)
-            ys.append(work.state())
+            met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
+            ys += [work.state()] * met
+            del times[:met]
         elif every and count % every == 0:
             ys.append(work.state())
         save.after(work)

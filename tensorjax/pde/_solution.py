@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorjax._train import TT
 from tensorjax.pde._maps import AffineMap
+from tensorjax.pde._times import snapped
 
 
 class SaveAt(NamedTuple):
@@ -21,7 +22,8 @@ class SaveAt(NamedTuple):
     Attributes:
       t0: at the beginning.
       t1: at the end.
-      ts: at these times, ascending; steps are shortened to meet them.
+      ts: at these times, ascending; steps are shortened to meet them. Up to roundoff they may lie
+        outside the run: 3 * 0.1 is a time of one that ends at 0.3.
       steps: after every so many accepted steps; 0 for none.
 
     Example:
@@ -127,7 +129,7 @@ class Solution:
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """The times asked for, ascending, with t1 last; checked.
+    """The times asked for, ascending; checked. Up to roundoff t0, t1 and each other are one.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.
@@ -139,6 +141,7 @@ def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
     ts = [float(t) for t in np.asarray(saveat.ts, float).ravel()]
     if any(b <= a for a, b in itertools.pairwise(ts)) or not all(map(math.isfinite, ts)):
         raise ValueError(f"saveat: expected ascending times, got {ts}")
+    ts = snapped(ts, t0, t1)
     if ts and not t0 <= ts[0] <= ts[-1] <= t1:
         raise ValueError(f"saveat: expected times in [{t0}, {t1}], got {ts[0]} to {ts[-1]}")
     return ts

@@ -16,6 +16,7 @@ from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._path import Moment, Path, told
 from tensorjax.pde._solution import Result, Solution, State
 from tensorjax.pde._statuses import Options
+from tensorjax.pde._times import step_count
 
 # Of every stage but the last its time and its step; then weights of v and the stages in the result.
 _TABLEAUX = {
@@ -44,7 +45,7 @@ def integrate_static(
             f"method: expected one of {tuple(_TABLEAUX)} with rank=, got {options.name!r}; the "
             "others choose their ranks by the data: give tol alone"
         )
-    count = max(1, math.ceil((t1 - t0) / dt * (1 - 1e-9)))
+    count = step_count(t0, t1, dt)
     dt = (t1 - t0) / count
     maps, motions, end = _coordinates(options, map, t0, dt, count)
     v = _initial(options, start, map, rank)
