@@ -22,8 +22,8 @@ from tensorjax.pde._times import check_span
 from tensorjax.pde._watch import progress_of
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
-# Defaults that a run of fixed ranks tells from what is asked for.
-_EDGE, _RESOLUTION, _STEPS = 1e-3, 0.05, 100_000
+# A default that a run of fixed ranks tells from what is asked for.
+_STEPS = 100_000
 
 METHODS: dict[str, Method] = {
     **STEPPERS,
@@ -49,8 +49,8 @@ def integrate(
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
-    edge_limit: float = _EDGE,
-    resolution_limit: float = _RESOLUTION,
+    edge_limit: float = 1e-3,
+    resolution_limit: float = 0.05,
     max_steps: int = _STEPS,
     progress: Any = False,
     checkpoint: Any = None,
@@ -79,8 +79,10 @@ def integrate(
         motion is repeated: no derivative passes through them, and none has to. ``tol`` is that of
         the initial state; only the end is saved. Derivatives see the directions that v fills: where
         v has fewer ranks than given, those that only its derivative needs are lost: gradients along
-        a repeated motion want x64 and ranks above those of the run. ``stats["finite"]`` tells
-        NaN and Inf, also under jit.
+        a repeated motion want x64 and ranks above those of the run. What is compiled serves all
+        calls with a problem of the same structure, method and ranks, whatever its coefficients, dt
+        and the number of steps. A run goes on to its end, or to NaN; ``stats["status"]`` says what
+        went wrong, also under jit, vmap and grad, where an unstable run ends as NaN.
       max_rank: the run stops where ``tol`` asks for more.
       coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
@@ -148,11 +150,8 @@ def integrate(
     check_span(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
-        given = edge_limit, resolution_limit, max_steps
-        if progress or given != (_EDGE, _RESOLUTION, _STEPS):
-            raise ValueError(
-                "rank: expected no progress, edge_limit, resolution_limit or max_steps with it"
-            )
+        if progress or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress or max_steps with it")
         return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if conserve is not None:
