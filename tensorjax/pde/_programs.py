@@ -57,8 +57,8 @@ def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
         return f(*xs)
 
     closed, shape = jax.make_jaxpr(fresh, return_shape=True)(*args)
-    constants = [c if _check.is_traced(c) else jnp.asarray(c) for c in closed.consts if _is_float(c)]
-    return Program(closed, shape), constants
+    constants = [c for c in closed.consts if _is_float(c)]
+    return Program(closed, shape), [c if _check.is_traced(c) else jnp.asarray(c) for c in constants]
 
 
 def _is_float(c: Any) -> bool:

@@ -87,8 +87,8 @@ STATUSES = (
     Result.not_finite,
 )
 _ADVICE = {
-    Result.edge_mass: "v reaches the edge of the box: take a larger box, or coordinates that follow "
-    "the solution",
+    Result.edge_mass: "v reaches the edge of the box: take a larger box, or coordinates that "
+    "follow the solution",
     Result.unresolved: "v has more in the highest third of the modes of an axis than the points "
     "resolve: take more points, a smaller box, or coordinates in which the solution is wider; or, "
     "if the norm grows without reason, a smaller dt",

@@ -5,7 +5,7 @@ the number of steps are arguments of the program. Under jit, vmap and grad it is
 which derivatives pass.
 """
 
-import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -151,9 +151,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 
 @jax.jit(static_argnums=0)
-def _whole(
-    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any
-) -> tuple[_Carry, Any, Any]:
+def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
     """All steps, as a scan; at the end v is NaN if it was unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, row), carry, rows
@@ -182,7 +180,8 @@ def _in_parts(
         long = len(part[0])
         part = [np.concatenate([p, np.repeat(p[-1:], _PART - long, 0)]) for p in part]
         carry, *found = _part(scheme, inputs, carry, part, first, long)
-        norms[first : first + long], finite[first : first + long] = (np.asarray(f)[:long] for f in found)
+        here = slice(first, first + long)
+        norms[here], finite[here] = (np.asarray(f)[:long] for f in found)
         if not finite[first + long - 1]:
             break
     return carry, norms, finite

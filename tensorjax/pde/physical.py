@@ -239,12 +239,12 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
     """`shares` for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     for core, (w, _) in zip(reversed(cores), reversed(axes), strict=True):
-        part = xp.tensordot(core, right[-1], (2, 0)) * w[:, None]
+        part = xp.tensordot(core, right[-1], (2, 0)) * w[None, :, None]
         right.append(xp.tensordot(part, core, ((1, 2), (1, 2))))
     right = right[::-1]
     edges, roughs = [], []
     for k, (core, (w, fine)) in enumerate(zip(cores, axes, strict=True)):
-        root = xp.sqrt(w)[:, None]
+        root = xp.sqrt(w)[None, :, None]
         before = xp.tensordot(left, core, (1, 0)) * root
         after = xp.tensordot(core, right[k + 1], (2, 0)) * root
         density = xp.einsum("ant,ant->n", before, after)
