@@ -46,7 +46,7 @@ def told_from_good_ones(rng: Any, count: int, **options: Any) -> dict[Any, int]:
         with compilations() as programs:
             solution = pde.integrate(problem, t1=end, dt=dt, **options)
         assert k < 1 or not programs
-        assert error(problem, solution.final) < 0.1  # the last good state, if not the end
+        assert error(problem, solution.final) < 0.3  # the last good state, if not the end
         results[solution.result] = results.get(solution.result, 0) + 1
         growth = np.max(solution.stats["norm"]) / solution.stats["norm"][0]
         assert growth < 100 or solution.result in FAILURES

@@ -102,15 +102,7 @@ class Run:
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at = Clock(self.options.problem, path, right)
-            trim = Trim(
-                self.options.tol,
-                self.options.max_rank,
-                dict(self.memory.guesses),
-                self.options.problem.box,
-                self.memory.lost,
-                exact=self.options.conserve is not None,
-            )
+            at, trim = Clock(self.options.problem, path, right), self._trim()
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
             if stop is not None and not (adaptive and stop.result in CURABLE):
@@ -131,6 +123,17 @@ class Run:
         if stop is None:
             self._note(costs, dt, step, time.perf_counter() - began, compilations() - compiled)
         return stop
+
+    def _trim(self) -> Trim:
+        """What rounds the sums of the next step."""
+        return Trim(
+            self.options.tol,
+            self.options.max_rank,
+            dict(self.memory.guesses),
+            self.options.problem.box,
+            self.memory.lost,
+            exact=self.options.conserve is not None,
+        )
 
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool

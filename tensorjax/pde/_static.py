@@ -34,6 +34,9 @@ _TABLEAUX = {
     "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
 }
 _SHARES = (0.0, 0.5, 1.0)
+# One step of so many is looked at, for that costs a fifth of it; and where v is kept, one that
+# multiplies the norm by more. What is unstable stays so.
+_LOOK, _GROWTH = 16, 1.1
 # Steps of one call of the compiled loop, at most: its tables of maps and motions are so long.
 _PART = 256
 
@@ -60,13 +63,16 @@ class _Carry(NamedTuple):
 
     Attributes:
       v: the newest.
+      norm: of it.
       status: the worst so far, an index of `STATUSES`.
       fastest: the largest dt times a rate that was found to be unstable, 0 without.
-      good: v of the last step before anything was wrong, or None where that is not kept.
+      good: v of the last step that was looked at before anything was wrong, or None where that is
+        not kept.
       steps: so many led to it.
     """
 
     v: TT
+    norm: Any
     status: Any
     fastest: Any
     good: TT | None
@@ -102,13 +108,15 @@ def integrate_static(
     moving = any(np.any(m) for m in motions)
     rows = [np.asarray(r, real) for r in (times, *maps, *motions)[: None if moving else 1]]
     rates, constants = _rates(options.problem, map, [r[0] for r in rows])
+    rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
+    rows[0][-1] = True
     scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
     limits = options.edge_limit, options.resolution_limit
     inputs = _Inputs(constants, *jax.tree.map(
         lambda x: jnp.asarray(x, real), (dt, quadrature(options.problem.box), limits)
     ))  # fmt: skip
     nothing = jnp.zeros((), jnp.int32)
-    carry = _Carry(v, nothing, jnp.zeros((), real), None, nothing)
+    carry = _Carry(v, tt.norm(v), nothing, jnp.zeros((), real), None, nothing)
     if _check.is_traced(v, constants):
         carry, norms, finite = _whole(scheme, inputs, carry, rows)
         v, ended, at = carry.v, t1, end
@@ -154,7 +162,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
     """All steps, as a scan; at the end v is NaN if it was unstable."""
     carry, (norms, finite) = jax.lax.scan(
-        lambda c, row: _followed(scheme, inputs, c, row), carry, rows
+        lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
     lost = carry.status >= STATUSES.index(Result.cfl)
     first, *others = carry.v.cores
@@ -174,7 +182,7 @@ def _in_parts(
 ) -> tuple[_Carry, Any, Any]:
     """All steps, by calls of one program; none after NaN or Inf."""
     count = len(rows[0])
-    norms, finite = np.full(count, np.nan, rows[0].dtype), np.zeros(count, bool)
+    norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
         part = [r[first : first + _PART] for r in rows]
         long = len(part[0])
@@ -199,43 +207,51 @@ def _part(
 
     def step(state: Any) -> Any:
         k, carry, norms, finite = state
-        new, (norm, good) = _followed(scheme, inputs, carry, [r[k] for r in rows])
-        fine = new.status == 0
-        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new.v, carry.good)
-        new = new._replace(good=kept, steps=jnp.where(fine, first + k + 1, carry.steps))
+        new, (norm, good) = _followed(scheme, inputs, carry, first + k, [r[k] for r in rows])
         return k + 1, new, norms.at[k].set(norm), finite.at[k].set(good)
 
-    norms = jnp.full(_PART, jnp.nan, rows[0].dtype)
+    norms = jnp.full(_PART, jnp.nan, carry.norm.dtype)
     start = jnp.zeros((), jnp.int32), carry, norms, jnp.zeros(_PART, bool)
     return jax.lax.while_loop(goes_on, step, start)[1:]
 
 
 def _followed(
-    scheme: _Scheme, inputs: _Inputs, carry: _Carry, row: Any
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """A step, with its norm, and what is wrong with it."""
+    """Step k, with its norm, and what is wrong with it where it is to be looked at."""
+    look, *row = row
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
     norm = tt.norm(new)
     entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
     finite = jnp.isfinite(norm) & jnp.all(jnp.stack(entries))
-    trains, change, size = jax.lax.stop_gradient((trains, change, norm))
-    found = rate(scheme.method, trains, change)
-    cores = tt.scale(trains[-1], 1 / jnp.where(size > 0, size, 1)).cores
-    edge, rough = shares_of(jnp, cores, inputs.axes)
-    outside, coarse = unbounded_by(edge, rough, *inputs.limits)
-    status = jnp.select(
-        [~finite, found.unstable, coarse, outside],
-        [STATUSES.index(r) for r in _WORST],
-        0,
-    )
-    status = jnp.maximum(carry.status, status.astype(jnp.int32))
-    fast = jnp.where(found.unstable, found.value, 0).astype(carry.fastest.dtype)
+    size = jax.lax.stop_gradient(norm)
+    if carry.good is not None:  # not where it may be mapped: both sides would be worked out
+        look = look | (size > _GROWTH * carry.norm)
+    seen = jax.lax.stop_gradient((trains, change, norm))
+    zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest)
+    found, fast = jax.lax.cond(look, lambda: _watched(scheme, inputs, *seen), lambda: zeros)
+    worst = jnp.where(finite, found, STATUSES.index(Result.not_finite))
+    status = jnp.maximum(carry.status, worst)
+    good, steps = carry.good, carry.steps
+    if good is not None:
+        fine = look & (status == 0)
+        good, steps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), (new, k + 1), (good, steps))
     fastest = jnp.maximum(carry.fastest, fast)
-    return carry._replace(v=new, status=status, fastest=fastest), (norm, finite)
+    return _Carry(new, size, status, fastest, good, steps), (norm, finite)
 
 
-_WORST = Result.not_finite, Result.cfl, Result.unresolved, Result.edge_mass
+def _watched(
+    scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
+) -> tuple[Any, Any]:
+    """The status of a step but for NaN, and dt times its rate if that is unstable."""
+    found = rate(scheme.method, trains, change)
+    cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
+    outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
+    places = [STATUSES.index(r) for r in (Result.cfl, Result.unresolved, Result.edge_mass)]
+    status = jnp.select([found.unstable, coarse, outside], places, 0).astype(jnp.int32)
+    fast = jnp.where(found.unstable, found.value, 0)
+    return status, fast.astype(inputs.dt.dtype)
 
 
 def _initial(
