@@ -47,6 +47,6 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
 
 def check_span(t0: float, t1: Any) -> None:
     """Raises ValueError where t1 is not a time after t0, by more than roundoff."""
-    known = t1 is not None and math.isfinite(t0) and math.isfinite(t1)
-    if not known or t1 - t0 <= roundoff(t0, t1):
+    end = math.nan if t1 is None else float(t1)
+    if not (math.isfinite(t0) and math.isfinite(end) and end - t0 > roundoff(t0, end)):
         raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
