@@ -301,8 +301,9 @@ class Flow:
       >>> bool(np.all(motion.sigma[[0, 1], [1, 0]] < 0))
       True
 
-    Source: Dektor, Venturi, "Tensor approximation of functions in differentiable coordinates"
-    (arXiv 2207.11955), recalled: there, coordinates move in a time of their own until ranks fall.
+    Source: Dektor, Venturi, "Tensor rank reduction via coordinate flows" (arXiv 2207.11955), of
+    which we know the abstract: it looks for one linear map that lowers the ranks of a given
+    function, by Riemannian gradient descent.
     Ours: they move at the same time as the equation, at a given rate, by the gradient over the
     entries off the diagonal.
     """
