@@ -40,9 +40,22 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def _on_host(name: str, x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if hasattr(x, "detach"):  # of PyTorch: with gradients, on a device, lazily conjugated
+            advice = "pass x.detach().resolve_conj().cpu().numpy()"
+            raise TypeError(
+                f"{name}: expected an array that NumPy can read, got a {type(x).__name__} of "
+                f"{type(x).__module__} ({error}); {advice}"
+            ) from error
+        raise
+
+
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
-    array = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
+    array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
             f"{name}: expected a floating-point or complex array that JAX can hold, got dtype "
@@ -56,6 +69,61 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
             "convert it first, for example with .astype(jnp.float32)"
         )
     return array
+
+
+def core(name: str, x: Any) -> Any:
+    """Returns ``x`` as one of the arrays that a format is made of, or raises TypeError.
+
+    A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
+    """
+    if isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    array = inexact(name, x)
+    available(name, array.dtype)
+    return jnp.asarray(array)
+
+
+class Unavailable(TypeError, ValueError):
+    """64-bit arrays where jax_enable_x64 is off: a fault of a type, and of an argument's value."""
+
+
+_NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
+
+
+def held(name: str, tree: Any) -> None:
+    """Raises `Unavailable` for a format of 64-bit arrays where JAX is in its mode of 32 bits.
+
+    Some operations of JAX would round them to single precision there, and others fail. Dense data,
+    out of which a format is made, JAX rounds by its own rule: those are not concerned.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return
+    for leaf in jax.tree.leaves(tree):
+        # NumPy's own compute on the host, in double precision, whatever JAX's mode is.
+        if not isinstance(leaf, np.ndarray) and getattr(leaf, "dtype", None) in _NARROW:
+            available(name, leaf.dtype)
+
+
+def available(name: str, dtype: Any) -> None:
+    """Raises `Unavailable` for a dtype of 64 bits where JAX is in its mode of 32 bits."""
+    if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
+        return
+    raise Unavailable(
+        f"{name}: expected a dtype that JAX has enabled, got {dtype} while jax_enable_x64 is off; "
+        "call jax.config.update('jax_enable_x64', True) first, or cast to "
+        f"{_NARROW[dtype]}, for example with .astype(np.{_NARROW[dtype]})"
+    )
+
+
+def inexact_dtype(dtype: Any) -> Any:
+    """A floating or complex dtype that JAX has enabled, its default float for None, or raises."""
+    if dtype in (None, float, complex):  # JAX's default ones
+        return jnp.result_type(float if dtype is None else dtype)
+    out = jnp.dtype(dtype)
+    if not jnp.issubdtype(out, jnp.inexact):
+        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {out}")
+    available("dtype", out)
+    return out
 
 
 def finite(name: str, tree: Any) -> None:

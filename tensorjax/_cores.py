@@ -1,13 +1,12 @@
 """Cores (r, n, s) of trains as arrays, NumPy or JAX alike: unfoldings and products on one axis."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from tensorjax import _check
 from tensorjax._factor import (
@@ -22,6 +21,7 @@ from tensorjax._factor import (
     scaled,
     triangle,
 )
+from tensorjax._placement import returned, spec_like
 
 Cores = list[Any]
 
@@ -79,7 +79,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
     if _check.is_traced(x) or len(x.devices()) > 1:
         return jnp.pad(x, widths)
     # On the host, and back: every new shape would compile a program.
-    return jax.device_put(np.pad(np.asarray(x), widths), x.sharding)
+    return returned(np.pad(np.asarray(x), widths), x)
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
@@ -90,14 +90,7 @@ def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, 
 def _placed(core: Any, given: jax.Array) -> Any:
     if _check.is_traced(core, given) or not isinstance(given.sharding, NamedSharding):
         return core
-    mesh, names = given.sharding.mesh, tuple(given.sharding.spec)
-    spec: list[Any] = [None] * core.ndim
-    for axis, name in enumerate(names):
-        over = name if isinstance(name, tuple) else (name,)
-        parts = math.prod(mesh.shape[n] for n in over if n is not None)
-        if core.shape[axis] % parts == 0:
-            spec[axis] = name
-    return jax.device_put(core, NamedSharding(mesh, PartitionSpec(*spec)))
+    return jax.device_put(core, NamedSharding(given.sharding.mesh, spec_like(core, given)))
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ import numpy as np
 import scipy.linalg
 from jax import lax
 
+from tensorjax._placement import placed
+
 Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
 
 
@@ -196,8 +198,11 @@ def qr(a: Array) -> Any:
       >>> q.shape, r.shape
       ((3, 2), (2, 2))
     """
-    if is_host(a):
-        return tuple(np.linalg.qr(a))
+    return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)
+
+
+@placed
+def _qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     m, n = a.shape[-2:]
     if m >= n:
         return _qr_tall(a)
@@ -254,7 +259,7 @@ def triangle(a: Array) -> Array:
     """The factor r of `qr` alone, for tall ``a``: less than half the work of forming q too."""
     if is_host(a):
         return np.linalg.qr(a, mode="r")
-    return _triangle(a)
+    return placed(_triangle)(a)
 
 
 @jax.custom_jvp
@@ -285,7 +290,7 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
     """
     if is_host(a):
         return _lapack_svd(a)
-    return _svd(a)
+    return placed(_svd)(a)
 
 
 def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -342,7 +347,7 @@ def eigh(a: Array) -> tuple[Array, Array]:
     if is_host(a):
         w, v = np.linalg.eigh(a)
     else:
-        w, v = _eigh(a)
+        w, v = placed(_eigh)(a)
     return w[..., ::-1], v[..., ::-1]
 
 

@@ -5,7 +5,7 @@ one index of a bond may be many orders of magnitude larger than the path to anot
 sweep every column of every core, which belongs to one index of its right bond, is brought near one,
 and its power of two moves on into the rows of the next core (`gauged`). What a sweep then loses
 beside 1 is lost beside the result. Integers count the powers of two, and they are put back at the
-end: into one core, or into all where one could not hold them (`held`, `placed`, `restored`).
+end: into one core, or into all where one could not hold them (`held`, `spread`, `restored`).
 
 Multiplying by a power of two is exact, and the exponents are constants to differentiation, on which
 the result does not depend: so derivatives are right.
@@ -103,7 +103,7 @@ def held(cores: Sequence[Any], exponent: Any, *, at: int = -1, dtype: Any = None
     return [scaled(c, rest if k == at else share) for k, c in enumerate(out)]
 
 
-def placed(exponents: Sequence[Any], dtype: Any) -> list[Any]:
+def spread(exponents: Sequence[Any], dtype: Any) -> list[Any]:
     """Exponents for cores near one: as given where ``dtype`` holds all, else of one sum and even.
 
     Args:
@@ -127,5 +127,12 @@ def near_one(cores: Sequence[Any]) -> tuple[Cores, list[Any]]:
 
 
 __all__ = [
-    "NOTHING", "gauged", "held", "lifted", "near_one", "placed", "power_of_two", "restored",
+    "NOTHING",
+    "gauged",
+    "held",
+    "lifted",
+    "near_one",
+    "power_of_two",
+    "restored",
+    "spread",
 ]  # fmt: skip

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tensorjax import _check
+from tensorjax._export import serializable
+from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class _Train:
+class _Train(Summable):
     """What a tensor train and a TT-matrix share: a tuple of cores linked by bonds.
 
     Everything is read off trailing axes, so that `jax.vmap` over trains gives a train whose cores
@@ -28,9 +29,7 @@ class _Train:
     cores: tuple[jax.Array, ...]
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
-    namespace: ClassVar[Any]  # the module tensorjax.tt
-    # NumPy must hand `array * train` over to the train instead of looping over the array.
-    __array_ufunc__ = None
+    dense_name: ClassVar[str] = "tt.to_dense"
 
     def __init__(self, cores: Iterable[Any]):
         object.__setattr__(self, "cores", _checked_cores(type(self), cores))
@@ -42,6 +41,7 @@ class _Train:
             lambda _, children: cls._unchecked(*children),
             lambda t: ((t.cores,), None),
         )
+        serializable(cls)
 
     @classmethod
     def _unchecked(cls, cores: Any) -> Self:
@@ -51,7 +51,7 @@ class _Train:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.cores,)
+        return rebuilt, (type(self), (self.cores,), dtypes_of(self))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -76,38 +76,25 @@ class _Train:
         return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
 
     def astype(self, dtype: Any) -> Self:
-        """Returns the train with every core cast to ``dtype``."""
+        """Returns the train with every core cast to ``dtype``.
+
+        Raises:
+          TypeError: complex cores and a real dtype, see `tensorjax.tt.real`; an integer dtype.
+        """
+        floating(self, dtype, "take tt.real(t) or tt.imag(t) first")
         return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
 
-    def __neg__(self) -> Self:
-        return self.namespace.scale(self, -1)
-
-    def __add__(self, other: Any) -> Any:
-        return _combine(self, other, lambda a, b: self.namespace.add(a, b))
-
-    def __radd__(self, other: Any) -> Any:
-        return self.__add__(other)
-
-    def __sub__(self, other: Any) -> Any:
-        return NotImplemented if not _accepts(self, other) else self.__add__(-other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return NotImplemented if not _accepts(self, other) else (-self).__add__(other)
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
+        *rest, last = self.cores if self.dtype == dtype else self.astype(dtype).cores
+        return self._unchecked((*rest, f(last if last.dtype == dtype else last.astype(dtype))))
 
     def __mul__(self, other: Any) -> Any:
-        if is_scalar(other):
-            return self.namespace.scale(self, other)
-        return _combine(self, other, lambda a, b: self.namespace.hadamard(a, b))
+        if type(other) is type(self):
+            return self.namespace.hadamard(self, other)
+        return super().__mul__(other)
 
-    def __rmul__(self, other: Any) -> Any:
-        return self.__mul__(other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.namespace.scale(self, 1 / other) if is_scalar(other) else NotImplemented
-
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(c, "shape") for c in self.cores):  # inside JAX's own tree machinery
-            return f"{type(self).__name__}({self.cores!r})"
         batch = self.cores[0].shape[: -self._core_ndim]
         prefix = f"batch={batch}, " if batch else ""
         return (
@@ -128,7 +115,10 @@ class TT(_Train):
         axes, equal in all cores, are a batch (as `jax.vmap` makes them).
 
     Raises:
-      ValueError: cores do not chain, or are not of floating or complex dtype (TypeError).
+      ValueError: cores do not chain.
+      TypeError: a dtype that is neither floating nor complex; 64-bit cores, of NumPy too, where
+        jax_enable_x64 is off. All functions refuse trains of such cores. Dense data follow JAX's
+        rule, which rounds them to 32 bits there: so do `tensorjax.tt.from_dense` and its like.
 
     Operators are NumPy's: ``+``, ``-`` and ``*`` are entry-wise between trains or with a scalar;
     ``@`` treats a train as the vector of its entries, as ``TTMatrix @ TT`` does.
@@ -213,7 +203,7 @@ class TTMatrix(_Train):
 
 
 def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:
-    out = tuple(jnp.asarray(_check.inexact(f"cores[{k}]", c)) for k, c in enumerate(cores))
+    out = tuple(_check.core(f"cores[{k}]", c) for k, c in enumerate(cores))
     ndim = cls._core_ndim
     if not out:
         raise ValueError("cores: expected at least one core, got none")
@@ -240,34 +230,20 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
     return out
 
 
-def is_scalar(x: Any) -> bool:
-    """Whether ``x`` is a number, of Python, NumPy or JAX."""
-    if isinstance(x, int | float | complex | np.number):
-        return True
-    return isinstance(x, jax.Array | np.ndarray) and x.ndim == 0
-
-
-def _accepts(train: _Train, other: Any) -> bool:
-    return is_scalar(other) or type(other) is type(train)
-
-
-def _combine(train: _Train, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
-    """Applies an entry-wise operation; a scalar stands for the constant train, as in NumPy."""
-    if not _accepts(train, other):
-        return NotImplemented
-    if is_scalar(other):
-        other = train.namespace.scale(train.namespace.ones_like(train), other)
-    return operation(train, other)
-
-
-def single(name: str, t: Any, *kinds: type[_Train]) -> None:
-    """Checks that ``t`` is one train (of the given kinds; of any, if none is given)."""
+def known(name: str, t: Any, *kinds: type[_Train]) -> None:
+    """Checks that ``t`` is a train, or a batch of them, which JAX can hold."""
     kinds = kinds or (TT, TTMatrix)
     if not isinstance(t, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(
             f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
         )
+    _check.held(name, t)
+
+
+def single(name: str, t: Any, *kinds: type[_Train]) -> None:
+    """Checks that ``t`` is one train (of the given kinds; of any, if none is given)."""
+    known(name, t, *kinds)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]
         raise ValueError(

@@ -35,12 +35,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _symbolic
 from tensorjax._contract import costs, execute, options, paths, slicing, steps
 from tensorjax._contract import einsum as syntax
 from tensorjax._contract.costs import Cost
 from tensorjax._contract.model import Model, Slices
+from tensorjax._placement import by_axes, placed_by
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
+
+
+def _by_labels(out: Any, arguments: Any) -> list[Any]:
+    """Each axis of a result is sharded as the first operand that has its label and is sharded."""
+    (plan, *arrays), _ = arguments
+    terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
+    sources = (
+        [(x, axis) for x, term in terms for axis, c in enumerate(term) if c == label]
+        for label in plan._program.model.network.output
+    )
+    return [by_axes(out.shape, list(sources))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,11 +101,29 @@ class Plan:
     _program: execute.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
 
+    def __copy__(self) -> "Plan":
+        return self  # frozen, and known by its identity
+
+    def __deepcopy__(self, memo: Any) -> "Plan":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither a read-only view nor a compiled function can be pickled.
+        kept = {k: v for k, v in vars(self).items() if k != "_call"}
+        return {**kept, "slices": dict(self.slices)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        called = {"slices": MappingProxyType(state["slices"]), "_call": _call(state["_program"])}
+        for name, value in {**state, **called}.items():
+            object.__setattr__(self, name, value)
+
+    @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
         """Contracts arrays.
 
         Args:
-            *arrays: one array per operand, of the planned shapes.
+            *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
+                (`jax.export.symbolic_shape`) go with a plan for 1024 in their place.
 
         Returns:
             The result, of shape `shape`.
@@ -112,12 +143,22 @@ class Plan:
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
                 )
-            if np.shape(x) != shape:
+            if np.shape(x) != shape and tuple(map(_symbolic.planned, np.shape(x))) != shape:
                 raise ValueError(
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
-        return self._call(*arrays)
+        found = tuple(map(np.shape, arrays))
+        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
+
+    def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> execute.Program:
+        """The same products for shapes some sizes of which `jax.export` leaves open."""
+        if self.slices or self.remat:
+            raise _symbolic.no_limit(shapes)
+        model = self._program.model
+        network = syntax.parse(self.expr, shapes)
+        model = dataclasses.replace(model, network=network)
+        return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
         """The products as a text table, one a line, with their operations and bytes."""
@@ -207,6 +248,8 @@ def plan(
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """Contracts arrays: ``plan(expr, *arrays, **options)(*arrays)``.
 
+    Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
+
     Args:
         expr: subscripts as in `plan`.
         *arrays: the operands.
@@ -225,7 +268,11 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     """
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))
-    return plan(expr, *arrays, **options)(*arrays)
+    described = [_symbolic.like(x) for x in arrays]
+    open_sizes = any(a is not b for a, b in zip(described, arrays, strict=True))
+    if open_sizes and options.get("memory_limit") is not None:
+        raise _symbolic.no_limit([np.shape(x) for x in arrays])
+    return plan(expr, *described, **options)(*arrays)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -263,10 +310,6 @@ def _plan(
     if remat:
         grad = costs.gradient_walk(model, slices, remat=True)
     program = execute.Program(model, slices, remat, precision, preferred, merge_axes)
-
-    def contraction(*operands: jax.Array) -> jax.Array:
-        return program(*operands)
-
     cost = forward.cost()
     complex_flops = 6 * forward.products + 2 * forward.sums
     path = tuple((step.left, step.right) for step in model.steps)
@@ -287,8 +330,15 @@ def _plan(
         precision=precision,
         preferred_element_type=preferred,
         _program=program,
-        _call=jax.jit(contraction, inline=True),
+        _call=_call(program),
     )
+
+
+def _call(program: execute.Program) -> Callable[..., jax.Array]:
+    def contraction(*operands: jax.Array) -> jax.Array:
+        return program(*operands)
+
+    return jax.jit(contraction, inline=True)
 
 
 def _search(

@@ -15,6 +15,8 @@ here, of JAX and of NumPy; the tests check it.
 
 import importlib
 import itertools
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores import balanced
 from tensorjax.mera import MERA, Layer
 from tensorjax.tt import TT, TTMatrix
 from tensorjax.tucker import Tucker
@@ -246,10 +249,11 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
     Args:
       nodes: those that `to_tensornetwork` gave, their tensors changed or not, known by their names;
         or any open chain, in order, each node with one dangling edge (TT) or two (TTMatrix, row
-        first) and one edge to each neighbour.
+        first) and edges to its neighbours, of which several become one bond.
 
     Raises:
       ValueError: the nodes are no such network.
+      TypeError: no nodes, or a set of them, which has no order; tensors that NumPy cannot read.
       ModuleNotFoundError: tensornetwork is not installed.
 
     Example:
@@ -257,22 +261,63 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
       >>> interop.from_tensornetwork(interop.to_tensornetwork(tt.ones((2, 3)))[0])
       TT(shape=(2, 3), ranks=(1, 1, 1), dtype=float32)
     """
-    _optional("tensornetwork", '"tensorjax[network]"')
-    if not nodes:
-        raise ValueError("nodes: expected at least one, got none")
-    named = {node.name: jnp.asarray(node.tensor) for node in nodes}
+    tn = _optional("tensornetwork", '"tensorjax[network]"')
+    _check_nodes(nodes, tn)
+    named = {node.name: _tensor(node) for node in nodes}
     if "top" in named and (len(named) == 1 or "isometry[0][0]" in named):
         return _mera_of(named)
-    if any(name.startswith("factor[") for name in named):
+    if any(str(name).startswith("factor[") for name in named):
         factors = [named[f"factor[{k}]"] for k in range(len(named)) if f"factor[{k}]" in named]
         if "core" in named:
             return Tucker(named["core"], factors)
-        return Tucker(TT(_chained([n for n in nodes if n.name.startswith("core[")])), factors)
-    cores = _chained(nodes)
+        core = [n for n in nodes if n.name.startswith("core[")]
+        return Tucker(TT(_chained(core, around=nodes)), factors)
+    cores = _chained(nodes, around=nodes)
     return (TT if cores[0].ndim == 3 else TTMatrix)(cores)
 
 
-def _mera_of(named: dict[str, jax.Array]) -> MERA:
+def _check_nodes(nodes: Any, tn: Any) -> None:
+    if hasattr(nodes, "tensors") and hasattr(nodes, "center_position"):  # FiniteMPS, InfiniteMPS
+        raise TypeError(
+            f"nodes: expected a list of nodes, got a {type(nodes).__name__}; of a FiniteMPS pass "
+            "its tensors (left, physical, right) to tt.TT(mps.tensors), an InfiniteMPS is no tensor"
+        )
+    if not isinstance(nodes, list | tuple):
+        raise TypeError(
+            f"nodes: expected a list of nodes, in order, got a {type(nodes).__name__}; "
+            "a single node goes into a list, and a set of nodes has no order"
+        )
+    if not nodes:
+        raise ValueError("nodes: expected at least one, got none")
+    for k, node in enumerate(nodes):
+        if not isinstance(node, tn.AbstractNode):
+            raise TypeError(f"nodes[{k}]: expected a node, got a {type(node).__name__}")
+        if any(edge.is_trace() for edge in node.edges):
+            raise ValueError(
+                f"nodes[{k}]: expected edges to other nodes, got one from the node to itself; "
+                "contract it first, by tensornetwork.contract_trace_edges"
+            )
+
+
+# The axes of nodes that `to_tensornetwork` makes, in their order; a user may have changed it.
+_AXES = ("mode", "bottom", "leg", "top", "rank")
+_AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
+
+
+def _tensor(node: Any) -> Any:
+    """The tensor of a node, its axes in the order of their names where these are ours."""
+    array = node.tensor
+    if not isinstance(array, jax.Array):
+        array = _check.inexact(f"the node {node.name!r}", array)
+    names = node.axis_names or []
+    parts = [_AXIS.fullmatch(str(name)) for name in names]
+    if not all(parts):
+        return array
+    places = [(_AXES.index(p[1]), int(p[2] or 0)) for p in parts if p is not None]
+    return array.transpose(sorted(range(len(places)), key=places.__getitem__))
+
+
+def _mera_of(named: dict[str, Any]) -> MERA:
     layers = []
     blocks = len([name for name in named if name.startswith("isometry[0][")])
     while f"isometry[{len(layers)}][0]" in named:
@@ -284,19 +329,23 @@ def _mera_of(named: dict[str, jax.Array]) -> MERA:
     return MERA(layers, named["top"])
 
 
-def _chained(nodes: Sequence[Any]) -> list[jax.Array]:
-    """Cores (left, modes…, right) of an open chain of nodes."""
+def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
+    """Cores (left, modes…, right) of an open chain; other edges to ``around`` count as modes."""
     position = {id(node): k for k, node in enumerate(nodes)}
-    cores = []
+    known = {id(node) for node in around}
+    cores: list[Any] = []
+    bond: list[Any] = []  # the edges to the node before, in the order of its axes
     for k, node in enumerate(nodes):
         ends: dict[int, list[int]] = {-1: [], 0: [], 1: []}
         for axis, edge in enumerate(node.edges):
-            if edge.is_dangling():
-                ends[0].append(axis)
-                continue
             other = edge.node2 if edge.node1 is node else edge.node1
-            # An edge to a node that was not given (the core of a Tucker tensor has one per mode).
-            step = position[id(other)] - k if id(other) in position else 0
+            if not edge.is_dangling() and id(other) not in known:
+                raise ValueError(
+                    f"nodes[{k}]: expected edges to nodes of the list only, got one to the node "
+                    f"{other.name!r} outside of it; give all nodes that are connected"
+                )
+            # The train core of a Tucker tensor has an edge to a factor for each mode.
+            step = position.get(id(other), k) - k
             if step not in ends:
                 raise ValueError(
                     f"nodes[{k}]: expected edges to its neighbours in the list only, got one to "
@@ -305,15 +354,26 @@ def _chained(nodes: Sequence[Any]) -> list[jax.Array]:
             ends[step].append(axis)
         inner = int(k > 0), int(k < len(nodes) - 1)
         found = len(ends[-1]), len(ends[1])
-        if found != inner or len(ends[0]) not in (1, 2):
+        if tuple(map(bool, found)) != tuple(map(bool, inner)) or len(ends[0]) not in (1, 2):
             raise ValueError(
                 f"nodes[{k}]: expected {inner} edges to the left and right and 1 or 2 others, got "
                 f"{found} and {len(ends[0])}; give an open chain in order"
             )
-        array = jnp.asarray(node.tensor).transpose([*ends[-1], *ends[0], *ends[1]])
-        array = array if k > 0 else array[None]
-        cores.append(array if k < len(nodes) - 1 else array[..., None])
+        names = node.axis_names or []
+        if sorted(names[axis] for axis in ends[0] if names) == ["column", "row"]:
+            ends[0].sort(key=lambda axis, names=names: names[axis] == "column")
+        left = [node.edges.index(edge) for edge in bond]
+        bond = [node.edges[axis] for axis in ends[1]]
+        array = _tensor_of(node, k)
+        modes = [array.shape[axis] for axis in ends[0]]
+        rank = math.prod(array.shape[axis] for axis in left)
+        cores.append(array.transpose([*left, *ends[0], *ends[1]]).reshape(rank, *modes, -1))
     return cores
+
+
+def _tensor_of(node: Any, k: int) -> Any:
+    array = node.tensor
+    return array if isinstance(array, jax.Array) else _check.inexact(f"nodes[{k}]", array)
 
 
 # quimb -------------------------------------------------------------------------------------------
@@ -333,6 +393,8 @@ def to_quimb(x: TT | TTMatrix) -> Any:
         raise TypeError(f"x: expected a TT or TTMatrix, got {type(x).__name__}; see mera.to_tt")
     qtn = _optional("quimb.tensor", "quimb")
     cores = [np.asarray(c) for c in x.cores]
+    if cores[0].dtype.kind == "V":  # bfloat16, which quimb's linear algebra does not know
+        cores = [c.astype(np.float32) for c in cores]
     if isinstance(x, TT):
         return qtn.MatrixProductState(_open_ends(cores), shape="lpr")
     return qtn.MatrixProductOperator(_open_ends(cores), shape="ludr")
@@ -350,10 +412,13 @@ def from_quimb(x: Any) -> TT | TTMatrix:
     """A TT of quimb's MatrixProductState, or a TTMatrix of its MatrixProductOperator.
 
     Args:
-      x: with open boundary; bonds may be missing (rank one).
+      x: with open boundary; bonds may be missing (rank one) or several. Its ``exponent``, the
+        prefactor that `equalize_norms_` takes out of the tensors, goes back into the cores.
 
     Raises:
-      TypeError: another object. ValueError: a ring.
+      TypeError: another object; arrays that NumPy cannot read, such as PyTorch's with gradients.
+      ValueError: a ring; tensors beside those of the sites, as gates that are not contracted;
+        bonds between sites that are no neighbours.
       ModuleNotFoundError: quimb is not installed.
     """
     qtn = _optional("quimb.tensor", "quimb")
@@ -364,17 +429,61 @@ def from_quimb(x: Any) -> TT | TTMatrix:
     else:
         raise TypeError(
             "x: expected a MatrixProductState or MatrixProductOperator of quimb, got "
-            f"{type(x).__name__}"
+            f"{type(x).__name__}{_advice(x)}"
         )
     if getattr(x, "cyclic", False):
         raise ValueError("x: expected an open boundary, got a ring; open it in quimb first")
-    tensors = [x[k] for k in x.sites]
+    tensors = _site_tensors(x, outer)
     bonds = [set(a.inds) & set(b.inds) for a, b in itertools.pairwise(tensors)]
     around = [set(), *bonds, set()]
     cores = []
     for k, tensor in enumerate(tensors):
         left, right = sorted(around[k]), sorted(around[k + 1])
-        data = np.asarray(tensor.transpose(*left, *outer[k], *right).data)
-        sides = [int(np.prod([tensor.ind_size(i) for i in side])) for side in (left, right)]
+        if sorted(tensor.inds) != sorted([*left, *outer[k], *right]):
+            raise ValueError(
+                f"x[{x.sites[k]}]: expected the indices {outer[k]} and bonds to its neighbours "
+                f"alone, got {tensor.inds}; contract or compress it to a chain in quimb first"
+            )
+        data = np.asarray(_check.inexact(f"x[{x.sites[k]}]", tensor.data))
+        data = data.transpose([tensor.inds.index(i) for i in (*left, *outer[k], *right)])
+        sides = [math.prod(tensor.ind_size(i) for i in side) for side in (left, right)]
         cores.append(data.reshape(sides[0], *(tensor.ind_size(i) for i in outer[k]), sides[1]))
+    cores = _times_power(cores, float(getattr(x, "exponent", 0.0) or 0.0))
     return (TT if cores[0].ndim == 3 else TTMatrix)(cores)
+
+
+def _advice(x: Any) -> str:
+    if hasattr(x, "tensor_map"):
+        return "; bring the network into one of these forms in quimb, or pass its dense array"
+    return ""
+
+
+def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
+    """The tensor of every site, checked to be all that there is."""
+    if x.num_tensors != len(outer):
+        raise ValueError(
+            f"x: expected one tensor for each of {len(outer)} sites, got {x.num_tensors}; contract "
+            "gates into the chain first, for example by gate_(…, contract='swap+split'), or "
+            "compress it"
+        )
+    tensors = [x[k] for k in x.sites]
+    for site, tensor, names in zip(x.sites, tensors, outer, strict=True):
+        if not hasattr(tensor, "inds") or not set(names) <= set(tensor.inds):
+            got = getattr(tensor, "inds", "several tensors")
+            raise ValueError(f"x[{site}]: expected one tensor with the indices {names}, got {got}")
+    return tensors
+
+
+def _times_power(cores: list[np.ndarray], exponent: float) -> list[np.ndarray]:
+    """Cores times 10^exponent, that quimb keeps outside of them (`equalize_norms_`)."""
+    if exponent == 0:
+        return cores
+    if exponent == -math.inf:
+        return [np.zeros_like(cores[0]), *cores[1:]]
+    if not math.isfinite(exponent):
+        raise ValueError(f"x: expected a finite exponent, got {exponent}; look for NaN or Inf in x")
+    # In powers of two, which all cores share, for 10^exponent need not be in range.
+    whole = math.floor(exponent * math.log2(10))
+    rest = 2.0 ** (exponent * math.log2(10) - whole)
+    *first, last = cores
+    return balanced([*first, last * np.asarray(rest, last.dtype)], whole)

@@ -48,6 +48,7 @@ from tensorjax._factor import (
     where_positive,
 )
 from tensorjax._gram import gram, orthonormal_rows, project
+from tensorjax._placement import placed
 from tensorjax._subspace import (
     METHODS,
     OVERSAMPLE,
@@ -120,6 +121,7 @@ class SVD(NamedTuple):
     discarded: Array
 
 
+@placed
 def truncated_svd(
     a: Array,
     *,
@@ -222,6 +224,7 @@ def _truncated_svd(
     return SVD(matmul(u, small_u), s, vh, discarded)
 
 
+@placed
 def polar(a: Array) -> tuple[Array, Array]:
     """Polar factors a = u @ p: u (…, m, n) with orthonormal columns, p (…, n, n) Hermitian ≥ 0.
 

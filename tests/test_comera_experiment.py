@@ -194,6 +194,52 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(task: tasks.Task, tm
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_a_training_is_kept_between_evaluations_too(
+    task: tasks.Task, tmp_path, monkeypatch, call
+) -> None:
+    found = methods.variant(task, "fixed", Options(5.0, size_weight=1.0))
+    programs, begin = training.prepare(task, found.build, found.optimizer, 1e-2)
+    monkeypatch.setattr(training, "chunk_of", lambda steps: 2)
+    plan = training.Plan((5, 12))  # five steps are three calls of the program
+    options = {"seed": 0, "watch": lambda record: None}
+    whole = training.train(programs, begin(0, 0.05), plan, **options)
+    steps, calls = training.Programs.steps, []
+
+    def until(self, *arguments):
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        calls.append(call)
+        return steps(self, *arguments)
+
+    options["saved"] = tmp_path / "x.state"
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Programs, "steps", until)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(programs, begin(0, 0.05), plan, every=0.0, **options)
+    given = []
+    monkeypatch.setattr(
+        training.Programs, "steps", lambda *x: given.append(len(x[-1])) or steps(*x)
+    )
+    again = training.train(programs, begin(0, 0.05), plan, **options)
+    assert sum(given) == 12 - [0, 2, 4, 5, 7, 9][call]
+    for a, b in zip(whole["records"], again["records"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+        assert a["score"] == pytest.approx(b["score"], abs=1e-9)
+
+
+def test_a_training_whose_loss_is_not_finite_ends_and_other_rates_are_chosen(
+    task: tasks.Task, monkeypatch
+) -> None:
+    leg = training._Leg(7)
+    programs = training.Programs(task, lambda: None, 0.0, None, None)
+    losses = np.array([1.0, np.nan, 2.0])
+    monkeypatch.setattr(training.Programs, "steps", lambda *x: (x[1], losses, 0.0))
+    with pytest.raises(FloatingPointError, match="step 8: expected a finite loss, got nan"):
+        leg.go_on(programs, None, {}, np.zeros((3, 1), np.int32))
+
+
 def test_galore_projects_kernels_alone(task: tasks.Task) -> None:
     options = Options(5.0, galore_rank=4)
     params = nnx.state(task.make(task.config, rngs=nnx.Rngs(0)), nnx.Param)

@@ -155,7 +155,7 @@ def programs():
         yield training.Programs(CONFIG, parallel.Single(), RECIPE, hasty=True)
 
 
-def trained(programs, folder, stop=None, settings=None):
+def trained(programs, folder, stop=None, settings=None, every=0.0, evaluations=3):
     stream = np.arange(400, dtype=np.int32) % 37
     checkpoints = Checkpoints(folder, settings or {"rate": 1e-2})
 
@@ -165,8 +165,8 @@ def trained(programs, folder, stop=None, settings=None):
 
     try:
         return training.train(
-            programs, stream, data.windows(stream[:50], 8), evaluations=3, peak=1e9,
-            checkpoints=checkpoints, every=0.0, watch=watch,
+            programs, stream, data.windows(stream[:50], 8), evaluations=evaluations, peak=1e9,
+            checkpoints=checkpoints, every=every, watch=watch,
         )  # fmt: skip
     finally:
         checkpoints.close()
@@ -187,6 +187,78 @@ def test_a_training_that_was_stopped_ends_as_if_it_had_not_been(programs, tmp_pa
     assert trained(programs, tmp_path / "cut", stop=6)[1] == rest
     with pytest.raises(ValueError, match=r"expected a checkpoint with rate = 0\.1, got one with"):
         trained(programs, tmp_path / "cut", settings={"rate": 0.1})
+
+
+@pytest.mark.parametrize("last", [1, 3, 4])
+def test_checkpoints_fall_at_any_step_and_reproduce_the_training(
+    programs, tmp_path, monkeypatch, last
+) -> None:
+    """Ended inside of a leg: the losses of its first steps are in the record of the rest."""
+    params, records = trained(programs, tmp_path / "whole")
+    step = training.Programs.step
+
+    def until(self, program, params, state, rows, number):
+        if number == last + 1:
+            raise Stop
+        return step(self, program, params, state, rows, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Programs, "step", until)
+        with pytest.raises(Stop):
+            trained(programs, tmp_path / "cut")
+    assert Checkpoints(tmp_path / "cut", {}).newest == last + 1
+    again, rest = trained(programs, tmp_path / "cut")
+    for ours, theirs in zip(rest, records, strict=True):
+        for name in ("step", "train", "valid"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_loss_that_is_not_finite_ends_the_training_within_a_few_steps(
+    programs, tmp_path, monkeypatch, lost
+) -> None:
+    given, step = [], training.Programs.step
+
+    def poisoned(self, program, params, state, rows, number):
+        given.append(number)
+        if number == lost:  # the update before this step made one parameter infinite
+            params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.inf), params)
+        return step(self, program, params, state, rows, number)
+
+    monkeypatch.setattr(training.Programs, "step", poisoned)
+    message = rf"step {lost}: expected a finite loss .*(lower --rate)"
+    with pytest.raises(FloatingPointError, match=message):
+        trained(programs, tmp_path / "lost", every=1e9, evaluations=1)
+    assert given[-1] == lost + 4 < RECIPE.steps
+    assert Checkpoints(tmp_path / "lost", {}).newest is None
+    # Where states are kept after every step, none is from behind the loss.
+    kept = f"the checkpoint of step {lost} is kept" if lost else "no checkpoint was written"
+    with pytest.raises(FloatingPointError, match=kept):
+        trained(programs, tmp_path / "kept")
+    assert Checkpoints(tmp_path / "kept", {}).newest == (lost or None)
+
+
+def test_a_gradient_that_is_not_finite_counts_as_a_loss_that_is_not(programs, monkeypatch) -> None:
+    @jax.custom_jvp
+    def steep(x):
+        return x
+
+    steep.defjvp(lambda primals, tangents: (primals[0], tangents[0] * np.inf))
+    losses = training.Programs._losses
+
+    def lossy(*arguments):
+        total, count = losses(*arguments)
+        return steep(total), count
+
+    params, state = programs.begin()
+    tokens = np.zeros((RECIPE.batch, CONFIG.length), np.int32)
+    monkeypatch.setattr(training.Programs, "_losses", lossy)
+    # Another function than the step's: what was traced before is not taken again.
+    step = jax.jit(lambda *arguments: programs._stepped(*arguments))
+    *_, loss = step(params, state, tokens, tokens, None)
+    assert np.isnan(float(loss))
 
 
 @pytest.mark.slow
@@ -276,6 +348,7 @@ def test_what_would_fail_after_the_training_fails_before_it(folder, tmp_path) ->
         ({"temperature": float("nan")}, "temperature: expected at least 0, got nan"),
         ({"top_k": 0}, "top_k: expected at least 1"),
         ({"sample_tokens": 0}, "sample_tokens: expected at least 1"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds: expected at least 0, got nan"),
         ({"linear": "tt", "export": Path("exported")}, "export: expected linear = 'dense'"),
     ],
 )
@@ -315,3 +388,23 @@ def test_a_tiny_run_leaves_its_tables_its_figure_and_its_checkpoint(folder, tmp_
         from tensorjax.models.gpt2 import from_huggingface
 
         assert from_huggingface(tmp_path / "exported").numbers == line["metrics"]["parameters"]
+        check_ids_agree(tmp_path / "exported")
+
+
+def check_ids_agree(folder) -> None:
+    """No token is named that the tokenizer lacks, and none has an id without a row."""
+    from tokenizers import Tokenizer
+
+    config, names, generation, special = (
+        json.loads((folder / f"{name}.json").read_text())
+        for name in ("config", "tokenizer_config", "generation_config", "special_tokens_map")
+    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    assert sorted(ids.values()) == list(range(config["vocab_size"]))
+    # Readers of a GPT-2 add what its class has by default, unless they are told another class.
+    assert names["tokenizer_class"] == "PreTrainedTokenizerFast"
+    for kind in ("bos", "eos"):
+        wanted = ids[names[f"{kind}_token"]]
+        assert config[f"{kind}_token_id"] == generation[f"{kind}_token_id"] == wanted == data.END
+    assert all(ids[token] < config["vocab_size"] for token in special.values())

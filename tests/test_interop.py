@@ -133,6 +133,139 @@ def test_quimb_states_of_any_layout_and_missing_bonds():
         interop.from_quimb(qtn.MPS_rand_state(4, 2, cyclic=True, seed=0))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_exponent_of_quimb_goes_into_the_cores(seed):
+    """States and operators, real and complex, whose norms the float64 of one tensor cannot hold."""
+    rng = np.random.default_rng(seed)
+    length, dtype = int(rng.integers(1, 8)), rng.choice(["float64", "complex128"])
+    state = qtn.MPS_rand_state(length, 3, phys_dim=2, dtype=dtype, seed=seed)
+    operator = qtn.MPO_rand(max(length, 2), 2, dtype=dtype, seed=seed)
+    for x in (state, operator):
+        exact = np.asarray(x.to_dense()).ravel()
+        for value in (1.0, float(rng.uniform(0.01, 5)), 1e-3):
+            y = x.copy()
+            y.equalize_norms_(value)
+            t = interop.from_quimb(y)
+            assert error(dense(t).ravel(), exact) <= 1e-12 * np.linalg.norm(exact)
+        y = x.copy()
+        y.exponent = -2.5
+        assert error(dense(interop.from_quimb(y)).ravel(), exact * 10**-2.5) <= 1e-14
+        back = interop.from_quimb(interop.to_quimb(interop.from_quimb(y)))
+        assert error(dense(back).ravel(), exact * 10**-2.5) <= 1e-14
+    # Beyond float64: the train holds it, its dense array would not.
+    long = qtn.MPS_rand_state(40, 2, seed=seed)
+    long.exponent = 1234.5
+    t = interop.from_quimb(long)
+    sizes = [np.log10(np.linalg.norm(np.asarray(c))) for c in t.cores]
+    assert max(sizes) < 60
+    long.exponent = 0.0
+    plain = [np.log10(np.linalg.norm(np.asarray(c))) for c in interop.from_quimb(long).cores]
+    assert abs(sum(sizes) - sum(plain) - 1234.5) <= 1e-9
+    long.exponent = -np.inf
+    assert not np.asarray(interop.from_quimb(long).cores[0]).any()
+    long.exponent = np.nan
+    with pytest.raises(ValueError, match="exponent, got nan"):
+        interop.from_quimb(long)
+
+
+def test_quimb_networks_that_are_no_chain_are_refused(rng):
+    gate = rng.standard_normal((4, 4))
+    gated = qtn.MPS_rand_state(6, 4, seed=0).gate(gate, (1, 2), contract=False)
+    with pytest.raises(ValueError, match="one tensor for each of 6 sites, got 7; contract gates"):
+        interop.from_quimb(gated)
+    split = qtn.MPS_rand_state(6, 4, seed=0).gate(gate, (1, 2), contract="swap+split")
+    t = interop.from_quimb(split)
+    assert error(dense(t).ravel(), split.to_dense().ravel()) <= 1e-13
+    merged = qtn.MPS_rand_state(6, 4, seed=0).gate(gate, (1, 2), contract=True)
+    with pytest.raises(ValueError, match="expected one tensor"):
+        interop.from_quimb(merged)
+    far = qtn.MPS_rand_state(6, 4, seed=0)
+    far[0].new_ind("extra", size=2)
+    far[4].new_ind("extra", size=2)
+    with pytest.raises(ValueError, match=r"x\[0\]: expected the indices .* and bonds"):
+        interop.from_quimb(far)
+    double = qtn.MPS_rand_state(6, 4, seed=0)
+    for k in (2, 3):
+        double[k].new_ind("second", size=2)
+        double[k].modify(data=double[k].data * rng.standard_normal(double[k].shape))
+    t = interop.from_quimb(double)
+    assert max(t.ranks) == 8
+    assert error(dense(t).ravel(), np.asarray(double.to_dense()).ravel()) <= 1e-13
+    for other in (qtn.PEPS.rand(2, 2, 2), qtn.TensorNetwork([]), np.ones(3), [1]):
+        with pytest.raises(TypeError, match="MatrixProductState or MatrixProductOperator"):
+            interop.from_quimb(other)
+
+
+class Watched:
+    """An array of PyTorch whose gradient is asked for, as NumPy sees it."""
+
+    def __init__(self, data):
+        self.shape, self.ndim, self.dtype = data.shape, data.ndim, data.dtype
+
+    def detach(self):
+        return self
+
+    def __array__(self, *args, **options):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_arrays_that_numpy_cannot_read_are_named():
+    core = Watched(np.ones((1, 3, 1)))
+    calls = [
+        lambda: interop.from_numpy([core]),
+        lambda: tt.TT([core]),
+        lambda: tucker.Tucker(np.ones((1,)), [core]),
+        lambda: tt.from_dense(core, tol=0.1),
+        lambda: mera.MERA([], core),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"Watched .*requires grad.*detach\(\)"):
+            call()
+
+
+def test_several_edges_are_one_bond_and_axes_may_be_moved(rng):
+    a, b, c = (tn.Node(normal(rng, s)) for s in ((3, 2, 4), (4, 5, 2, 3), (3, 6)))
+    a[1] ^ b[2]
+    a[2] ^ b[0]
+    b[3] ^ c[0]
+    x = interop.from_tensornetwork([a, b, c])
+    assert x.ranks == (1, 8, 3, 1)
+    exact = np.einsum("iab,bjac,ck->ijk", a.tensor, b.tensor, c.tensor)
+    assert error(dense(x), exact) <= 1e-13 * np.linalg.norm(exact)
+    for name in NAMES:
+        y = build(name, rng)
+        nodes, _ = interop.to_tensornetwork(y)
+        for node in nodes:
+            node.reorder_edges([node.edges[k] for k in rng.permutation(len(node.edges))])
+        back = interop.from_tensornetwork(nodes)
+        assert jax.tree.structure(back) == jax.tree.structure(y)
+        assert error(full(back), full(y)) <= 1e-6 * np.linalg.norm(full(y))
+
+
+def test_what_is_no_list_of_nodes_is_refused(rng):
+    mps = tn.FiniteMPS.random([2] * 4, [3] * 3, np.float64)
+    with pytest.raises(TypeError, match=r"got a FiniteMPS.*tt.TT\(mps.tensors\)"):
+        interop.from_tensornetwork(mps)
+    assert tt.TT(mps.tensors).shape == (2,) * 4
+    infinite = tn.InfiniteMPS.random([2] * 3, [3] * 4, np.float64)
+    with pytest.raises(TypeError, match="InfiniteMPS is no tensor"):
+        interop.from_tensornetwork(infinite)
+    a, b, c = (tn.Node(normal(rng, s)) for s in ((3, 2), (2, 5, 4), (4, 6)))
+    a[1] ^ b[0]
+    b[2] ^ c[0]
+    for wrong in ({a, b, c}, a, None, "abc"):
+        with pytest.raises(TypeError, match="nodes: expected a list"):
+            interop.from_tensornetwork(wrong)
+    with pytest.raises(TypeError, match=r"nodes\[1\]: expected a node"):
+        interop.from_tensornetwork([a, np.ones(2)])
+    with pytest.raises(ValueError, match=r"nodes\[1\]: .*outside of it"):
+        interop.from_tensornetwork([a, b])
+    loop = tn.Node(normal(rng, (2, 3, 3)))
+    loop[1] ^ loop[2]
+    with pytest.raises(ValueError, match=r"nodes\[0\]: .*to itself"):
+        interop.from_tensornetwork([loop])
+
+
 def test_a_missing_package_is_named(monkeypatch):
     x = tt.ones((2, 3))
     for name, call in (

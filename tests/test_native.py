@@ -635,3 +635,49 @@ def test_entrywise_products_of_large_trains() -> None:
     product = tt.evaluate(x, indices) * tt.evaluate(y, indices)
     np.testing.assert_allclose(tt.evaluate(tt.hadamard(x, y), indices), product, rtol=1e-10)
     assert not _native.multiplies(train(1, (6,) * 5, 2).cores, y.cores)  # small: XLA's
+
+
+@built
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_operands_end_the_process(seed: int) -> None:
+    """Whatever a call holds, it is served or refused."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.native_fuzz", str(seed), "150"],
+        check=False, text=True, capture_output=True, cwd=ROOT, timeout=300,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    served = {line.split(":")[0]: line for line in done.stdout.splitlines()}
+    for name in _native._CALLS:
+        assert ": 0 served" not in served[name], served[name]
+        assert " 0 refused" not in served[name], served[name]
+
+
+@built
+@pytest.mark.parametrize("seed", range(3))
+def test_cores_of_several_dtypes_are_promoted(seed: int) -> None:
+    """As the dense tensors would be, under jit, vmap and grad too."""
+    rng = np.random.default_rng(seed)
+    order = int(rng.integers(2, 5))
+    modes, ranks = rng.integers(1, 5, order), [1, *rng.integers(1, 5, order - 1), 1]
+    kinds = np.array(["float32", "float64", "float32", "float64"])[rng.permutation(order)]
+    kinds[rng.integers(order)] = "float64"
+    draws = [rng.standard_normal((ranks[k], n, ranks[k + 1])) for k, n in enumerate(modes)]
+    x = tt.TT([d.astype(k) for d, k in zip(draws, kinds, strict=True)])
+    wide = tt.TT([c.astype(float) for c in x.cores])
+    dense, pairs = np.asarray(tt.to_dense(wide)), jax.tree.map(lambda c: jnp.stack([c, -c]), x)
+    with jax.numpy_dtype_promotion("standard"):
+        length = np.linalg.norm(dense)
+        np.testing.assert_allclose(tt.norm(x), length, rtol=1e-12)
+        np.testing.assert_allclose(jax.vmap(jax.jit(tt.norm))(pairs), length, rtol=1e-12)
+        np.testing.assert_allclose(tt.inner(x, x), length**2, rtol=1e-12)
+        assert tt.inner(x, x).dtype == tt.hadamard(x, x).dtype == jnp.float64
+        np.testing.assert_allclose(tt.to_dense(tt.hadamard(x, x)), dense**2, atol=1e-12)
+        for found, want in zip(
+            jax.grad(tt.norm)(x).cores, jax.grad(tt.norm)(wide).cores, strict=True
+        ):
+            np.testing.assert_allclose(found, want.astype(found.dtype), rtol=1e-5, atol=1e-6)
+        top = max(x.ranks)
+        for out in (tt.round(x, rank=top), tt.round(x + x, rank=top) * 0.5, tt.round(x, tol=1e-9)):
+            assert out.dtype == jnp.float64
+            np.testing.assert_allclose(tt.to_dense(out), dense, atol=1e-9)

@@ -515,8 +515,9 @@ def test_the_mean_of_a_bag_is_over_ids_that_have_a_row():
     np.testing.assert_allclose(mean, layer(np.array([3])), rtol=1e-6)
 
 
-def test_rows_stay_on_the_devices_of_their_ids():
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+@pytest.mark.parametrize("mode", ["Auto", "Explicit"])
+def test_rows_stay_on_the_devices_of_their_ids(mode: str):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType[mode],))
     sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     layer = nn.TTEmbedding(300, 32, rank=4, order=2, capacity=64, rngs=nnx.Rngs(0))
     graph, state = nnx.split(layer)

@@ -1,5 +1,6 @@
 """The tensor store when something goes wrong: disks, files, kernels, other processes, callers."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -59,6 +60,17 @@ def data(path: Path) -> Path:
 
 def index(path: Path) -> Path:
     return path / "index-00000-of-00001"
+
+
+def indices(path: Path) -> list[Path]:
+    """The index, its copy, and the one of the commit before."""
+    found = [index(path), *(path / f"{what}-00000-of-00001" for what in ("copy", "before"))]
+    return [p for p in found if p.exists()]
+
+
+def lose(path: Path) -> None:
+    for p in indices(path):
+        p.unlink()
 
 
 # Files that changed on the disk.
@@ -124,8 +136,8 @@ def test_a_file_cut_in_the_padding_has_lost_nothing(folder: Path) -> None:
 
 def test_the_version_is_part_of_the_checksum(folder: Path) -> None:
     committed(folder)
-    path = index(folder)
-    path.write_bytes(path.read_bytes().replace(b"store 2 ", b"store 1 ", 1))
+    for path in indices(folder):
+        path.write_bytes(path.read_bytes().replace(b"store 2 ", b"store 1 ", 1))
     with pytest.raises(offload.CorruptError, match="checksum of the index is wrong"):
         made(folder)
 
@@ -150,7 +162,7 @@ def test_a_file_cut_behind_what_was_committed_gets_its_place_again(
 
 def test_a_store_of_which_only_the_names_are_left_is_not_a_new_one(folder: Path) -> None:
     committed(folder)
-    index(folder).unlink()
+    lose(folder)
     data(folder).unlink()
     with pytest.raises(offload.CorruptError, match=r"gone too, and with it the tensors 'a', 'b'"):
         made(folder)
@@ -168,7 +180,7 @@ def test_a_file_cut_while_open_is_found_by_the_read(folder: Path, backend: str) 
 
 def test_a_lost_index_names_the_tensors(folder: Path) -> None:
     committed(folder)
-    index(folder).unlink()
+    lose(folder)
     with pytest.raises(offload.CorruptError, match=r"the index is lost.*'a', 'b', 'c'"):
         made(folder)
     (folder / "names-00000-of-00001").unlink()
@@ -180,7 +192,7 @@ def test_a_lost_index_names_the_tensors(folder: Path) -> None:
     ("change", "error", "message"),
     [
         (lambda b: b[:-20], offload.CorruptError, r"index is wrong.*'a', 'b', 'c'"),
-        (lambda b: b.replace(b'"step":1', b'"step":2'), offload.CorruptError, "checksum of the"),
+        (lambda b: b.replace(b'"block":', b'"blocc":'), offload.CorruptError, "checksum of the"),
         (lambda b: b"hello", offload.CorruptError, "expected an index of a tensorjax store"),
         (
             lambda b: b.replace(b"store 2", b"store 7"),
@@ -193,9 +205,72 @@ def test_a_changed_index_is_refused(
     folder: Path, change: Callable[[bytes], bytes], error: type, message: str
 ) -> None:
     committed(folder)
-    index(folder).write_bytes(change(index(folder).read_bytes()))
+    for path in indices(folder):
+        path.write_bytes(change(path.read_bytes()))
     with pytest.raises(error, match=message):
         made(folder)
+
+
+def spoiled(path: Path, rng: np.random.Generator) -> None:
+    """A flipped bit, a cut, foreign bytes, or no file at all."""
+    content = bytearray(path.read_bytes())
+    match rng.integers(4):
+        case 0:
+            bit = int(rng.integers(8 * len(content)))
+            content[bit // 8] ^= 1 << bit % 8
+        case 1:
+            content = content[: int(rng.integers(len(content)))]
+        case 2:
+            content = bytearray(rng.bytes(int(rng.integers(1, 200))))
+        case 3:
+            path.unlink()
+            return
+    path.write_bytes(content)
+
+
+def test_an_index_that_is_spoiled_costs_nothing(folder: Path, rng: np.random.Generator) -> None:
+    """Its copy stands in, says so, and is whole again afterwards; which of both is the same."""
+    committed(folder)
+    for trial in range(24):
+        spoiled(indices(folder)[trial % 2], rng)
+        before = pytest.warns(offload.StoreWarning, match="going on from its copy")
+        with contextlib.nullcontext() if trial % 2 else before:
+            store = made(folder)
+        with store:
+            assert all(holds(store, name, k) for k, name in enumerate("abc"))
+            store.write("b", np.full(SIZE, 1.0)).result(30)
+            if trial % 3 == 0:
+                store.commit({"trial": trial})
+        assert len({p.read_bytes() for p in indices(folder)[:2]}) == 1
+
+
+def test_without_index_and_copy_the_commit_before_holds(
+    folder: Path, rng: np.random.Generator
+) -> None:
+    with made(folder) as store:
+        store.reserve({name: jnp.zeros(SIZE) for name in "abc"})
+        for step in range(3):
+            for name in "abc"[: 3 - step]:
+                store.write(name, np.full(SIZE, float(step))).result(30)
+            store.commit({"step": step})
+    for path in indices(folder)[:2]:
+        spoiled(path, rng)
+    said = pytest.warns(offload.StoreWarning, match="the commit before, which is of commit 2")
+    with said:
+        store = made(folder)
+    with store:
+        assert store.meta == {"step": 1}
+        assert all(holds(store, name, value) for name, value in zip("abc", (1, 1, 0), strict=True))
+
+
+def test_of_several_processes_none_goes_back_by_itself(folder: Path) -> None:
+    with made(folder, process=(0, 2)) as store:
+        store.reserve({"a": jnp.zeros(SIZE)})
+        store.commit()
+    for what in ("index", "copy"):
+        (folder / f"{what}-00000-of-00002").write_bytes(b"nothing")
+    with pytest.raises(offload.CorruptError, match="expected an index of a tensorjax store"):
+        made(folder, process=(0, 2))
 
 
 @pytest.mark.parametrize("content", [None, b'["a", "x", "c"]', b"[", b"\xff"])
@@ -208,7 +283,7 @@ def test_a_list_of_names_that_was_lost_or_changed_is_made_again(
     if content is not None:
         names.write_bytes(content)
     made(folder).close()
-    index(folder).unlink()
+    lose(folder)
     with pytest.raises(offload.CorruptError, match=r"index is lost.*'a', 'b', 'c'"):
         made(folder)
     with pytest.raises(offload.MismatchError, match="written by 1 processes, asked for 2"):

@@ -836,7 +836,7 @@ def test_groups_are_of_one_step() -> None:
     ("loss", "error", "match"),
     [
         (lambda x: jnp.sum(x).astype("int32"), TypeError, "floating number, got int32"),
-        (lambda x: (jnp.sum(x), jnp.sum(x)), ValueError, "a scalar, got tuple"),
+        (lambda x: (jnp.sum(x),) * 3, ValueError, "a scalar, got tuple"),
         (lambda x: x, ValueError, r"a scalar, got shape \(2, 4\)"),
     ],
 )

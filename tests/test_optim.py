@@ -571,3 +571,140 @@ def test_bad_input_is_named():
     ]:
         with pytest.raises(ValueError, match=match):
             optim.rank_adaptive(optax.sgd(0.1), **options)
+
+
+# Frozen parameters -------------------------------------------------------------------------------
+
+FREEZERS = {
+    "partition": lambda labels: optax.partition(
+        {"frozen": optax.set_to_zero(), "free": optax.adam(0.02)}, labels
+    ),
+    "masked": lambda labels: optax.chain(
+        optax.adam(0.02),
+        optax.masked(optax.set_to_zero(), jax.tree.map(lambda x: x == "frozen", labels)),
+    ),
+    "rate": lambda labels: optax.partition(
+        {"frozen": optax.sgd(lambda _: 0.0), "free": optax.sgd(0.05)}, labels
+    ),
+    "accumulated": lambda labels: optax.MultiSteps(
+        FREEZERS["partition"](labels), 2, accumulator_dtype=jnp.float64
+    ).gradient_transformation(),
+}
+PRESSURES = {
+    "early": {},
+    "proximal": {"proximal": 0.05},
+    "late": {"switch": 20, "size_fraction": 0.8, "late_threshold": lambda n: 0.001 * n},
+    "whole": {"switch": 20, "size_fraction": 0.7, "keep_one": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("freezer", "pressure"),
+    [
+        ("partition", "late"),
+        *(pytest.param(f, p, marks=pytest.mark.slow) for f in FREEZERS for p in PRESSURES
+          if (f, p) != ("partition", "late")),
+    ],
+)  # fmt: skip
+def test_frozen_is_frozen(rng, freezer, pressure):
+    """Whole layers, and single cores and gates drawn, with gates under the threshold among them."""
+    params = model()
+    gates = params["layers"][0]["gates"]
+    gates[1] = gates[1].at[2].set(5e-3)
+    labels = jax.tree.map(lambda _: "frozen" if rng.random() < 0.3 else "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    labels["layers"][1]["gates"][0] = "free"
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = optim.rank_adaptive(
+            FREEZERS[freezer](labels), size_weight=5.0, core_weight=1e-3, **PRESSURES[pressure]
+        )
+        after, state = trained(optimizer, params, 120)
+    for label, a, b in zip(*map(jax.tree.leaves, (labels, params, after)), strict=True):
+        if label == "frozen":
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(full(params["layers"][0]), full(after["layers"][0]))
+    ranks = optim.ranks(after)
+    assert ranks["layers/0"] == optim.ranks(params)["layers/0"]
+    assert sum(ranks["layers/1"]) < sum((2, 4, 3))  # the others go on losing ranks
+    assert float(state.size) == optim.size(after)
+
+
+def test_a_target_below_what_frozen_layers_have_is_infeasible():
+    params = model()
+    labels = jax.tree.map(lambda _: "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    inner = optax.partition({"frozen": optax.set_to_zero(), "free": optax.adam(0.02)}, labels)
+    optimizer = optim.rank_adaptive(inner, switch=5, size_fraction=0.3)
+    _, state = trained(optimizer, params, 30)
+    found = optim.status(state)
+    assert found.status == "infeasible"
+    assert "frozen layers as they are" in found.advice
+    whole = optim.size({"layers": params["layers"][:1]})
+    assert float(state.least) == whole + sum(MODES)
+
+
+# Cuts that bring the loss near chance ------------------------------------------------------------
+
+
+def orthogonal(seed: int, noise: float) -> Any:
+    """A loss whose target no smaller rank fits, with noise of a minibatch, and its parameters."""
+    rng = np.random.default_rng(seed)
+    matrix = np.linalg.qr(rng.standard_normal((12, 12)))[0].reshape(MODES)
+
+    def loss(params: Any, key: Any) -> jax.Array:
+        value = 12 * jnp.mean((full(params["layers"][0]) - matrix) ** 2)
+        return value * (1 + noise * jax.random.normal(key))
+
+    return loss, {"layers": [train(seed, (3, 12, 3))]}
+
+
+def followed(optimizer: Any, loss: Any, params: Any, steps: int) -> Any:
+    def step(carry: Any, key: Any) -> Any:
+        params, state = carry
+        value, gradients = jax.value_and_grad(loss)(params, key)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return (optax.apply_updates(params, updates), state), (value, state.watch.refused)
+
+    keys = jax.random.split(jax.random.key(1), steps)
+    return jax.jit(lambda c: jax.lax.scan(step, c, keys))((params, optimizer.init(params)))
+
+
+@pytest.mark.parametrize(
+    ("seed", "noise"),
+    [(5, 0.0), *(pytest.param(s, n, marks=pytest.mark.slow) for s in (1, 2) for n in (0.0, 0.1))],
+)
+def test_a_cut_to_chance_is_undone_and_named(seed: int, noise: float):
+    loss, params = orthogonal(seed, noise)
+    optimizer = optim.rank_adaptive(
+        optax.adam(0.02), size_weight=0.0, switch=300, size_fraction=0.2,
+        late_threshold=lambda n: jnp.where(n < 310, 0.01, 1e6),
+    )  # fmt: skip
+    (after, state), (values, refused) = followed(optimizer, loss, params, 420)
+    assert int(refused[-1]) >= 1
+    first = int(np.argmax(np.asarray(refused) > 0))
+    # Back where it was: the gates, the size, and so the loss, but for the steps of the trial.
+    chance = 0.5 * float(values[0])
+    assert float(values[first]) > chance
+    assert float(values[first + 1]) < 0.5 * chance
+    found = optim.status(state)
+    assert found.advice
+    assert found.size > found.size_target
+    assert found.status in ("infeasible", "collapsed", "running")
+    assert optim.size(after) == found.size
+
+
+def test_a_loss_near_chance_in_the_late_stage_is_named():
+    """Whatever brought it there: here the losses themselves, handed in."""
+    params = model()
+    optimizer = optim.rank_adaptive(
+        optax.sgd(1e-3), switch=6, size_fraction=0.9, size_weight=0.0, loss_decay=0.5
+    )
+    state, zeros = optimizer.init(params), optax.tree.ones_like(params)
+    for value in (2.3, 2.2, 1.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4):
+        _, state = single_step(optimizer, zeros, state, params, value)
+    assert optim.status(state).status != "collapsed"
+    for value in (2.3, 2.3, 2.3):
+        _, state = single_step(optimizer, zeros, state, params, value)
+    found = optim.status(state)
+    assert found.status == "collapsed"
+    assert "near that of the beginning" in found.advice

@@ -349,6 +349,214 @@ def test_a_start_finds_what_no_random_entry_shows(key):
     assert float(tt.norm(t)) == pytest.approx(1)
 
 
+# No exception of LAPACK, nothing certified that was not seen --------------------------------------
+
+
+def drawn_gaussian(rng):
+    dims = int(rng.integers(1, 3))
+    base = int(rng.choice([2, 2, 4]))
+    bits = int(rng.integers(4, 21 if dims == 1 else 12)) // (base // 2)
+    low, high = [-12.0] * dims, [12.0] * dims
+    grid = tt.quantics_grid(low, high, bits, base=base, interleaved=bool(rng.integers(2)))
+    center, width = rng.uniform(-11, 11, dims), 10 ** rng.uniform(-2, 1.3, dims)
+    return grid.shape, lambda i: np.exp(-((grid.coordinates(i) - center) ** 2 * width).sum(axis=1))
+
+
+def drawn_indicator(rng):
+    dims, bits = int(rng.integers(1, 3)), int(rng.integers(4, 11))
+    grid = tt.quantics_grid([0.0] * dims, [1.0] * dims, bits, interleaved=bool(rng.integers(2)))
+    low = rng.uniform(0, 0.9, dims)
+    high = low + 10 ** rng.uniform(-2, 0, dims)
+    if dims == 2 and rng.integers(2):
+        return grid.shape, lambda i: (grid.index(i)[:, 0] == grid.index(i)[:, 1]) * 1.0
+
+    def f(i):
+        x = grid.coordinates(i)
+        return ((x >= low) & (x < high)).all(axis=1) * 1.0
+
+    return grid.shape, f
+
+
+def drawn_sparse(rng):
+    """In a tensor that is read as a whole where the search cannot be sure."""
+    shape = tuple(int(n) for n in rng.integers(2, 9, int(rng.integers(2, 5))))
+    x = rng.standard_normal(shape) * (rng.random(shape) < 10 ** rng.uniform(-3, -1))
+    kind = rng.integers(4)
+    x = x if kind == 0 else np.round(3 * x).astype(int) if kind == 1 else x != 0
+    x = x * 1j if kind == 3 else x
+    return shape, lambda i: x[tuple(i.T)]
+
+
+def drawn_singular(rng):
+    d, n = int(rng.integers(2, 8)), int(rng.integers(4, 25))
+    center, width = rng.uniform(-0.2, 1.2, d), 10 ** rng.uniform(-4, 0)
+    x = np.linspace(0, 1, n)
+    return (n,) * d, lambda i: np.prod(1 / (np.abs(x[i] - center) + width), axis=1)
+
+
+def drawn_rank(rng):
+    """Few ranks, many scales."""
+    shape = tuple(int(n) for n in rng.integers(1, 8, int(rng.integers(1, 6))))
+    ranks, scale = int(rng.integers(1, 4)), 10.0 ** int(rng.integers(-290, 290))
+    factors = [rng.standard_normal((ranks, n)) for n in shape]
+
+    def f(i):
+        parts = [u[:, j] for u, j in zip(factors, i.T, strict=True)]
+        return scale * np.prod(parts, axis=0).sum(axis=0)
+
+    return shape, f
+
+
+KINDS = [drawn_gaussian, drawn_indicator, drawn_sparse, drawn_singular, drawn_rank]
+
+
+def relative_error(t, f, shape):
+    """Of all entries, or of many random ones; of values of any scale."""
+    if math.prod(shape) <= 2**16:
+        index = np.indices(shape).reshape(len(shape), -1).T
+    else:
+        index = np.random.default_rng(5).integers(0, shape, (20_000, len(shape)))
+    exact = np.asarray(f(index))
+    size = float(np.abs(exact).max()) or 1.0
+    found = np.asarray(tt.evaluate(t, index))
+    return norm(found / size - exact / size) / (norm(exact / size) or 1.0)
+
+
+def check_drawn(draw, seed):
+    rng = np.random.default_rng(seed)
+    shape, f = draw(rng)
+    tol, options = 10 ** rng.uniform(-12, -3), {}
+    if rng.random() < 0.2:
+        options["max_rank"] = int(rng.integers(1, 8))
+    if rng.random() < 0.2:
+        options["max_evaluations"] = int(10 ** rng.uniform(0, 4))
+    t, info = tt.cross(f, shape, tol=tol, key=jax.random.key(seed), **options)
+    assert all(np.isfinite(np.asarray(c)).all() for c in t.cores)
+    assert info.evaluations <= options.get("max_evaluations", math.inf)
+    assert max(t.ranks) <= options.get("max_rank", math.inf)
+    assert info.error_std > 0 or info.evaluations == math.prod(shape) or info.status == "budget"
+    wrong = relative_error(t, f, shape)
+    if info.status == "converged":
+        # Indicators may be wrong at fewer entries than any sample shows: the error's bound says so.
+        assert wrong <= max(3 * tol, 2 * (info.error + 2 * info.error_std)), (seed, wrong, info)
+    elif info.status == "zero":
+        assert info.error == math.inf
+
+
+@pytest.mark.parametrize("draw", KINDS, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_functions_raise_nothing_and_are_certified_rightly(draw, seed):
+    check_drawn(draw, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", KINDS, ids=lambda d: d.__name__)
+def test_many_drawn_functions(draw):
+    for seed in range(110, 118):
+        check_drawn(draw, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gaussians_on_interleaved_digits_converge(seed):
+    """Pivots were offered twice here, bonds grew beyond their modes, or the search stalled."""
+    rng = np.random.default_rng(seed)
+    grid = tt.quantics_grid([-12.0] * 2, [12.0] * 2, 10)
+    center, width = rng.uniform(-8, 8, 2), rng.uniform(0.5, 2)
+
+    def f(i):
+        return np.exp(-width * ((grid.coordinates(i) - center) ** 2).sum(axis=1))
+
+    t, info = tt.cross(f, grid.shape, tol=1e-8, key=jax.random.key(seed))
+    assert info.status == "converged", info
+    points = grid.nearest(center + rng.standard_normal((2000, 2)) / math.sqrt(width))
+    assert error(tt.evaluate(t, points), f(points)) <= 3e-8 * norm(f(points))
+
+
+def narrow(i):
+    return np.exp(-2.0 * ((i - 13) ** 2).sum(axis=1))
+
+
+@pytest.mark.parametrize("shape", [(30,) * 20, (2,) * 70, (400, 500)])
+def test_nothing_seen_is_a_status_and_not_a_certificate(key, shape):
+    _, info = tt.cross(lambda i: np.zeros(len(i)), shape, tol=1e-6, key=key)
+    assert info.status == "zero"
+    assert info.error == info.error_std == math.inf
+    assert "pivots" in info.advice
+    _, info = tt.cross(lambda i: np.zeros((len(i), 2)), shape, tol=1e-6, key=key, max_evaluations=9)
+    assert info.status == "zero"
+    assert info.evaluations <= 9
+
+
+def test_pivots_lead_to_a_peak_that_random_entries_do_not_meet(key):
+    shape = (30,) * 20
+    _, blind = tt.cross(narrow, shape, tol=1e-6, key=key)
+    assert blind.status == "zero"
+
+    def two(i):
+        return narrow(i) + 0.5 * narrow(i - 9)
+
+    tops = np.array([[13] * 20, [22] * 20])
+    t, info = tt.cross(two, shape, tol=1e-6, key=key, pivots=tops - 30)  # counted from the end
+    assert info.status == "converged"
+    assert info.error_std > 0
+    assert error(tt.evaluate(t, tops), [1, 0.5]) <= 1e-9
+    again, _ = tt.cross(narrow, shape, tol=1e-6, key=key, pivots=tops[:1] + 1)  # near is enough
+    assert float(tt.evaluate(again, tops[0])) == pytest.approx(1)
+    _, lost = tt.cross(narrow, shape, tol=1e-6, key=key, pivots=[[0] * 20])
+    assert lost.status == "zero"
+
+
+def test_a_lucky_find_is_not_taken_for_all_there_is(key):
+    """Few nonzero entries among 10^6: one is found, and no sample would meet another."""
+    rng = np.random.default_rng(3)
+    x = np.zeros(10**6)
+    x[rng.choice(x.size, 150, replace=False)] = rng.standard_normal(150)
+    x = x.reshape((10,) * 6)
+    for seed in range(4):
+        t, info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=jax.random.key(seed))
+        assert info.status != "converged"
+        assert norm(dense(t) - x) > 0.1 * norm(x)  # as is right
+        assert info.error + 2 * info.error_std > 0.1
+
+
+def test_small_tensors_are_read_as_a_whole_where_samples_cannot_tell(rng, key):
+    for shape in [(16, 16, 16), (2,) * 12, (64, 64), (4096,)]:
+        x = rng.standard_normal(shape) * (rng.random(shape) < 0.03)
+        t, info = tt.cross(lambda i, x=x: x[tuple(i.T)], shape, tol=1e-8, key=key)
+        assert info.status == "converged"
+        assert info.error_std == 0
+        assert info.evaluations == x.size
+        assert error(dense(t), x) <= 1e-8 * norm(x)
+        t, info = tt.cross(lambda i: np.zeros(len(i)), shape, tol=1e-8, key=key)
+        assert (info.status, info.error, info.error_std) == ("converged", 0, 0)
+
+
+def test_functions_whose_scale_is_seen_late(key):
+    """From 1e-300 to 1e186: what was seen first is nothing beside what comes later."""
+
+    def f(i):
+        return 10.0 ** (-300 + 6.0 * i.sum(axis=1))
+
+    t, info = tt.cross(f, (10,) * 9, tol=1e-6, key=key)
+    assert info.status == "converged"
+    top = np.full((1, 9), 9)
+    assert float(tt.evaluate(t, top)[0]) == pytest.approx(1e186, rel=1e-6)
+
+
+def test_a_narrow_function_is_measured_where_it_is(key):
+    """A correlated Gaussian in eight dimensions: random entries see its tails alone."""
+    x = np.linspace(-4, 4, 20)
+
+    def f(i):
+        y = x[i]
+        return np.exp(-(y**2).sum(axis=1) - 0.3 * (y[:, 1:] * y[:, :-1]).sum(axis=1))
+
+    t, info = tt.cross(f, (20,) * 8, tol=1e-6, key=key)
+    assert info.status == "converged"
+    index = np.asarray(tt.sample(jax.random.key(1), t, 2000))
+    assert error(tt.evaluate(t, index), f(index)) <= 3e-6 * norm(f(index))
+
+
 # Rows of large volume ----------------------------------------------------------------------------
 
 
@@ -509,6 +717,12 @@ def call(f=fractions, shape=SHAPE, **options):
         (ValueError, "max_evaluations: .*got 0", call(max_evaluations=0)),
         (ValueError, "max_sweeps: .*got 0", call(max_sweeps=0)),
         (ValueError, "held_out: .*got 1", call(held_out=1)),
+        (ValueError, r"pivots: .*shape \(4, .*\(9, ", call(pivots=[[9] * 5])),
+        (ValueError, r"pivots: .*integers \(m, 5\).*\(5,\)", call(pivots=[1] * 5)),
+        (ValueError, r"pivots: .*integers .*float64", call(pivots=[[0.5] * 5])),
+        (ValueError, r"f: .*range of float32", call(lambda i: 1e200 * fractions(i),
+                                                    dtype=jnp.float32, tol=1e-4)),
+        (ValueError, r"f: .*range of float64", call(lambda i: 1e-310 * fractions(i))),
         (ValueError, "jit: .*'yes'", call(jit="yes")),
         (ValueError, "grid: .*one array", call(grid=[np.arange(4.0)] * 4)),
         (ValueError, "grid: .*one array", call(grid=[np.arange(3.0)] * 5)),

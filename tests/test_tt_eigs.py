@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tests.oracles import DTYPES, compilations, dense, eps, error, normal
+from tests.oracles import DTYPES, compilations, dense, eps, error, norm, normal
 
 X, Z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0])
 Y = np.array([[0.0, -1.0j], [1.0j, 0.0]])
@@ -202,6 +202,89 @@ def test_zero_and_the_identity_have_any_orthonormal_vectors():
         gram = np.array([[float(tt.inner(x, y)) for x in states] for y in states])
         assert error(gram, np.eye(3)) <= 1e-6
         assert info.status == "converged"
+
+
+# Missed levels -----------------------------------------------------------------------------------
+
+
+def classical(fields, couplings, k):
+    """A diagonal chain of spins, and its k lowest energies, by dynamic programming.
+
+    Every configuration is a local minimum of DMRG, or nearly so: levels are easily missed.
+    """
+    best = {s: [fields[0] * s] for s in (1, -1)}
+    for h, c in zip(fields[1:], couplings, strict=True):
+        best = {s: sorted(e + h * s + c * s * t for t in (1, -1) for e in best[t])[:k]
+                for s in (1, -1)}  # fmt: skip
+    chain = tt.chain_operator(
+        len(fields),
+        site=[h * Z for h in fields],
+        bond=[c * np.kron(Z, Z) for c in couplings],
+    )
+    return chain, np.array(sorted(best[1] + best[-1])[:k])
+
+
+def drawn_chains(rng, orders):
+    for order in orders:
+        yield rng.standard_normal(order), rng.standard_normal(order - 1)
+        yield 0.3 * rng.standard_normal(order), -np.ones(order - 1)  # domain walls
+        yield np.full(order, -rng.uniform(0.1, 0.5)), -np.ones(order - 1)  # twofold levels
+        yield rng.integers(-2, 3, order) * 1.0, rng.integers(1, 3, order - 1) * 1.0  # manifold
+
+
+def check_levels(fields, couplings, k):
+    a, exact = classical(fields, couplings, k)
+    values, states, info = tt.eigsh(a, k=k, tol=1e-8)
+    assert info.status == "converged", str(info)
+    assert info.check == ("exhaustive" if a.order <= 12 else "searched")
+    assert error(values, exact) <= 1e-6 * norm(exact), (fields, couplings, k)
+    gram = np.array([[float(tt.inner(x, y)) for x in states] for y in states])
+    assert error(gram, np.eye(k)) <= 1e-6
+
+
+def test_no_level_of_a_small_chain_is_missed(rng):
+    check_levels(np.full(12, -0.3), -np.ones(11), 5)
+    for fields, couplings in drawn_chains(rng, (7, 10)):
+        check_levels(fields, couplings, int(rng.integers(1, 7)))
+
+
+@pytest.mark.slow
+def test_no_level_of_a_longer_chain_is_missed(rng):
+    for fields, couplings in drawn_chains(rng, (12, 15, 18)):
+        check_levels(fields, couplings, int(rng.integers(2, 6)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_levels_of_random_fields_are_those_of_the_dense_matrix(rng, dtype):
+    bond = HEISENBERG.astype(dtype)
+    for order, k in ((8, 6), (7, 4)):
+        site = [c * (Z if dtype == np.float64 else Y) for c in rng.uniform(-1, 1, order)]
+        check(
+            a := tt.chain_operator(order, site=site, bond=bond), *tt.eigsh(a, k=k, tol=1e-7), 1e-7
+        )
+
+
+def test_a_level_above_the_lowest_is_not_taken_for_them(rng):
+    """Starts at the wrong eigenvectors: the search for lower ones finds those that were missed."""
+    a, exact = classical(rng.standard_normal(8), rng.standard_normal(7), 8)
+    _, states, _ = tt.eigsh(a, k=8, tol=1e-9)
+    values, _, info = tt.eigsh(a, k=3, tol=1e-8, x0=states[5:])
+    assert info.status == "converged"
+    assert error(values, exact[:3]) <= 1e-7
+
+
+def test_zero_modes_converge_at_any_tolerance():
+    """The projector form of AKLT's chain: four ground states of energy zero."""
+    spin = np.sqrt(2) * np.eye(3, k=1)
+    spin = (
+        np.kron(np.diag([1.0, 0, -1]), np.diag([1.0, 0, -1]))
+        + (np.kron(spin, spin.T) + np.kron(spin.T, spin)) / 2
+    )
+    for order, tol in ((6, 1e-3), (6, 1e-13), (8, 1e-8)):
+        a = tt.chain_operator(order, bond=spin / 2 + spin @ spin / 6 + np.eye(9) / 3)
+        values, _, info = tt.eigsh(a, k=4, tol=tol)
+        assert info.status == "converged", str(info)
+        assert np.abs(np.asarray(values)).max() <= info.bound.max()
 
 
 # Options -----------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from tensorjax import tt
 BY_MODE = P(None, "devices", None)
 
 
-@pytest.fixture
-def mesh() -> Any:
-    return jax.make_mesh((4,), ("devices",), axis_types=(AxisType.Auto,))
+@pytest.fixture(params=["Auto", "Explicit"])
+def mesh(request: Any) -> Any:
+    return jax.make_mesh((4,), ("devices",), axis_types=(AxisType[request.param],))
 
 
 def sharded(t: Any, mesh: Any, spec: P) -> Any:

@@ -59,6 +59,10 @@ class Board:
         """A method that has no model as small as is asked for."""
         self.run.console.print(f"{task.name}: {name}: left out, its smallest model is larger")
 
+    def diverged(self, task: Task, title: str, error: FloatingPointError) -> None:
+        """A learning rate that a training does not survive, which others are chosen before."""
+        self.run.console.print(f"{task.name}: {title}: diverged, {error}")
+
     def begin(self, task: Task, title: str) -> Watch:
         """Announces a training, and returns what is to be called at its evaluations."""
         start = time.perf_counter()

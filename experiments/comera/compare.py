@@ -119,10 +119,19 @@ class Comparison:
         rates, seeds = self.budget.rates, self.budget.seeds[: self.budget.tuned_on]
         if len(rates) == 1:
             return rates[0]
-        scores = {
-            rate: sum(self.trained(method, seed, rate)["best"]["score"] for seed in seeds)
-            for rate in rates
-        }
+        scores: dict[float, float] = {}
+        for rate in rates:
+            try:
+                found = [self.trained(method, seed, rate)["best"]["score"] for seed in seeds]
+            except FloatingPointError as error:
+                self.board.diverged(self.task, f"{self._title(method)}, rate {rate:g}", error)
+                continue
+            scores[rate] = sum(found)
+        if not scores:
+            raise FloatingPointError(
+                f"{self.task.name}: {self._title(method)}: expected a rate among {rates} whose "
+                "losses stay finite, got none; add lower ones by --rates"
+            )
         return max(scores, key=lambda rate: scores[rate])
 
     def trained(self, method: Method, seed: int, rate: float, *, again: bool = False) -> Result:

@@ -1,5 +1,6 @@
 """One training: steps compiled in chunks, evaluations, shrinks, checkpoints."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,30 +194,47 @@ def train(
         watch: Called with the record of every evaluation.
         start: Steps that were done before.
         saved: Where the state is kept every so often, and taken from if it is there.
-        every: Seconds between two checkpoints.
+        every: Seconds between two checkpoints; they fall between two calls of the step program.
         branch: Where the state at ``plan.branch`` goes.
+
+    Raises:
+        FloatingPointError: A loss is not finite; the rest of the training would be for nothing.
     """
     records: list[dict[str, Any]] = []
+    leg = _Leg(start)
     found = checkpoint.load(saved, state) if saved is not None else None
     if found is not None:
         state, records = found[0], found[1]["records"]
+        leg = _Leg(**found[1]["leg"]) if "leg" in found[1] else _Leg(records[-1]["step"])
     data = {name: jnp.asarray(a) for name, a in programs.task.splits["train"].items()}
-    done, last_saved = (records[-1]["step"] if records else start), time.perf_counter()
+    last_saved = time.perf_counter()
+
+    def keep(state: State) -> None:
+        nonlocal last_saved
+        if saved is not None and time.perf_counter() - last_saved > every:
+            checkpoint.save(saved, state, {"records": records, "leg": dataclasses.asdict(leg)})
+            last_saved = time.perf_counter()
+
     chunk = chunk_of(programs.task.steps)
     order = Order(len(next(iter(data.values()))), programs.task.batch, seed)
     for stop in plan.stops:
-        if stop <= done:
+        if stop <= (records[-1]["step"] if records else start):
             continue
-        state, record = _leg(programs, state, data, order(done, stop), chunk)
-        record["step"] = done = stop
+        while leg.done < stop:
+            # Chunks are counted from the last evaluation, also behind a checkpoint.
+            size = min(chunk, stop - leg.done)
+            state = leg.go_on(programs, state, data, order(leg.done, leg.done + size))
+            if leg.done < stop:
+                keep(state)
+        record = leg.record()
         state = _evaluated(programs, state, plan, record, records)
         records.append(record)
         watch(record)
+        leg = _Leg(stop)
         if branch is not None and stop == plan.branch:
             checkpoint.save(branch, state, {"records": records})
-        if saved is not None and time.perf_counter() - last_saved > every and stop < plan.stops[-1]:
-            checkpoint.save(saved, state, {"records": records})
-            last_saved = time.perf_counter()
+        if stop < plan.stops[-1]:
+            keep(state)
     if saved is not None:
         checkpoint.remove(saved)
     if plan.shrinks:
@@ -233,26 +251,51 @@ def chunk_of(steps: int) -> int:
     return max(1, steps // CHUNKS)
 
 
-def _leg(
-    programs: Programs, state: State, data: Any, rows: np.ndarray, chunk: int
-) -> tuple[State, dict[str, Any]]:
-    """The steps between two evaluations, with their mean loss and time."""
-    losses, seconds, compiled, count = [], [], 0.0, 0
-    for first in range(0, len(rows), chunk):
+@dataclass
+class _Leg:
+    """The steps between two evaluations, as far as they have been done.
+
+    Attributes:
+        done: Steps of the training.
+        losses: Of these steps.
+        seconds: Per step, of every call of the program.
+        compilations: How many programs were compiled.
+        compile_seconds: In how long.
+    """
+
+    done: int
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    compilations: int = 0
+    compile_seconds: float = 0.0
+
+    def go_on(self, programs: Programs, state: State, data: Any, rows: np.ndarray) -> State:
+        """Does steps by one call of the program."""
         begin = time.perf_counter()
-        part = jnp.asarray(rows[first : first + chunk])
-        state, loss, fresh = programs.steps(state, data, part)
-        losses.append(np.asarray(loss))  # waits for the steps
-        seconds.append((time.perf_counter() - begin - fresh) / len(part))
-        compiled, count = compiled + fresh, count + (fresh > 0)
-    loss = float(np.mean(np.concatenate(losses)))
-    record = {
-        "loss": loss if np.isfinite(loss) else float("inf"),
-        "seconds": float(np.median(seconds)),
-        "compilations": count,
-        "compile_seconds": compiled,
-    }
-    return state, record
+        state, losses, fresh = programs.steps(state, data, jnp.asarray(rows))
+        found = np.asarray(losses)  # waits for the steps
+        self.seconds.append((time.perf_counter() - begin - fresh) / len(rows))
+        self.compilations += fresh > 0
+        self.compile_seconds += fresh
+        lost = np.flatnonzero(~np.isfinite(found))
+        if len(lost):
+            raise FloatingPointError(
+                f"step {self.done + int(lost[0])}: expected a finite loss, got "
+                f"{found[lost[0]]}; take a lower learning rate"
+            )
+        self.losses += [float(x) for x in found]
+        self.done += len(rows)
+        return state
+
+    def record(self) -> dict[str, Any]:
+        """Step, mean loss and time."""
+        return {
+            "step": self.done,
+            "loss": float(np.mean(self.losses)),
+            "seconds": float(np.median(self.seconds)),
+            "compilations": self.compilations,
+            "compile_seconds": self.compile_seconds,
+        }
 
 
 def _evaluated(

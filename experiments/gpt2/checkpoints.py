@@ -24,16 +24,28 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self.manager = ocp.CheckpointManager(self.folder, options=options)
 
-    def save(self, step: int, state: Any, records: Any) -> None:
-        """Writes a state and what is known of the steps before it."""
-        note = {"settings": self.settings, "records": plain(records)}
+    def save(self, step: int, state: Any, records: Any, since: Any = None) -> None:
+        """Writes a state and what is known of the steps before it.
+
+        Args:
+            step: How many were done.
+            state: After them.
+            records: Of the evaluations so far.
+            since: What is known of the steps since the last one.
+        """
+        note = {"settings": self.settings, "records": plain(records), "since": plain(since or {})}
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(_named(state)), note=ocp.args.JsonSave(note)
         )
         self.manager.save(step, args=args)
 
-    def restore(self, like: Any) -> tuple[int, Any, list[dict[str, Any]]] | None:
-        """The newest state, with its step and records, or None if there is none.
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest state, or None if there is none."""
+        return self.manager.latest_step()
+
+    def restore(self, like: Any) -> tuple[int, Any, list[dict[str, Any]], dict[str, Any]] | None:
+        """The newest state, as `save` was told it, or None if there is none.
 
         Args:
             like: A state of the same structure: shapes, dtypes, and shardings that the arrays
@@ -42,16 +54,19 @@ class Checkpoints:
         Raises:
             ValueError: It is of a training with other settings; the message names them.
         """
-        step = self.manager.latest_step()
+        step = self.newest
         if step is None:
             return None
-        note = self.manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
-        self._check(note["note"]["settings"])
+        note = self.manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))[
+            "note"
+        ]
+        self._check(note["settings"])
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(like))
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         found = self.manager.restore(step, args=args)["state"]
         leaves = [found[name] for name in _named(like)]
-        return step, jax.tree.unflatten(jax.tree.structure(like), leaves), note["note"]["records"]
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return step, state, note["records"], note.get("since", {})
 
     def close(self) -> None:
         """Waits for what is being written."""

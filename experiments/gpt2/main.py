@@ -25,7 +25,7 @@ from experiments import Run
 from experiments._malloc import keep_memory
 from experiments._results import plain
 from experiments._texts.types import Corpus
-from experiments.gpt2 import bigram, data, devices, figure, training
+from experiments.gpt2 import bigram, data, devices, export, figure, training
 from experiments.gpt2.checkpoints import Checkpoints
 from experiments.gpt2.devices import Name as LayoutName
 from experiments.gpt2.processes import Cluster, Processes, agree, everywhere, together
@@ -120,7 +120,7 @@ class Config:
     keep_memory: bool = True
     """Have glibc's malloc keep what is freed: steps on a CPU then need no fresh pages."""
     checkpoint_seconds: float = 60.0
-    """Seconds between two checkpoints."""
+    """Seconds between two checkpoints, at whatever step they have passed."""
     checkpoints: Path | None = None
     """Folder of the checkpoints; by default one in the folder of results, named by the options."""
     export: Path | None = None
@@ -139,6 +139,10 @@ class Config:
         for name in ("rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(
+                f"checkpoint_seconds: expected at least 0, got {self.checkpoint_seconds}"
+            )
         for name in ("samples", "warmup", "decay", "temperature"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
@@ -252,8 +256,7 @@ def _run(config: Config, run: Run, home: Path) -> None:
     if config.export is not None:
         whole = nnx.merge(programs.graph, everywhere(params))
         if not run.discarded:
-            gpt2.to_huggingface(whole, config.export)
-            (config.export / "tokenizer.json").write_text(corpus.tokenizer)
+            export.write(whole, corpus, config.export)
     if config.samples:
         _sampled(config, run, corpus, nnx.merge(programs.graph, params))
 

@@ -1,7 +1,6 @@
 """Training of a GPT-2 under a layout: compiled steps, evaluations, checkpoints."""
 
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments._compiling import compiler_options
-from experiments.gpt2 import processes
 from experiments.gpt2.checkpoints import Checkpoints
+from experiments.gpt2.progress import Clock, Leg, Record, check_finite
 from tensorjax import parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
-Record = dict[str, Any]
 Rows = Callable[[slice], np.ndarray]
 
 
@@ -123,7 +121,10 @@ class Programs:
         return program, time.perf_counter() - start
 
     def step(self, program: Any, params: Any, state: Any, rows: Rows, number: int) -> Any:
-        """One step: parameters, state of the optimiser, and the loss before it."""
+        """One step: parameters, state of the optimiser, and the loss before it.
+
+        The loss is NaN where the gradient is not finite: parameters are lost then.
+        """
         return program(params, state, *self.place(rows), self._dropout(number))
 
     def loss(self, params: Any, rows: np.ndarray) -> float:
@@ -187,6 +188,8 @@ class Programs:
             return total / count
 
         loss, gradient = jax.value_and_grad(mean)(params)
+        # The clipping needs this norm too, so it is computed once.
+        loss = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), loss, jnp.nan)
         updates, state = self.optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, loss
 
@@ -211,50 +214,48 @@ def train(
         evaluations: How many, evenly spread; the last one is at the end.
         peak: Operations that the devices do in a second, for the utilisation.
         checkpoints: Where states are kept.
-        every: Seconds between two of them; evaluations are where one may fall.
+        every: Seconds between two of them, at whatever step they have passed; several processes,
+            which have to write together, look at the clock every few steps.
         watch: Called with the record of every evaluation.
 
     Returns:
         The parameters, and all records.
 
     Raises:
-        FloatingPointError: The loss is not finite.
+        FloatingPointError: A loss or a gradient is not finite; a few steps later, for the device
+            is not waited for. What is in the newest checkpoint is from before.
     """
-    recipe, length = programs.recipe, programs.config.length
+    recipe = programs.recipe
     params, state = programs.begin()
-    done, records = 0, []
+    done, records, known = 0, [], {}
     found = checkpoints.restore((params, state))
     if found is not None:
-        done, (params, state), records = found
+        done, (params, state), records, known = found
+    program, seconds = None, 0.0
     if done < recipe.steps:
         program, seconds = programs.compiled(params, state)
-    else:
-        program, seconds = None, 0.0
-    saved = time.perf_counter()
+    clock = Clock(every)
     for stop in _stops(done, recipe.steps, evaluations):
-        start, losses = time.perf_counter(), []
-        for number, rows in _batches(stream, length, recipe, done, stop):
+        leg = Leg(checkpoints, **known)
+        leg.compile_seconds += seconds
+        for number, rows in _batches(stream, programs.config.length, recipe, done, stop):
             params, state, loss = programs.step(program, params, state, rows, number)
-            losses.append(loss)
-        loss = float(np.mean(jax.device_get(losses)))  # waits for the steps
-        took = time.perf_counter() - start
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"steps {done} to {stop}: expected a finite loss, got {loss}; "
-                "lower --rate, or compute in float32"
-            )
-        speed = (stop - done) * recipe.batch * length / took
-        used = speed * programs.config.flops() / peak
-        record = {"step": stop, "train": loss, "valid": programs.loss(params, valid),
-                  "seconds": took, "compile_seconds": seconds, "tokens_per_second": speed,
-                  "utilisation": used}  # fmt: skip
+            leg.add(number, loss)
+            if number + 1 < stop and clock.due(step=number + 1):
+                checkpoints.save(number + 1, (params, state), records, leg.settled())
+                clock.restart()
+                leg.resume()
+        tokens = recipe.batch * programs.config.length
+        found = leg.record(tokens, programs.config.flops() / peak)
+        train, score = found.pop("train"), programs.loss(params, valid)
+        record = {"step": stop, "train": train, "valid": score, **found}
+        check_finite(record["valid"], f"evaluation after step {stop}", checkpoints)
         records.append(record)
         watch(record)
-        done, seconds = stop, 0.0
-        # Clocks differ between processes, which have to write together.
-        if processes.first_says(stop == recipe.steps or time.perf_counter() - saved > every):
+        done, seconds, known = stop, 0.0, {}
+        if clock.due(now=stop == recipe.steps):
             checkpoints.save(stop, (params, state), records)
-            saved = time.perf_counter()
+            clock.restart()
     return params, records
 
 

@@ -69,6 +69,12 @@ class Emulated(offload.Engine):
         dx = self._after(self.seconds[layer.name][1])
         return dx, tuple(self._gradients[group] for group in layer.uses)
 
+    def shares(
+        self, layer: offload.Layer, params: Any, xs: Any, batches: Any, keys: Any
+    ) -> list[float]:
+        """As of a mean."""
+        return [1.0 / len(batches)] * len(batches)
+
     def last(
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any, share: float,
         sums: Any

@@ -6,8 +6,9 @@ the predecessor's flow, and of `pde.MultiLevel` (ours); densities that bend also
 that flow (ours). README.md in this folder says what came out.
 
 Paper: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds", arXiv
-2307.05914; predecessor: arXiv 2207.11955. We know abstract and introduction of the former and
-recall the latter; problems, sizes and tolerances are ours.
+2307.05914; predecessor: "Tensor rank reduction via coordinate flows", arXiv 2207.11955. We know
+abstract and introduction of the former and the abstract of the latter; problems, sizes and
+tolerances are ours.
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,9 @@ reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
 `tensorjax.nn`; `gram_round` and the passes serve the host.
 hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
-and for other dtypes, XLA's programs serve. TENSORJAX_NATIVE=0 in the environment turns them off, as
-for `jax.export`, which refuses calls that it does not know, and for lowering to a platform other
-than the default one.
+and for other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
+`jax.export` and where XLA would have to split a call over devices: `tensorjax._native.dispatch`
+chooses when a program is lowered. TENSORJAX_NATIVE=0 in the environment turns the sweeps off.
 """
 
 import ctypes
@@ -26,10 +26,13 @@ import numpy as np
 from tensorjax import _blas
 from tensorjax._native.level import level
 
+# Columns of bases: workspaces of LAPACK are counted in 32 bits.
+_MOST_COLUMNS = 2**14
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
 _EXACT_COLUMNS = 32
 _WIDEST = 64  # bytes of a vector
 _LARGE = 2**22  # bytes of a result from which on fresh memory is what it costs
+_REAL = (np.float32, np.float64)
 _CALLS = (
     "tensorjax_round",
     "tensorjax_inner",
@@ -98,8 +101,13 @@ def _blas_threads() -> list[ctypes.c_void_p]:
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2
 
 
+def is_default() -> bool:
+    """Whether programs are for one CPU unless told otherwise: for reports, never for a choice."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
-    """Whether `round_to_ranks` can round trains of this dtype, shape and these ranks here.
+    """Whether `round_to_ranks` rounds trains of this dtype, shape and these ranks, on a CPU.
 
     Args:
       dtype: float32 or float64 can be.
@@ -107,11 +115,10 @@ def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int
       shape: (n_1, …, n_d).
       ranks: (r_0, …, r_d).
     """
-    if np.dtype(dtype) not in (np.float32, np.float64) or len(shape) < 2 or 0 in shape:
+    if np.dtype(dtype) not in _REAL or len(shape) < 2 or 0 in (*shape, *ranks):
         return False
-    if exact and max(_columns(shape, ranks)) > _EXACT_COLUMNS:
-        return False
-    return jax.default_backend() == "cpu" and not status()
+    most = _EXACT_COLUMNS if exact else _MOST_COLUMNS
+    return max(_columns(shape, ranks)) <= most and not status()
 
 
 def _columns(
@@ -146,15 +153,23 @@ def round_to_ranks(
       matrices: cores (a_{k-1}, m_k, n_k, a_k) of the matrix train; the product, with modes m_k, is
         not formed. Not with w = 0.
     """
-    shape = [c.shape[1] for c in matrices or cores]
+    _check_train(cores, 3)
+    if matrices:
+        _check_train(matrices, 4)
+        if [c.shape[1] for c in cores] != [a.shape[2] for a in matrices]:
+            raise ValueError("matrices: expected as many columns as the cores have modes")
+    modes, width = sum(c.shape[1] for c in matrices or cores), mix.shape[-1]
+    _check_arrays(cores[0].dtype, (*matrices, draw, mix))
+    if draw.shape != (modes, width) or mix.shape != (width, width):
+        raise ValueError(
+            f"draw, mix: expected ({modes}, w) and (w, w), got {draw.shape}, {mix.shape}"
+        )
+    if len(ranks) != len(cores) - 1:
+        raise ValueError(f"ranks: expected {len(cores) - 1}, got {len(ranks)}")
     bonds = [c.shape[-1] * (matrices[k].shape[-1] if matrices else 1) for k, c in enumerate(cores)]
-    old = (1, *bonds)
-    new = (1, *ranks, 1)
-    results = [
-        jax.ShapeDtypeStruct((new[k], n, new[k + 1]), cores[0].dtype) for k, n in enumerate(shape)
-    ]
+    old, results = (1, *bonds), rounded_shapes(matrices or cores, ranks)
+    shape = [r.shape[1] for r in results]
     call = jax.ffi.ffi_call("tensorjax_round", results, vmap_method="broadcast_all")
-    width = mix.shape[-1]
     widths = [r + width - max(ranks) for r in ranks] if width else None
     out = call(
         draw, mix, *matrices, *cores,
@@ -164,11 +179,43 @@ def round_to_ranks(
     return list(out)
 
 
-def overlaps(dtype: Any, shape: Sequence[int]) -> bool:
-    """Whether `inner` takes trains of this dtype and shape here."""
-    fits = np.dtype(dtype) == np.float64 and 0 not in shape
-    # Among several devices cores may be sharded, and XLA would gather them for the call.
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+def rounded_shapes(
+    cores: Sequence[jax.Array], ranks: tuple[int, ...]
+) -> list[jax.ShapeDtypeStruct]:
+    """Of the cores of the result, whose modes are the second axes of ``cores``."""
+    new = (1, *ranks, 1)
+    return [
+        jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
+    ]
+
+
+def _check_train(cores: Sequence[Any], ndim: int) -> None:
+    """Asserts what the handlers ask of a train: they refuse it too, when the program runs."""
+    _check_arrays(cores[0].dtype, cores)
+    bond = 1
+    for core in cores:
+        if len(core.shape) != ndim or 0 in core.shape or core.shape[0] != bond:
+            shapes = [c.shape for c in cores]
+            raise ValueError(
+                f"cores: expected {ndim} axes each, none empty, that fit together, got {shapes}"
+            )
+        bond = core.shape[-1]
+    if bond != 1:
+        raise ValueError(f"cores: expected a last one with s = 1, got {cores[-1].shape}")
+
+
+def _check_arrays(dtype: Any, arrays: Sequence[Any]) -> None:
+    dtypes = {np.dtype(dtype), *(x.dtype for x in arrays)}
+    if len(dtypes) > 1 or np.dtype(dtype) not in _REAL:
+        found = sorted(map(str, dtypes))
+        raise ValueError(f"expected arrays of one type, float32 or float64, got {found}")
+
+
+def overlaps(*trains: Sequence[jax.Array]) -> bool:
+    """Whether `inner` takes trains of these cores, on a CPU."""
+    cores = [c for train in trains for c in train]
+    fits = all(c.dtype == np.float64 and 0 not in c.shape for c in cores)
+    return fits and not status()
 
 
 def inner(
@@ -180,6 +227,11 @@ def inner(
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
       ys: of y, with the same n_k; None stands for x.
     """
+    for train in (xs, ys or xs):
+        _check_train(train, 3)
+        _check_arrays(np.float64, train)
+    if ys and [c.shape[1] for c in xs] != [c.shape[1] for c in ys]:
+        raise ValueError("ys: expected the modes of xs")
     shapes = [jax.ShapeDtypeStruct((), np.float64), jax.ShapeDtypeStruct((), np.int32)]
     call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
     m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))
@@ -187,13 +239,13 @@ def inner(
 
 
 def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
-    """Whether `multiply` takes these cores here, and is quicker than XLA at it."""
+    """Whether `multiply` takes these cores, on a CPU, and is quicker than XLA at it."""
     dtypes = {c.dtype for c in (*xs, *ys)}
     size = sum(x.size * y.size // max(1, x.shape[1]) for x, y in zip(xs, ys, strict=True))
-    fits = len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+    fits = len(dtypes) == 1 and dtypes <= set(map(np.dtype, _REAL))
     if not fits or size * xs[0].dtype.itemsize < _LARGE or any(0 in c.shape for c in (*xs, *ys)):
         return False
-    return jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    return not status()
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -203,18 +255,27 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
       xs: cores (r, n, s) of x, float32 or float64, none empty.
       ys: cores (q, n, t) of y, of the same dtype.
     """
-    shapes = [
-        jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
-        for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
-    ]
+    _check_arrays(xs[0].dtype, (*xs, *ys))
+    for x, y in zip(xs, ys, strict=True):
+        if len(x.shape) != 3 or len(y.shape) != 3 or x.shape[1] != y.shape[1]:
+            raise ValueError(f"expected cores (r, n, s) and (q, n, t), got {x.shape}, {y.shape}")
+    shapes = product_shapes(xs, ys)
     call = jax.ffi.ffi_call("tensorjax_multiply", shapes, vmap_method="broadcast_all")
     return list(call(*xs, *ys))
 
 
+def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Of the cores of `multiply`."""
+    return [
+        jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
+        for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
+    ]
+
+
 def sketches(dtype: Any, modes: int) -> bool:
-    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, here."""
-    fits = np.dtype(dtype) in (np.float32, np.float64) and modes >= _WIDEST // dtype.itemsize
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, on a CPU."""
+    fits = np.dtype(dtype) in _REAL and modes >= _WIDEST // dtype.itemsize
+    return fits and not status()
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
@@ -225,16 +286,20 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
       a: (n, j, r).
       c: (r, m, k).
     """
-    shape = jax.ShapeDtypeStruct((x.shape[0], a.shape[1], c.shape[2]), x.dtype)
+    _check_arrays(x.dtype, (a, c))
+    ((batch, n, m), (_, j, r), (_, _, k)) = x.shape, a.shape, c.shape
+    if a.shape[0] != n or c.shape[:2] != (r, m):
+        raise ValueError(
+            f"expected (b, n, m), (n, j, r), (r, m, k), got {x.shape, a.shape, c.shape}"
+        )
+    shape = jax.ShapeDtypeStruct((batch, j, k), x.dtype)
     call = jax.ffi.ffi_call("tensorjax_sketch", shape, vmap_method="broadcast_all")
     return call(x, a, c)
 
 
 def looks_up(dtype: Any) -> bool:
-    """Whether `look_up` takes cores of this dtype here."""
-    # Among several devices ids may be sharded, and XLA would gather them for the call.
-    fits = np.dtype(dtype) in (np.float32, np.float64)
-    return fits and jax.default_backend() == "cpu" and jax.device_count() == 1 and not status()
+    """Whether `look_up` takes cores of this dtype, on a CPU."""
+    return np.dtype(dtype) in _REAL and not status()
 
 
 def look_up(
@@ -248,6 +313,7 @@ def look_up(
       ids: (n,), int32, not negative. Of size = Π m_k the row is zero, of size + 1 it is NaN.
       features: at most Π n_k.
     """
+    _check_lookup(cores, gates, ids)
     shape = jax.ShapeDtypeStruct((len(ids), features), cores[0].dtype)
     return jax.ffi.ffi_call("tensorjax_lookup", shape, vmap_method="sequential")(
         ids, *cores, *gates
@@ -258,14 +324,25 @@ def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The gradients of cores and gates for the cotangent (n, features) of the rows of `look_up`."""
+    _check_lookup(cores, gates, ids)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
     call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")
     out = list(call(ids, *cores, *gates, cotangent))
     return out[: len(cores)], out[len(cores) :]
 
 
+def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
+    _check_train(cores, 4)
+    if ids.dtype != np.int32 or len(ids.shape) != 1:
+        raise ValueError(f"ids: expected (n,) of int32, got {ids.shape} of {ids.dtype}")
+    wanted = [((c.shape[3],), c.dtype) for c in cores[:-1]]
+    if wanted != [(g.shape, g.dtype) for g in gates]:
+        raise ValueError(f"gates: expected shapes and types {wanted}, got {[*gates]}")
+
+
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.
 _WIDE = 2**14
+_INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 MOST_ROWS = 512
 
 
@@ -277,6 +354,7 @@ def is_wide(a: np.ndarray) -> bool:
 
 def gram(a: np.ndarray) -> np.ndarray:
     """A Aᵀ of a wide matrix, in one pass."""
+    a = _host("a", a, 2)
     out = np.empty((len(a), len(a)))
     _called("tensorjax_gram", *a.shape, a, out)
     return out
@@ -284,7 +362,9 @@ def gram(a: np.ndarray) -> np.ndarray:
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
     """Uᵀ A of a wide matrix, in one pass."""
-    u = np.ascontiguousarray(u, np.float64)
+    u, a = _host("u", u, 2), _host("a", a, 2)
+    if len(u) != len(a):
+        raise ValueError(f"u, a: expected as many rows, got {u.shape} and {a.shape}")
     out = np.empty((u.shape[1], a.shape[1]))
     _called("tensorjax_project", *a.shape, u.shape[1], u, a, out)
     return out
@@ -292,12 +372,14 @@ def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 def factors(g: np.ndarray) -> bool:
     """Whether `pivoted_cholesky` takes this host matrix."""
-    return g.dtype == np.float64 and g.ndim == 2 and not status()
+    return g.dtype == np.float64 and g.ndim == 2 and g.size > 0 and not status()
 
 
 def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     """L (n, m) with L Lᵀ = G, but for a rest without an entry above ``roundoff``; m ≥ 1."""
-    g = np.ascontiguousarray(g)
+    g = _host("g", g, 2)
+    if g.shape[0] != g.shape[1]:
+        raise ValueError(f"g: expected a square matrix, got {g.shape}")
     lower = np.empty(g.shape)
     rank = _called("tensorjax_factor", len(g), g, float(roundoff), lower)
     return lower[:rank].T
@@ -311,6 +393,8 @@ def rounds(cores: Sequence[np.ndarray]) -> bool:
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
     """A train that lacks at most ``share`` of the energy; None where Gram matrices cannot tell."""
+    cores = [_host(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
+    _check_train(cores, 3)
     modes = np.array([c.shape[1] for c in cores], np.int64)
     ranks = np.array([1, *(c.shape[2] for c in cores)], np.int64)
     pointers = np.array([c.ctypes.data for c in cores], np.uintp)
@@ -326,7 +410,20 @@ def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | 
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:
     call = getattr(_loaded()[0], name)
     call.restype = ctypes.c_long
-    return call(*map(_c, arguments))
+    found = call(*map(_c, arguments))
+    if found == _NO_MEMORY:
+        raise MemoryError(name)
+    if found == _INVALID:
+        raise ValueError(f"{name}: expected sizes that fit, of arrays that are not empty")
+    return found
+
+
+def _host(name: str, a: Any, ndim: int) -> np.ndarray:
+    """The array as the calls read it: float64, one row after another."""
+    a = np.asarray(a)
+    if a.ndim != ndim or not a.size or not np.can_cast(a.dtype, np.float64):
+        raise ValueError(f"{name}: expected {ndim} axes of real numbers, got {a.shape}, {a.dtype}")
+    return np.require(a, np.float64, ["C", "A"])
 
 
 def _c(x: int | float | np.ndarray) -> Any:

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "buffers.h"
 #include "entrywise.h"
 #include "grams.h"
 #include "lookups.h"
@@ -90,10 +91,8 @@ struct Item {
   std::vector<T*> out;
   const T *draw, *mix;
 
-  Item(long item, const Sizes& s, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-    const auto at = [&](size_t i, long size) {
-      return args.get<ffi::AnyBuffer>(i)->template typed_data<T>() + item * size;
-    };
+  Item(long item, const Sizes& s, const Buffers& args, const Buffers& rets) {
+    const auto at = [&](size_t i, long size) { return args[i].typed_data<T>() + item * size; };
     long modes = 0;
     for (long n : s.n) modes += n;
     draw = at(0, modes * s.width);
@@ -102,14 +101,13 @@ struct Item {
     for (long k = 0; k < d; k++) {
       if (s.product()) matrices.push_back(at(k + 2, s.a[k] * s.n[k] * s.j[k] * s.a[k + 1]));
       cores.push_back(at(k + 2 + (s.product() ? d : 0), s.cells(k)));
-      out.push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>() +
-                    item * s.t[k] * s.n[k] * s.t[k + 1]);
+      out.push_back(rets[k].typed_data<T>() + item * s.t[k] * s.n[k] * s.t[k + 1]);
     }
   }
 };
 
 template <class T>
-ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+void round_all(long batch, const Sizes& s, const Buffers& args, const Buffers& rets) {
   const int threads = threads_for(work_of(s) * batch);
   const bool alone = batch > 1;  // each train by one thread
   const int inside = alone ? 1 : threads;
@@ -118,7 +116,7 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
   std::vector<Blocks::Lent> lent;
   for (int i = 0; i < (alone ? threads : 1); i++) {
     lent.push_back(blocks().lend(needed));
-    if (!lent.back().block) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory");
+    if (!lent.back().block) throw std::bad_alloc();
   }
   const auto round = [&](Team& team, long item, int who) {
     const Item<T> x(item, s, args, rets);
@@ -136,7 +134,69 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
     else if (batch == 1) round(team, 0, 0);  // nothing to do for an empty batch
   }
   for (auto& block : lent) blocks().give_back(std::move(block));
-  return ffi::Error::Success();
+}
+
+// Sizes of columns that LAPACK's 32-bit workspaces and ours have room for.
+constexpr long kMostColumns = 1L << 14;
+
+// Columns of bases and ranks that are kept: each no more than there are on either side of the bond.
+void need_ranks(const Sizes& s) {
+  double most = static_cast<double>(s.width), bond = 1, mode = 1;
+  for (long k = 0; k < s.order; k++) {
+    const long left = product_of({s.c[k], s.n[k]});
+    const long there = product_of({s.product() ? s.a[k + 1] : 1, s.r[k + 1]});
+    const long c = s.c[k + 1], t = s.t[k + 1];
+    need(0 < t && t <= c && c <= std::min({left, there, kMostColumns}),
+         "ranks up to the columns, and columns up to what a bond has, are needed");
+    need(s.exact() || c <= s.width || k == s.order - 1, "columns up to the sketch's are needed");
+    need(t <= product_of({s.t[k], s.n[k]}) && s.t[k] <= product_of({s.n[k], t}),
+         "ranks that the modes allow are needed");
+    most = std::max(most, static_cast<double>(padded(c)));
+    bond = std::max(bond, static_cast<double>(product_of({s.product() ? s.a[k + 1] : 1,
+                                                          padded(s.r[k + 1])})));
+    mode = std::max(mode, static_cast<double>(s.n[k]) * (s.product() ? s.j[k] : 1));
+  }
+  // Every array of scratch is smaller: their sizes do not overflow.
+  need(most * mode * bond * bond < 0x1p56, "sizes that memory can hold are needed");
+}
+
+// Shapes of a rounding's operands and results, all of which are checked.
+Sizes sizes_of(const Batch& batch, const Buffers& args, const Buffers& rets,
+               ffi::Span<const int64_t> ranks, ffi::Span<const int64_t> columns) {
+  Sizes s;
+  s.order = static_cast<long>(rets.size());
+  const long d = s.order;
+  const bool product = static_cast<long>(args.size()) == 2 + 2 * d;
+  const size_t first = product ? 2 + d : 2;
+  need(d >= 2 && args.size() == first + d, "two cores at least are needed");
+  need(static_cast<long>(ranks.size()) == d - 1 && static_cast<long>(columns.size()) == d - 1,
+       "ranks and columns of every bond are needed");
+  s.width = batch.shape(args[1], 2).back();
+  s.r = s.t = s.c = {1};
+  if (product) s.a = {1};
+  need(!(product && s.exact()), "a sketch is needed for a product");
+  long modes = 0, left = 1, above = 1;
+  for (long k = 0; k < d; k++) {
+    const std::vector<long> core = batch.core(args[k + first], 3, &left);
+    s.n.push_back(core[1]);
+    s.r.push_back(core[2]);
+    s.t.push_back(k + 1 < d ? ranks[k] : 1);
+    s.c.push_back(k + 1 < d ? columns[k] : 1);
+    if (product) {
+      const std::vector<long> matrix = batch.core(args[k + 2], 4, &above);
+      need(matrix[2] == core[1], "matrices with as many columns as modes are needed");
+      s.j.push_back(s.n[k]);
+      s.n[k] = matrix[1];
+      s.a.push_back(matrix[3]);
+    }
+    modes += s.n[k];
+    batch.need_shape(rets[k], {s.t[k], s.n[k], s.t[k + 1]});
+  }
+  need(left == 1 && above == 1, "a last core with a last bond of 1 is needed");
+  batch.need_shape(args[0], {modes, s.width});
+  batch.need_shape(args[1], {s.width, s.width});
+  need_ranks(s);
+  return s;
 }
 
 // Operands: draw (…, Σn, w), mix (…, w, w), for a product the cores (…, a, n, j, b) of a matrix,
@@ -144,60 +204,31 @@ ffi::Error round_all(long batch, const Sizes& s, ffi::RemainingArgs args, ffi::R
 // one batch shape.
 ffi::Error Round(ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Span<const int64_t> ranks, ffi::Span<const int64_t> columns) {
-  Sizes s;
-  s.order = static_cast<long>(rets.size());
-  const bool product = static_cast<long>(args.size()) == 2 + 2 * s.order;
-  const size_t first = product ? 2 + s.order : 2;
-  if (s.order < 2 || args.size() != first + s.order)
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "two cores at least are needed");
-  long batch = 1;
-  const auto mix = args.get<ffi::AnyBuffer>(1);
-  const auto shape = mix->dimensions();
-  for (size_t i = 0; i + 2 < shape.size(); i++) batch *= shape[i];
-  s.width = shape.back();
-  s.r = s.t = s.c = {1};
-  if (product) s.a = {1};
-  for (long k = 0; k < s.order; k++) {
-    const auto dims = args.get<ffi::AnyBuffer>(k + first)->dimensions();
-    s.n.push_back(dims[dims.size() - 2]);
-    s.r.push_back(dims[dims.size() - 1]);
-    s.t.push_back(k + 1 < s.order ? ranks[k] : 1);
-    s.c.push_back(k + 1 < s.order ? columns[k] : 1);
-    if (!product) continue;
-    const auto matrix = args.get<ffi::AnyBuffer>(k + 2)->dimensions();
-    s.j.push_back(s.n[k]);
-    s.n[k] = matrix[matrix.size() - 3];
-    s.a.push_back(matrix[matrix.size() - 1]);
-  }
-  if (mix->element_type() == ffi::DataType::F64) return round_all<double>(batch, s, args, rets);
-  if (mix->element_type() == ffi::DataType::F32) return round_all<float>(batch, s, args, rets);
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+  return guarded([&] {
+    need(lapack.syevd && lapack.gesdd, "LAPACK is needed");
+    const Buffers in = operands_of(args), out = results_of(rets);
+    need(in.size() > 2, "two cores at least are needed");
+    const ffi::DataType type = in[1].element_type();
+    need(is_real(type), "float32 or float64 is needed");
+    need_type(in, type);
+    need_type(out, type);
+    const Batch batch(in[1], 2);
+    const Sizes s = sizes_of(batch, in, out, ranks, columns);
+    if (type == ffi::DataType::F64) round_all<double>(batch.items(), s, in, out);
+    else round_all<float>(batch.items(), s, in, out);
+  });
 }
 
-// Operands: cores (…, r, n, s) of x, then those of y, or none where y is x; all float64 and of one
-// batch shape. Results: m (float64) and e (int32) of the inner product m 4^e.
-ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order) {
-  const long d = order, trains = static_cast<long>(args.size()) / order;
-  Train like[2];
-  std::vector<std::vector<const double*>> cores(trains);
-  for (long t = 0; t < trains; t++) {
-    like[t].r = {1};
-    for (long k = 0; k < d; k++) {
-      const auto core = args.get<ffi::AnyBuffer>(t * d + k);
-      const auto dims = core->dimensions();
-      like[t].n.push_back(dims[dims.size() - 2]);
-      like[t].r.push_back(dims[dims.size() - 1]);
-      cores[t].push_back(core->template typed_data<double>());
-    }
-  }
-  long batch = 1;
+void inner_all(long batch, const Train* like, const std::vector<std::vector<const double*>>& cores,
+               double* m, int32_t* e) {
+  const long trains = static_cast<long>(cores.size()), d = static_cast<long>(like[0].n.size());
   double work = 0;
-  for (const long n : rets.get<ffi::AnyBuffer>(0).value()->dimensions()) batch *= n;
   const Train &x = like[0], &y = like[trains - 1];
-  for (long k = 0; k < d; k++)
+  for (long k = 0; k < d; k++) {
+    product_of({x.r[k], x.n[k], y.r[k + 1], x.r[k + 1]});  // scratch is no larger
+    product_of({y.r[k], y.n[k], y.r[k + 1], x.r[k + 1]});
     work += 1.0 * x.n[k] * x.r[k] * y.r[k + 1] * (x.r[k + 1] + y.r[k]);
-  double* m = rets.get<ffi::AnyBuffer>(0).value()->template typed_data<double>();
-  int32_t* e = rets.get<ffi::AnyBuffer>(1).value()->template typed_data<int32_t>();
+  }
   const auto one = [&](Team& team, long item) {
     Train both[2] = {like[0], like[1]};
     for (long t = 0; t < trains; t++)
@@ -214,12 +245,44 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
     Team single(1);
     one(single, item);
   });
-  return ffi::Error::Success();
+}
+
+// Operands: cores (…, r, n, s) of x, then those of y, or none where y is x; all float64 and of one
+// batch shape. Results: m (float64) and e (int32) of the inner product m 4^e.
+ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order) {
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    const long d = order, trains = d > 0 ? static_cast<long>(in.size()) / d : 0;
+    need((trains == 1 || trains == 2) && static_cast<long>(in.size()) == trains * d,
+         "the cores of one train or of two are needed");
+    need_type(in, ffi::DataType::F64);
+    need(out.size() == 2, "two results are needed");
+    need(out[0].element_type() == ffi::DataType::F64 && out[1].element_type() == ffi::DataType::S32,
+         "results of float64 and int32 are needed");
+    const Batch batch(out[0], 0);
+    batch.need_shape(out[1], {});
+    Train like[2];
+    std::vector<std::vector<const double*>> cores(trains);
+    for (long t = 0; t < trains; t++) {
+      long bond = 1;
+      like[t].r = {1};
+      for (long k = 0; k < d; k++) {
+        const std::vector<long> core = batch.core(in[t * d + k], 3, &bond);
+        like[t].n.push_back(core[1]);
+        like[t].r.push_back(core[2]);
+        cores[t].push_back(in[t * d + k].typed_data<double>());
+      }
+      need(bond == 1, "a last core with a last bond of 1 is needed");
+    }
+    need(like[0].n == like[trains - 1].n, "trains of one shape are needed");
+    inner_all(batch.items(), like, cores, out[0].typed_data<double>(),
+              out[1].typed_data<int32_t>());
+  });
 }
 
 template <class T>
-ffi::Error multiply_all(long items, const std::vector<Pair>& pairs, ffi::RemainingArgs args,
-                        ffi::RemainingRets rets) {
+void multiply_all(long items, const std::vector<Pair>& pairs, const Buffers& args,
+                  const Buffers& rets) {
   const size_t d = pairs.size();
   long cells = 0;
   for (const Pair& p : pairs) cells += p.cells();
@@ -230,167 +293,212 @@ ffi::Error multiply_all(long items, const std::vector<Pair>& pairs, ffi::Remaini
     std::vector<T*> z;
     for (size_t k = 0; k < d; k++) {
       const Pair& p = pairs[k];
-      x.push_back(args.get<ffi::AnyBuffer>(k)->template typed_data<T>() + item * p.r * p.n * p.s);
-      y.push_back(args.get<ffi::AnyBuffer>(d + k)->template typed_data<T>() +
-                  item * p.q * p.n * p.t);
-      z.push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>() + item * p.cells());
+      x.push_back(args[k].typed_data<T>() + item * p.r * p.n * p.s);
+      y.push_back(args[d + k].typed_data<T>() + item * p.q * p.n * p.t);
+      z.push_back(rets[k].typed_data<T>() + item * p.cells());
     }
     multiply_trains(team, pairs, x, y, z);
   }
-  return ffi::Error::Success();
 }
 
 // Operands: cores (…, r, n, s) of x, then (…, q, n, t) of y; results: cores (…, r q, n, s t). All of
 // one dtype, float32 or float64, and one batch shape.
 ffi::Error Multiply(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const size_t d = rets.size();
-  std::vector<Pair> pairs;
-  long items = 1;
-  for (size_t k = 0; k < d; k++) {
-    const auto x = args.get<ffi::AnyBuffer>(k)->dimensions();
-    const auto y = args.get<ffi::AnyBuffer>(d + k)->dimensions();
-    const size_t lead = x.size() - 3;
-    items = 1;
-    for (size_t i = 0; i < lead; i++) items *= x[i];
-    pairs.push_back({x[lead], y[lead], x[lead + 1], x[lead + 2], y[lead + 2]});
-  }
-  const auto type = args.get<ffi::AnyBuffer>(0)->element_type();
-  if (type == ffi::DataType::F64) return multiply_all<double>(items, pairs, args, rets);
-  if (type == ffi::DataType::F32) return multiply_all<float>(items, pairs, args, rets);
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    const size_t d = out.size();
+    need(d > 0 && in.size() == 2 * d, "cores of two trains and of one result are needed");
+    const ffi::DataType type = in[0].element_type();
+    need(is_real(type), "float32 or float64 is needed");
+    need_type(in, type);
+    need_type(out, type);
+    const Batch batch(in[0], 3);
+    std::vector<Pair> pairs;
+    for (size_t k = 0; k < d; k++) {
+      const auto x = batch.shape(in[k], 3), y = batch.shape(in[d + k], 3);
+      need(x[1] == y[1], "cores with the same modes are needed");
+      batch.need_shape(out[k], {product_of({x[0], y[0]}), x[1], product_of({x[2], y[2]})});
+      pairs.push_back({x[0], y[0], x[1], x[2], y[2]});
+    }
+    if (type == ffi::DataType::F64) multiply_all<double>(batch.items(), pairs, in, out);
+    else multiply_all<float>(batch.items(), pairs, in, out);
+  });
 }
 
 template <class T>
-ffi::Error sketch_all(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::AnyBuffer y) {
-  const auto dx = x.dimensions(), da = a.dimensions(), dc = c.dimensions();
-  const size_t lead = dx.size() - 3;
-  long items = 1;
-  for (size_t i = 0; i < lead; i++) items *= dx[i];
-  const Sketch<T> sketch(dx[lead], dx[lead + 1], dx[lead + 2], da[lead + 1], da[lead + 2],
-                         dc[lead + 2]);
-  const auto at = [&](ffi::AnyBuffer of, long item) {
+void sketch_all(const ffi::AnyBuffer& x, const ffi::AnyBuffer& a, const ffi::AnyBuffer& c,
+                const ffi::AnyBuffer& y) {
+  const Batch batch(x, 3);
+  const long items = batch.items();
+  const auto dx = batch.shape(x, 3), da = batch.shape(a, 3), dc = batch.shape(c, 3);
+  const long n = dx[1], m = dx[2], j = da[1], r = da[2], k = dc[2];
+  need(da[0] == n && dc[0] == r && dc[1] == m, "maps that fit the rows are needed");
+  batch.need_shape(y, {dx[0], j, k});
+  need(n > 0 && j > 0 && r > 0 && k > 0, "maps that are not empty are needed");
+  need(m >= Sketch<T>::kLane, "rows of a vector at least are needed");
+  product_of({j, r, m + Sketch<T>::kLane});  // the sums
+  const Sketch<T> sketch(dx[0], n, m, j, r, k);
+  const auto at = [&](const ffi::AnyBuffer& of, long item) {
     return of.typed_data<T>() + (items ? item * static_cast<long>(of.element_count()) / items : 0);
   };
   Crew crew(threads_for(sketch.work()));
   Team& team = *crew;
   for (long item = 0; item < items; item++)
     sketch.run(team, at(x, item), at(a, item), at(c, item), at(y, item));
-  return ffi::Error::Success();
 }
 
 // Operands: x (…, batch, n, m), A (…, n, j, r) and C (…, r, m, k); the result is (…, batch, j, k).
 ffi::Error SketchRows(ffi::AnyBuffer x, ffi::AnyBuffer a, ffi::AnyBuffer c,
                       ffi::Result<ffi::AnyBuffer> y) {
-  if (x.element_type() == ffi::DataType::F32) return sketch_all<float>(x, a, c, *y);
-  if (x.element_type() == ffi::DataType::F64) return sketch_all<double>(x, a, c, *y);
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "float32 or float64 is needed");
+  return guarded([&] {
+    const ffi::DataType type = x.element_type();
+    need(is_real(type), "float32 or float64 is needed");
+    need_type({x, a, c, *y}, type);
+    if (type == ffi::DataType::F64) sketch_all<double>(x, a, c, *y);
+    else sketch_all<float>(x, a, c, *y);
+  });
 }
 
 // Operands of a lookup: ids (count), cores (r, m, n, s), gates (s) of all bonds but the outer ones.
-long order_of(ffi::RemainingArgs args) { return static_cast<long>(args.size()) / 2; }
+class Lookup {
+ public:
+  explicit Lookup(const Buffers& args)
+      : args_(args), chain(chain_of(args)), ids(args[0].typed_data<int32_t>()),
+        found(checked(args[0], chain.rows()), static_cast<long>(args[0].element_count()),
+              chain.rows()) {}
 
-// What is wrong with them; empty if nothing is.
-std::string lookup_fault(ffi::RemainingArgs args) {
-  const long d = order_of(args);
-  if (d < 2) return "two cores at least are needed";
-  const auto ids = *args.get<ffi::AnyBuffer>(0);
-  if (ids.element_type() != ffi::DataType::S32 || ids.dimensions().size() != 1)
-    return "ids (count,) of int32 are needed";
-  if (ids.element_count() > std::numeric_limits<uint32_t>::max()) return "too many ids";
-  const auto type = args.get<ffi::AnyBuffer>(1)->element_type();
-  if (type != ffi::DataType::F32 && type != ffi::DataType::F64) return "float32 or float64 is needed";
-  long bond = 1, rows = 1;
-  for (long k = 0; k < d; k++) {
-    const auto core = *args.get<ffi::AnyBuffer>(1 + k);
-    const auto shape = core.dimensions();
-    if (core.element_type() != type || shape.size() != 4 || shape[0] != bond || !core.element_count())
-      return "cores (r, m, n, s) of one type that fit together are needed, none of them empty";
-    rows *= shape[1], bond = shape[3];
-    if (k == d - 1) continue;
-    const auto gate = *args.get<ffi::AnyBuffer>(1 + d + k);
-    if (gate.element_type() != type || gate.dimensions().size() != 1 || gate.dimensions()[0] != bond)
-      return "gates of the bonds' sizes and the cores' type are needed";
+  long order() const { return chain.order(); }
+  ffi::DataType type() const { return args_[1].element_type(); }
+
+  template <class T>
+  std::vector<const T*> cores() const { return arrays<T>(1, order()); }
+  template <class T>
+  std::vector<const T*> gates() const { return arrays<T>(1 + order(), order() - 1); }
+
+  // Of rows, or of what flows back from them.
+  void need_rows(const ffi::AnyBuffer& rows, long columns) const {
+    const auto dims = rows.dimensions();
+    need(rows.element_type() == type() && dims.size() == 2, "rows of the cores' dtype are needed");
+    need(dims[0] == static_cast<long>(args_[0].element_count()) && dims[1] <= columns,
+         "as many rows as ids, no longer than the matrix's, are needed");
   }
-  if (bond != 1) return "a last core with s = 1 is needed";
-  const int32_t* at = ids.typed_data<int32_t>();
-  for (size_t i = 0; i < ids.element_count(); i++)
-    if (at[i] < 0 || at[i] > rows + 1) return "an id is out of range: " + std::to_string(at[i]);
-  return "";
-}
-
-struct Lookup {
-  Chain chain;
-  const int32_t* ids;
-  Occurrences found;
-
-  explicit Lookup(ffi::RemainingArgs args)
-      : chain(chain_of(args)),
-        ids(args.get<ffi::AnyBuffer>(0)->typed_data<int32_t>()),
-        found(ids, args.get<ffi::AnyBuffer>(0)->element_count(), chain.rows()) {}
 
  private:
-  static Chain chain_of(ffi::RemainingArgs args) {
+  const Buffers& args_;
+
+ public:
+  const Chain chain;
+  const int32_t* const ids;
+  const Occurrences found;
+
+  // Columns of the matrix.
+  static long columns_of(const Buffers& args, long order) {
+    long columns = 1;
+    for (long k = 0; k < order; k++) columns = product_of({columns, args[1 + k].dimensions()[2]});
+    return columns;
+  }
+
+ private:
+  template <class T>
+  std::vector<const T*> arrays(long first, long count) const {
+    std::vector<const T*> out;
+    for (long k = first; k < first + count; k++) out.push_back(args_[k].typed_data<T>());
+    return out;
+  }
+
+  static const int32_t* checked(const ffi::AnyBuffer& ids, long rows) {
+    const int32_t* at = ids.typed_data<int32_t>();
+    for (size_t i = 0; i < ids.element_count(); i++)
+      if (at[i] < 0 || at[i] > rows + 1)
+        throw Fault("an id is out of range: " + std::to_string(at[i]));
+    return at;
+  }
+
+  static Chain chain_of(const Buffers& args) {
+    const long d = static_cast<long>(args.size()) / 2;
+    need(d >= 2, "two cores at least are needed");
+    need(args[0].element_type() == ffi::DataType::S32 && args[0].dimensions().size() == 1,
+         "ids (count,) of int32 are needed");
+    need(args[0].element_count() <= std::numeric_limits<uint32_t>::max(), "too many ids");
+    const ffi::DataType type = args[1].element_type();
+    need(is_real(type), "float32 or float64 is needed");
     std::vector<long> r = {1}, m, n;
-    for (long k = 0; k < order_of(args); k++) {
-      const auto core = args.get<ffi::AnyBuffer>(1 + k)->dimensions();
-      m.push_back(core[1]), n.push_back(core[2]), r.push_back(core[3]);
+    long rows = 1, widest = 1;
+    for (long k = 0; k < d; k++) {
+      const ffi::AnyBuffer& core = args[1 + k];
+      const auto shape = core.dimensions();
+      need(core.element_type() == type && shape.size() == 4 && shape[0] == r.back() &&
+               core.element_count(),
+           "cores (r, m, n, s) of one type that fit together are needed, none of them empty");
+      rows = product_of({rows, shape[1]});
+      m.push_back(shape[1]), n.push_back(shape[2]), r.push_back(shape[3]);
+      widest = std::max<long>(widest, shape[3]);
+      if (k == d - 1) continue;
+      const ffi::AnyBuffer& gate = args[1 + d + k];
+      need(gate.element_type() == type && gate.dimensions().size() == 1 &&
+               gate.dimensions()[0] == shape[3],
+           "gates of the bonds' sizes and the cores' type are needed");
     }
+    need(r.back() == 1, "a last core with s = 1 is needed");
+    need(rows < std::numeric_limits<int32_t>::max() - 1, "rows that int32 can number are needed");
+    product_of({columns_of(args, d), 2 * kPad, widest, widest});  // products of slices are smaller
     return {r, m, n};
   }
 };
 
-template <class T>
-std::vector<const T*> arrays(ffi::RemainingArgs args, long first, long count) {
-  std::vector<const T*> out;
-  for (long k = first; k < first + count; k++)
-    out.push_back(args.get<ffi::AnyBuffer>(k)->template typed_data<T>());
-  return out;
-}
-
 // The result: rows (count, features), the first columns of what the cores make.
 template <class T>
-void look_up_all(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Lookup l(args);
-  const long d = l.chain.order();
-  auto out = *rets.get<ffi::AnyBuffer>(0);
+void look_up_all(const Lookup& l, const ffi::AnyBuffer& out) {
   Crew crew(threads_for(l.chain.work * l.found.distinct()));
-  look_up<T>(*crew, l.chain, arrays<T>(args, 1, d), arrays<T>(args, 1 + d, d - 1), l.ids, l.found,
-             out->dimensions()[1], out->template typed_data<T>());
+  look_up<T>(*crew, l.chain, l.cores<T>(), l.gates<T>(), l.ids, l.found, out.dimensions()[1],
+             out.typed_data<T>());
 }
 
 // One more operand: the flow (count, features). Results: gradients of the cores, then of the gates.
 template <class T>
-void pull_back_all(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const Lookup l(args);
-  const long d = l.chain.order();
-  const auto flow = *args.get<ffi::AnyBuffer>(2 * d);
+void pull_back_all(const Lookup& l, const ffi::AnyBuffer& flow, const Buffers& rets) {
+  const long d = l.order();
   std::vector<T*> cores, gates;
-  for (long k = 0; k < 2 * d - 1; k++)
-    (k < d ? cores : gates).push_back((*rets.get<ffi::AnyBuffer>(k))->template typed_data<T>());
+  for (long k = 0; k < 2 * d - 1; k++) (k < d ? cores : gates).push_back(rets[k].typed_data<T>());
   // As many multiplications again for each side, and more sums to add up.
   const double work = 3 * l.chain.work * l.found.distinct();
   const double each = kWorth + 16.0 * l.chain.numbers();
   const long parts = std::clamp(static_cast<long>(work / each), 1L, 4L);
   Crew crew(std::min(threads_for(work), static_cast<int>(parts)));
-  pull_back<T>(*crew, parts, l.chain, arrays<T>(args, 1, d), arrays<T>(args, 1 + d, d - 1), l.ids,
-               l.found, flow.dimensions()[1], flow.template typed_data<T>(), cores, gates);
-}
-
-template <class Float, class Double>
-ffi::Error by_type(ffi::RemainingArgs args, ffi::RemainingRets rets, Float single, Double full) {
-  if (const std::string fault = lookup_fault(args); !fault.empty())
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, fault);
-  if (args.get<ffi::AnyBuffer>(1)->element_type() == ffi::DataType::F32) single(args, rets);
-  else full(args, rets);
-  return ffi::Error::Success();
+  pull_back<T>(*crew, parts, l.chain, l.cores<T>(), l.gates<T>(), l.ids, l.found,
+               flow.dimensions()[1], flow.typed_data<T>(), cores, gates);
 }
 
 ffi::Error LookUp(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  return by_type(args, rets, look_up_all<float>, look_up_all<double>);
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    need(in.size() % 2 == 0 && out.size() == 1, "ids, cores and gates, and one result are needed");
+    const Lookup l(in);
+    l.need_rows(out[0], Lookup::columns_of(in, l.order()));
+    if (l.type() == ffi::DataType::F32) look_up_all<float>(l, out[0]);
+    else look_up_all<double>(l, out[0]);
+  });
 }
 
 ffi::Error PullBack(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  return by_type(args, rets, pull_back_all<float>, pull_back_all<double>);
+  return guarded([&] {
+    Buffers in = operands_of(args);
+    const Buffers out = results_of(rets);
+    need(in.size() % 2 == 1 && out.size() + 2 == in.size(),
+         "ids, cores, gates and the flow are needed, and a gradient of each core and gate");
+    const ffi::AnyBuffer flow = in.back();
+    in.pop_back();
+    const Lookup l(in);
+    l.need_rows(flow, Lookup::columns_of(in, l.order()));
+    for (size_t k = 0; k < out.size(); k++) {
+      const auto wanted = in[1 + k].dimensions(), given = out[k].dimensions();
+      need(out[k].element_type() == l.type() &&
+               std::equal(wanted.begin(), wanted.end(), given.begin(), given.end()),
+           "gradients of the shapes and the type of cores and gates are needed");
+    }
+    if (l.type() == ffi::DataType::F32) pull_back_all<float>(l, flow, out);
+    else pull_back_all<double>(l, flow, out);
+  });
 }
 
 }  // namespace
@@ -426,41 +534,85 @@ extern "C" void tensorjax_lapack(void* syevd, void* gesdd, void* threads, void* 
   lapack.set_threads = reinterpret_cast<decltype(lapack.set_threads)>(set_threads);
 }
 
+// Plain calls return kInvalid where sizes or pointers are wrong, and kNoMemory.
+
 // Lᵀ (m × n) with G = L Lᵀ up to roundoff; returns m.
 extern "C" long tensorjax_factor(long n, const double* g, double roundoff, double* lower) {
-  return tensorjax::pivoted_cholesky(n, n, g, roundoff, lower);
+  using namespace tensorjax;
+  return guarded_call([&] {
+    need(n > 0 && g && lower, "a matrix is needed");
+    product_of({n, n});
+    return pivoted_cholesky(n, n, g, roundoff, lower);
+  });
 }
+
+namespace tensorjax {
+namespace {
+
+// Of a train on the host; whether its bonds are within what LAPACK takes.
+bool fits(long d, const int64_t* modes, const int64_t* ranks, const double* const* cores) {
+  need(d >= 2 && modes && ranks && cores, "two cores at least are needed");
+  need(ranks[0] == 1 && ranks[d] == 1, "outer bonds of 1 are needed");
+  long widest = 1;
+  for (long k = 0; k < d; k++) {
+    need(modes[k] > 0 && ranks[k] > 0 && ranks[k + 1] > 0 && cores[k], "an empty core");
+    product_of({ranks[k], modes[k], ranks[k + 1]});
+    product_of({padded(ranks[k]), modes[k], padded(ranks[k + 1])});
+    widest = std::max<long>(widest, ranks[k + 1]);
+  }
+  return widest <= kMostColumns;
+}
+
+}  // namespace
+}  // namespace tensorjax
 
 // Rounds to a share of the energy: `ranks` (d + 1) become those of the result, and its cores are
 // written to `out`, one after another. 0 where Gram matrices are too coarse for that.
 extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* ranks,
                                      const double* const* cores, double share, double* out) {
-  const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
-  double work = 0;
-  for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
-  const int threads = tensorjax::threads_for(work);
-  const tensorjax::Alone without_others(tensorjax::lapack);
-  tensorjax::Crew crew(threads);
-  tensorjax::Team& team = *crew;
-  tensorjax::GramRounding rounding(n, r, cores, tensorjax::lapack, threads);
-  if (!rounding.run(team, share)) return 0;
-  std::copy(rounding.ranks().begin(), rounding.ranks().end(), ranks);
-  rounding.put(out);
-  return 1;
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(lapack.syevd && out, "LAPACK and room for the result are needed");
+    if (!fits(d, modes, ranks, cores) || !(share >= 0)) return 0;
+    const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
+    double work = 0;
+    for (long k = 0; k < d; k++) work += 3.0 * n[k] * r[k] * r[k + 1] * std::max(r[k], r[k + 1]);
+    const int threads = threads_for(work);
+    const Alone without_others(lapack);
+    Crew crew(threads);
+    Team& team = *crew;
+    GramRounding rounding(n, r, cores, lapack, threads);
+    if (!rounding.run(team, share)) return 0;
+    std::copy(rounding.ranks().begin(), rounding.ranks().end(), ranks);
+    rounding.put(out);
+    return 1;
+  });
 }
 
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
 
 // G (rows × rows) = A Aᵀ, and P (few × columns) = Uᵀ A, for A (rows × columns) on the host.
-extern "C" void tensorjax_gram(long rows, long columns, const double* a, double* g) {
-  tensorjax::Crew crew(tensorjax::threads_for(0.5 * rows * rows * columns));
-  tensorjax::Team& team = *crew;
-  tensorjax::wide_gram(team, rows, columns, a, g);
+extern "C" long tensorjax_gram(long rows, long columns, const double* a, double* g) {
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(rows > 0 && columns > 0 && a && g, "a matrix that is not empty is needed");
+    product_of({rows, columns});
+    product_of({rows, rows, 16});
+    Crew crew(threads_for(0.5 * rows * rows * columns));
+    wide_gram(*crew, rows, columns, a, g);
+    return 0;
+  });
 }
 
-extern "C" void tensorjax_project(long rows, long columns, long few, const double* u,
+extern "C" long tensorjax_project(long rows, long columns, long few, const double* u,
                                   const double* a, double* p) {
-  tensorjax::Crew crew(tensorjax::threads_for(1.0 * rows * few * columns));
-  tensorjax::Team& team = *crew;
-  tensorjax::wide_project(team, rows, columns, few, u, a, p);
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(rows > 0 && columns > 0 && few > 0 && u && a && p, "matrices not empty are needed");
+    product_of({rows, columns});
+    product_of({std::max(rows, few), std::max(few, columns)});
+    Crew crew(threads_for(1.0 * rows * few * columns));
+    wide_project(*crew, rows, columns, few, u, a, p);
+    return 0;
+  });
 }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -63,7 +64,8 @@ class Team {
     moves_.fetch_add(1);
   }
 
-  // Calls step(piece, thread) for pieces 0 … count−1, and returns when all are done.
+  // Calls step(piece, thread) for pieces 0 … count−1, and returns when all are done. What a step
+  // throws is thrown here, by whichever thread it was taken.
   template <class Step>
   void run(long count, const Step& step) {
     if (threads_.empty() || count <= 1) {
@@ -80,6 +82,7 @@ class Team {
     while (take(0)) {}
     for (long waited = 0; done_.load(std::memory_order_acquire) < count; waited++)
       waited < 4000 ? pause() : std::this_thread::yield();
+    if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
@@ -89,7 +92,13 @@ class Team {
     uint64_t turn = turn_.load(std::memory_order_acquire);
     while (turn & 0xffffffff) {
       if (!turn_.compare_exchange_weak(turn, turn - 1, std::memory_order_acq_rel)) continue;
-      call_(step_, count_ - static_cast<long>(turn & 0xffffffff), who);
+      try {
+        call_(step_, count_ - static_cast<long>(turn & 0xffffffff), who);
+      } catch (...) {  // no memory: for whoever called `run`, not the end of the process
+        std::lock_guard<std::mutex> hold(guard_);
+        if (!failed_.load()) failure_ = std::current_exception();
+        failed_.store(true);
+      }
       done_.fetch_add(1, std::memory_order_acq_rel);
       return true;
     }
@@ -144,7 +153,8 @@ class Team {
   long count_ = 0;
   std::atomic<uint64_t> turn_{0};
   std::atomic<long> done_{0};
-  std::atomic<bool> over_{false};
+  std::atomic<bool> over_{false}, failed_{false};
+  std::exception_ptr failure_;
   std::mutex guard_;
   std::condition_variable awake_;
   std::atomic<int> asleep_{0};

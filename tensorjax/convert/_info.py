@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._operators import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +136,7 @@ class TuckerInfo:
     size_before: int = dataclasses.field(metadata={"static": True})
     size: int = dataclasses.field(metadata={"static": True})
 
+    @shown
     def __str__(self) -> str:
         known = not _check.is_traced(self.error) and np.size(self.error) > 0
         error = f" at a relative error of {np.max(np.asarray(self.error)):.2g}" if known else ""

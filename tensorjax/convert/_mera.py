@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg, mera, tt
 from tensorjax._cores import Cores, absorb, tall, times_right, wide
+from tensorjax._placement import placed
 from tensorjax._train import single
 from tensorjax.convert import _disentangle
 from tensorjax.convert._disentangle import Options
@@ -50,6 +51,7 @@ class _Budget:
         self.count -= 1
 
 
+@placed
 def tt_to_mera(
     t: TT,
     *,

@@ -9,12 +9,14 @@ import numpy as np
 
 from tensorjax import _check, _modes, linalg, tt, tucker
 from tensorjax._cores import times_mode
+from tensorjax._placement import placed
 from tensorjax._train import single
 from tensorjax.convert._info import TuckerInfo
 from tensorjax.tt import TT
 from tensorjax.tucker import Tucker
 
 
+@placed
 def tt_to_tucker(
     t: TT, *, tol: float | None = None, rank: int | Sequence[int] | None = None
 ) -> tuple[Tucker, TuckerInfo]:

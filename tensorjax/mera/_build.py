@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.contract import einsum
 from tensorjax.mera._types import MERA, Layer, Wiring, single
@@ -71,6 +72,7 @@ def _wiring(sites: int, arity: int, boundary: Boundary) -> Wiring:
     return Wiring(arities, tuple(range(len(arities) if len(arities) > 1 else 0)))
 
 
+@placed
 def random(
     key: jax.Array,
     shape: Sequence[int],
@@ -108,9 +110,7 @@ def random(
       1536
     """
     sizes = _check.shape("shape", shape)
-    dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+    dtype = _check.inexact_dtype(dtype)
     plan = wirings(len(sizes), arity, boundary=boundary, layers=layers)
     ranks = [rank] * len(plan) if isinstance(rank, numbers.Integral) else list(rank)  # type: ignore[arg-type]
     if len(ranks) != len(plan):
@@ -150,6 +150,7 @@ def _haar(key: jax.Array, rows: int, columns: int, dtype: Any) -> jax.Array:
     return linalg.scale_columns(q, phase).astype(dtype)
 
 
+@placed
 def to_dense(m: MERA) -> jax.Array:
     """The dense array of shape (n_1, …, n_N).
 
@@ -201,6 +202,7 @@ def _apply(
     return y, result
 
 
+@placed
 def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None = None) -> TT:
     """The tensor train of a MERA, exact or rounded.
 

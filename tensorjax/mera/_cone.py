@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._scaling import restored
 from tensorjax.contract import einsum
 from tensorjax.mera._build import to_tt
@@ -17,6 +18,7 @@ from tensorjax.mera._types import MERA, Layer, single
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
+@placed
 def norm(m: MERA) -> jax.Array:
     """‖m‖, which is that of the top tensor, for all layers are isometric; a real scalar.
 
@@ -32,6 +34,7 @@ def norm(m: MERA) -> jax.Array:
     return linalg.scaled(linalg.root(linalg.energy(scaled)), exponent)
 
 
+@placed
 def inner(x: MERA, y: MERA) -> jax.Array:
     """⟨x, y⟩ = Σ conj(x_i) y_i of two MERAs of one structure, a scalar.
 
@@ -97,6 +100,7 @@ def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array,
     return [*terms, (m.top, below)]
 
 
+@placed
 def expectation(
     m: MERA, operator: Any, sites: int | Sequence[int], *, normalized: bool = True
 ) -> jax.Array:
@@ -206,6 +210,7 @@ def _ascended(
     return einsum(*operands, result, precision=_HIGHEST), tuple(blocks)
 
 
+@placed
 def sample(
     key: jax.Array,
     m: MERA,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._optax import transformation
+from tensorjax._placement import placed
 from tensorjax._stiefel import line_search
 from tensorjax._train import TT
 from tensorjax._train import single as single_train
@@ -46,6 +47,7 @@ class RefineInfo:
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
     """f of disentanglers and isometries as matrices bottoms × tops, and the last tree's top."""
+    _check.held("m", trees)
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:
         shape = tensors[0].shape
@@ -67,6 +69,7 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
     return MERA._unchecked(tuple(layers), trees[-1].top)
 
 
+@placed
 def tangent(m: MERA, direction: MERA) -> MERA:
     """The part of a direction that is tangent to the isometries: d − x (xᴴ d + dᴴ x)/2 for each x.
 
@@ -81,6 +84,7 @@ def tangent(m: MERA, direction: MERA) -> MERA:
     return _by_matrix(project, m, direction)
 
 
+@placed
 def retract(m: MERA, direction: MERA) -> MERA:
     """The MERA whose isometries are those nearest to x + d (polar factors), with the top's sum.
 
@@ -188,6 +192,7 @@ def _plus(x: MERA, factor: Any, y: MERA) -> MERA:
     )
 
 
+@placed
 def refine(
     m: MERA,
     target: TT,

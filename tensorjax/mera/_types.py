@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._export import serializable
+from tensorjax._operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
+from tensorjax._placement import placed
 
 
 class Wiring(NamedTuple):
@@ -48,7 +51,7 @@ class Wiring(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Layer:
+class Layer(NoArray):
     """One layer of a MERA: disentanglers at the bottom, isometries above them.
 
     Attributes:
@@ -64,6 +67,7 @@ class Layer:
       isometries: as above.
       cuts: the cut of each disentangler, 0 for that between the first two blocks. By default one
         after the other from 0; with as many disentanglers as blocks the last one closes the ring.
+      wiring: in place of ``cuts``, as `dataclasses.replace` gives it; its cuts are taken.
 
     Raises:
       ValueError: shapes do not fit each other, or a site is touched twice.
@@ -72,12 +76,15 @@ class Layer:
     disentanglers: tuple[jax.Array, ...]
     isometries: tuple[jax.Array, ...]
     wiring: Wiring
+    dense_name: ClassVar[str] = "mera.to_dense, of a MERA"
 
     def __init__(
         self,
         disentanglers: Iterable[Any],
         isometries: Iterable[Any],
         cuts: Sequence[int] | None = None,
+        *,
+        wiring: Wiring | None = None,
     ):
         us = _arrays("disentanglers", disentanglers)
         ws = _arrays("isometries", isometries)
@@ -94,7 +101,7 @@ class Layer:
                 raise ValueError(
                     f"isometries[{k}]: expected shape (bottom₁, …, bottom_k, top), got {w.shape}"
                 )
-        cuts = range(len(us)) if cuts is None else cuts
+        cuts = wiring.cuts if wiring is not None else range(len(us)) if cuts is None else cuts
         wiring = Wiring(tuple(w.ndim - 1 for w in ws), tuple(int(c) for c in cuts))
         _check_wiring(wiring, len(us))
         object.__setattr__(self, "disentanglers", us)
@@ -111,7 +118,9 @@ class Layer:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layer._unchecked, (self.disentanglers, self.isometries, self.wiring)
+        return rebuilt, (
+            Layer, (self.disentanglers, self.isometries, self.wiring), dtypes_of(self)
+        )  # fmt: skip
 
     @property
     def middle(self) -> tuple[int, ...]:
@@ -137,15 +146,14 @@ class Layer:
         """Sizes of the legs above the layer, one per block."""
         return tuple(w.shape[-1] for w in self.isometries)
 
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(a, "shape") for a in jax.tree.leaves(self)):
-            return f"Layer({self.disentanglers!r}, {self.isometries!r})"
         ring = ", periodic" if self.wiring.periodic else ""
         return f"Layer({self.bottom} -> {self.top}, {len(self.disentanglers)} disentanglers{ring})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class MERA:
+class MERA(Scalable):
     """Multiscale entanglement renormalisation ansatz: layers from the bottom up, and a top tensor.
 
     Every layer maps a state of its top legs to one of its bottom legs: isometries first, then
@@ -163,6 +171,8 @@ class MERA:
     Raises:
       ValueError: layers do not fit each other, or columns are not orthonormal. TypeError: integers.
 
+    Operators are NumPy's: ``*`` and ``/`` are by a scalar, which the top tensor carries.
+
     Example:
       >>> import jax
       >>> from tensorjax import mera
@@ -174,10 +184,11 @@ class MERA:
 
     layers: tuple[Layer, ...]
     top: jax.Array
+    dense_name: ClassVar[str] = "mera.to_dense"
 
     def __init__(self, layers: Iterable[Any], top: Any, *, check: bool = True):
         built = tuple(x if isinstance(x, Layer) else Layer(*x) for x in layers)
-        top = jnp.asarray(_check.inexact("top", top))
+        top = _check.core("top", top)
         below = built[0].top if built else top.shape
         for k, layer in enumerate(built[1:], 1):
             if layer.bottom != below:
@@ -190,7 +201,7 @@ class MERA:
             raise ValueError(f"top: expected shape {below} to fit the last layer, got {top.shape}")
         object.__setattr__(self, "layers", built)
         object.__setattr__(self, "top", top)
-        if check and not _check.is_traced(self):
+        if check and not _is_abstract(self):
             _check_orthonormal(self)
 
     @classmethod
@@ -201,7 +212,7 @@ class MERA:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MERA._unchecked, (self.layers, self.top)
+        return rebuilt, (MERA, (self.layers, self.top), dtypes_of(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,12 +245,20 @@ class MERA:
         return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
 
     def astype(self, dtype: Any) -> "MERA":
-        """Returns the MERA with every tensor cast to ``dtype``."""
+        """Returns the MERA with every tensor cast to ``dtype``.
+
+        Raises:
+          TypeError: complex tensors and a real dtype; an integer dtype.
+        """
+        floating(self, dtype, "take tt.real or tt.imag of mera.to_tt(m)")
         return jax.tree.map(lambda x: x.astype(dtype), self)
 
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> "MERA":
+        m = self if all(x.dtype == dtype for x in jax.tree.leaves(self)) else self.astype(dtype)
+        return MERA._unchecked(m.layers, f(m.top))
+
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(x, "shape") for x in jax.tree.leaves(self)):
-            return f"MERA({self.layers!r}, {self.top!r})"
         sites = f"shape={self.shape}" if self.order <= 12 else f"order={self.order}"
         last = self.layers[-1].top if self.layers else self.top.shape
         return (
@@ -260,6 +279,7 @@ jax.tree_util.register_pytree_with_keys(
     lambda wiring, children: Layer._unchecked(*children, wiring=wiring),
     lambda x: ((x.disentanglers, x.isometries), x.wiring),
 )
+serializable(Layer, list, lambda saved: Wiring(*map(tuple, saved)))
 jax.tree_util.register_pytree_with_keys(
     MERA,
     lambda m: (
@@ -272,10 +292,11 @@ jax.tree_util.register_pytree_with_keys(
     lambda _, children: MERA._unchecked(*children),
     lambda m: ((m.layers, m.top), None),
 )
+serializable(MERA)
 
 
 def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.asarray(_check.inexact(f"{name}[{k}]", v)) for k, v in enumerate(values))
+    return tuple(_check.core(f"{name}[{k}]", v) for k, v in enumerate(values))
 
 
 def _check_wiring(wiring: Wiring, count: int) -> None:
@@ -307,6 +328,12 @@ def _check_joints(layer: Layer) -> None:
             )
 
 
+def _is_abstract(m: MERA) -> bool:
+    return _check.is_traced(m) or any(
+        isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(m)
+    )
+
+
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
     """Every disentangler and isometry with its name, as a matrix bottoms × tops."""
     out = []
@@ -322,6 +349,7 @@ def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
     return out
 
 
+@placed
 def _check_orthonormal(m: MERA) -> None:
     for name, matrix in as_matrices(m):
         a = np.asarray(matrix)
@@ -342,6 +370,7 @@ def single(name: str, m: Any) -> None:
             f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "
             "convert.tt_to_mera"
         )
+    _check.held(name, m)
     sites = len(m.layers[-1].isometries) if m.layers else m.top.ndim
     if m.top.ndim != sites:
         raise ValueError(

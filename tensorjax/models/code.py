@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax import nn
-from tensorjax.models._spec import Spec, check_ids, fresh_linear
+from tensorjax import _ids, nn
+from tensorjax.models._spec import Spec, check_ids, cross_entropy, fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
@@ -71,18 +71,48 @@ class CodeModel(nnx.Module):
         Args:
           tokens: integers (batch, length), some of them replaced.
           positions: integers (batch, count), where logits are wanted; all positions if None. The
-            output layer is the dearest one, so ask for the masked positions alone.
+            output layer is the dearest one, so ask for the masked positions alone. Those outside
+            [0, length) are a ValueError; where they are traced, their logits are NaN.
           mask: as in `Trunk`.
         """
         x = self.trunk(tokens, mask=mask)
         if positions is not None:
             positions = check_ids("positions", positions, x.shape[1], 2)
-            if len(positions) != len(x):
+            if positions.shape[0] != x.shape[0]:
                 raise ValueError(
-                    f"positions: expected shape ({len(x)}, count), one row for every row of "
+                    f"positions: expected shape ({x.shape[0]}, count), one row for every row of "
                     f"tokens, got {positions.shape}"
                 )
-            x = jnp.take_along_axis(x, positions[:, :, None], axis=1)
+            x = _rows_at(x, positions)
         x = self.norm(jax.nn.gelu(self.transform(x), approximate=False))
         logits = self.trunk.tokens.attend(x)
         return logits + self.bias[...].astype(logits.dtype)[None, None]
+
+    def loss(
+        self,
+        tokens: jax.Array,
+        targets: jax.Array,
+        positions: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        *,
+        weights: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sum of −log p(target) over all positions asked for, and the sum of their weights.
+
+        Args:
+          tokens, positions, mask: as for a call.
+          targets: integers (batch, count), the true tokens: −100 counts for none, others outside
+            [0, vocabulary) are a ValueError, or NaN where they are traced.
+          weights: (batch, count), of each target; all ones if None.
+        """
+        targets = check_ids("targets", targets, self.trunk.config.vocabulary, 2, ignored=True)
+        return cross_entropy(self(tokens, positions, mask), targets, weights)
+
+
+def _rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Vectors (batch, count, features) of x (batch, length, features); NaN from outside of it."""
+    length = x.shape[1]
+    places = _ids.as_int32(positions, length)
+    valid = _ids.inside(places, length)
+    rows = jnp.take_along_axis(x, jnp.where(valid, places, 0)[:, :, None], axis=1)
+    return _ids.or_nan(rows, valid)

@@ -20,6 +20,7 @@ from tensorjax.models._spec import (
     check_sizes,
     check_spec,
     fresh_linear,
+    rows_of,
     with_spread,
 )
 
@@ -171,19 +172,21 @@ class DLRM(nnx.Module):
 
         Args:
           dense: floats (batch, dense).
-          categories: integers (batch, number of tables), column k in [0, tables[k]).
+          categories: integers (batch, number of tables), column k in [0, tables[k]). Others are a
+            ValueError; where ids are traced, as under `jax.jit`, the logit of their row is NaN.
         """
-        dense, categories = jnp.asarray(dense), jnp.asarray(categories)
+        dense, shape = jnp.asarray(dense), np.shape(categories)
         batch = dense.shape[0] if dense.ndim else 0
-        for name, value, width in (
-            ("dense", dense, self.config.dense),
-            ("categories", categories, len(self.config.tables)),
+        for name, found, width in (
+            ("dense", dense.shape, self.config.dense),
+            ("categories", shape, len(self.config.tables)),
         ):
-            if value.shape != (batch, width):
-                raise ValueError(f"{name}: expected shape (batch, {width}), got {value.shape}")
+            if found != (batch, width):
+                raise ValueError(f"{name}: expected shape (batch, {width}), got {found}")
         categories = check_ids("categories", categories, self.config.tables, 2)
         first = self.bottom(dense)
-        rows = [table(categories[:, k]) for k, table in enumerate(self.tables)]
+        tables = zip(self.tables, self.config.tables, strict=True)
+        rows = [rows_of(table, categories[:, k], n) for k, (table, n) in enumerate(tables)]
         z = jnp.stack([first, *rows], axis=1)
         products = jnp.einsum("bif,bjf->bij", z, z)
         below = np.tril_indices(z.shape[1], -1)

@@ -19,7 +19,9 @@ from tensorjax.models._spec import (
     check_ids,
     check_sizes,
     check_spec,
+    cross_entropy,
     fresh_linear,
+    rows_of,
     with_spread,
 )
 
@@ -199,8 +201,9 @@ class Trunk(nnx.Module):
         """Vectors (batch, length, features) of tokens (batch, length).
 
         Args:
-          tokens: integers in [0, vocabulary).
-          segments: integers in [0, segments), or None for all zero.
+          tokens: integers in [0, vocabulary). Others are a ValueError; where ids are traced, as
+            under `jax.jit`, nothing can raise, and the vectors of their row are NaN.
+          segments: integers in [0, segments), or None for all zero; others are as for ``tokens``.
           mask: booleans, or integers as tokenizers give them, true where a token may be attended
             to; by default where it is not the padding. Positions that are masked do not change the
             others; their own vectors have no meaning.
@@ -217,7 +220,9 @@ class Trunk(nnx.Module):
                 raise ValueError(
                     f"{name}: expected the shape of tokens, {tokens.shape}, got {value.shape}"
                 )
-        x = self.tokens(tokens) + self.segments(segments) + self.positions(jnp.arange(length))[None]
+        x = rows_of(self.tokens, tokens, self.config.vocabulary)
+        x = x + rows_of(self.segments, segments, self.config.segments)
+        x = x + self.positions(jnp.arange(length))[None]
         x = self.dropout(self.norm(x))
         for block in self.blocks:
             x = block(x, mask)
@@ -293,3 +298,23 @@ class Encoder(nnx.Module):
         """Logits (batch, classes); the arguments are those of `Trunk`."""
         first = self.trunk(tokens, segments, mask)[:, 0]
         return self.head(self.dropout(jnp.tanh(self.pooler(first))))
+
+    def loss(
+        self,
+        tokens: jax.Array,
+        labels: jax.Array,
+        segments: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        *,
+        weights: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sum of −log p(label) over the batch, and the sum of the weights.
+
+        Args:
+          tokens, segments, mask: as for `Trunk`.
+          labels: integers (batch,): −100 counts for none, others outside [0, classes) are a
+            ValueError, or NaN where they are traced.
+          weights: (batch,), of each label; all ones if None.
+        """
+        labels = check_ids("labels", labels, self.head.out_features, 1, ignored=True)
+        return cross_entropy(self(tokens, segments, mask), labels, weights)

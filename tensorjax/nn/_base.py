@@ -12,7 +12,8 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, contract, linalg
+from tensorjax import _check, _symbolic, contract, linalg
+from tensorjax._placement import like_first, placed_by, replicated, sharded
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
@@ -154,14 +155,17 @@ class TensorLinear(nnx.Module):
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
             for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
-            axes in the input where you can.
-          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX.
+            axes in the input where you can. A number of rows that `jax.export` leaves open is
+            planned as 1024.
+          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX, and
+            on an explicit mesh shards it as the input is, batch axis by batch axis.
 
         Returns:
           (…, M).
 
         Raises:
-          ValueError: the last axis is not N.
+          ValueError: the last axis is not N; or there is a ``memory_limit``, which cannot be kept
+            for a symbolic number of rows.
         """
         inputs = jnp.asarray(inputs)
         if inputs.ndim == 0 or inputs.shape[-1] != self.in_features:
@@ -176,10 +180,10 @@ class TensorLinear(nnx.Module):
         )  # fmt: skip
         if any(0 in a.shape for a in arrays):
             y = jnp.zeros((*lead, self.out_features), x.dtype)
+            y = _biased(y, bias)
         else:
-            y = self._contracted(x, arrays).reshape(*lead, self.out_features)
-        y = y if bias is None else y + bias.reshape((1,) * len(lead) + (-1,))
-        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+            y = _applied(x, self._contracted, arrays, bias)
+        return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
         """(b, M) = (b, N) times the weight."""
@@ -188,7 +192,9 @@ class TensorLinear(nnx.Module):
         padding = math.prod(self.in_shape) - self.in_features
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding)))
-        plan = self.plan(rows, dtype=x.dtype)
+        if self.memory_limit is not None and not _symbolic.is_static(rows):
+            raise _symbolic.no_limit(x.shape)
+        plan = self.plan(_symbolic.planned(rows), dtype=x.dtype)
         y = plan.contraction(x.reshape(rows, *self.in_shape), *arrays)
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 
@@ -211,6 +217,18 @@ class TensorLinear(nnx.Module):
             operands += [a, list(term)]
         w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
         return w.reshape(sides)[: self.in_features, : self.out_features]
+
+
+@placed_by(like_first)
+def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
+    """(…, M) = (…, N) times the weight, and the bias."""
+    lead = x.shape[:-1]
+    y = contracted(x, arrays)
+    return _biased(y.reshape(*lead, y.shape[-1]), bias)
+
+
+def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
@@ -243,6 +261,13 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
 def values(parameters: Any) -> list[jax.Array]:
     """Arrays of a list of parameters."""
     return [parameter[...] for parameter in parameters]
+
+
+def settle(layer: nnx.Module, given: nnx.Param) -> None:
+    """Puts a new layer on the devices of the parameter that it was made from, each array whole."""
+    where = replicated(given.get_value())
+    if where is not None:
+        nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:

@@ -11,7 +11,14 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check, tt, tucker
-from tensorjax.nn._base import MAX_BYTES, TensorLinear, certificates, check_bytes, gate_dtype
+from tensorjax.nn._base import (
+    MAX_BYTES,
+    TensorLinear,
+    certificates,
+    check_bytes,
+    gate_dtype,
+    settle,
+)
 from tensorjax.nn._dense import check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
 from tensorjax.nn._modes import bounded, train_ranks
@@ -144,6 +151,7 @@ def from_linear(
     new.gates = parameters(weights, gate_dtype(dtype))
     if layer.bias is not None:
         new.bias = cast(nnx.Param, layer.bias.copy())
+    settle(new, layer.kernel)
     made = new.weight(max_bytes=max_bytes)
     return new, certify(new, made, layer, kernel, tol, new.modes)
 

@@ -91,8 +91,8 @@ class TTEmbedding(Embedding):
     (`jax.custom_vjp`): forward mode then works on gradients, but not on the layer itself, and with
     distinct ids reverse mode only once. Derivatives of gradients of compiled code are XLA's, of all
     ids as they are: they need memory for the partial products of every id. `jax.vmap` over ids
-    looks up each example by itself: one call with all ids is faster. `jax.export` and lowering for
-    another platform refuse compiled code, which TENSORJAX_NATIVE=0 in the environment turns off.
+    looks up each example by itself: one call with all ids is faster. Programs for other platforms,
+    for several devices and those of `jax.export` hold XLA's lookups, in both directions.
     """
 
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.sharding import PartitionSpec
 
-from tensorjax import _check, _native, contract, linalg
+from tensorjax import _check, _native, _symbolic, contract, linalg
+from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax.nn import _lookup as networks
 from tensorjax.nn._base import (
     MAX_BYTES,
@@ -21,9 +23,9 @@ from tensorjax.nn._base import (
     checked_dtype,
     values,
 )
-from tensorjax.nn._embedding_distinct import lookup
+from tensorjax.nn._embedding_compiled import lookup
 from tensorjax.nn._embedding_ids import OutOfRange, as_integers, policy, resolve
-from tensorjax.nn._embedding_plan import LookupPlan, make_plan
+from tensorjax.nn._embedding_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._initial import Init, check_init
 from tensorjax.nn._lookup import Network
 from tensorjax.nn._modes import modes
@@ -139,14 +141,20 @@ class Embedding(nnx.Module):
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """How a call with so many ids will look them up, and what it costs."""
+        """How a call with so many ids looks them up on devices of this process, and its cost."""
         _check.integer("count", count, low=0)
-        return self._plan(*self._network(), count)
+        return self._plan(*self._network(), count, _native.is_default())
 
-    def _plan(self, operands: list[jax.Array], network: Network, count: int) -> LookupPlan:
+    def _plan(
+        self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
+    ) -> LookupPlan:
+        """Plans with compiled code, which programs for other platforms do without, or not."""
+        if not _symbolic.is_static(count):
+            return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = {x.dtype for x in (*operands, *values(self.gates))}
         compiled = (
-            len(held) == 1
+            sweeps
+            and len(held) == 1
             and self.dtype in (None, *held)
             and all(x.size for x in operands)
             and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
@@ -156,11 +164,15 @@ class Embedding(nnx.Module):
             network, self.features, count, self.capacity, self.num_embeddings, compiled=compiled
         )
 
-    def __call__(self, ids: Any) -> jax.Array:
+    def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
         """Looks ids up.
 
         Args:
-          ids: (…), integers of any type.
+          ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
+            as 1024: looked up as they are, or in rounds of ``capacity`` distinct ones if it is
+            given.
+          out_sharding: of the rows, as for `flax.nnx.Embed`; None leaves it to JAX, and on
+            an explicit mesh shards them as the ids are.
 
         Returns:
           (…, features), of the type ``dtype`` of the layer.
@@ -177,19 +189,20 @@ class Embedding(nnx.Module):
             out_of_range=self.out_of_range,
         )
         operands, network = self._network()
-        flat, shape = where.reshape(-1), (*where.shape, self.features)
-        if not flat.size or any(not x.size for x in operands):  # no ids, or a bond of rank 0
+        none = _symbolic.is_static(where.size) and not where.size
+        if none or any(not x.size for x in operands):  # no ids, or a bond of rank 0
             lost = (where > math.prod(self.num_shape))[..., None]
             fill = jnp.where(lost, jnp.nan, 0.0).astype(self.dtype or operands[0].dtype)
-            return jnp.broadcast_to(fill, shape)
-        request = self._plan(operands, network, flat.size)._request._replace(dtype=self.dtype)
-        return _lookup(request, operands, values(self.gates), flat).reshape(shape)
+            return sharded(jnp.broadcast_to(fill, (*where.shape, self.features)), out_sharding)
+        request = self._plan(operands, network, where.size)._request._replace(dtype=self.dtype)
+        return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
-    def attend(self, query: Any) -> jax.Array:
+    def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
         """Logits query · Eᵀ with the rows of the table, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
+          out_sharding: of the logits, as for `flax.nnx.Embed`; None is as for calls.
 
         Returns:
           (…, num_embeddings). The order of the products is planned for the number of queries; the
@@ -203,6 +216,9 @@ class Embedding(nnx.Module):
             raise ValueError(f"query: expected shape (…, {self.features}), got {query.shape}")
         operands, network = self._gated()
         query, *operands = dtypes.promote_dtype((query, *operands), dtype=self.dtype)
+        return sharded(_logits(query, self._attended, network, operands), out_sharding)
+
+    def _attended(self, query: jax.Array, network: Network, operands: list[jax.Array]) -> jax.Array:
         lead, order = query.shape[:-1], len(self.num_shape)
         batch = math.prod(lead)
         rows = query.reshape(batch, self.features)
@@ -239,10 +255,7 @@ class Embedding(nnx.Module):
         check_bytes(math.prod(sides), operands[0].dtype, max_bytes)
         if any(not x.size for x in operands):
             return jnp.zeros((self.num_embeddings, self.features), operands[0].dtype)
-        whole = networks.dense(network, operands)[: self.num_embeddings, : self.features]
-        if self.padding_idx is None:
-            return whole
-        return whole.at[self.padding_idx].set(jnp.zeros((), whole.dtype))
+        return _table(network, operands, (self.num_embeddings, self.features), self.padding_idx)
 
     def bag(
         self,
@@ -313,6 +326,28 @@ class Embedding(nnx.Module):
         return (total / divisor[..., None]).astype(dtype)
 
 
+@placed
+def _table(
+    network: Network, operands: Any, shape: tuple[int, int], padding_idx: int | None
+) -> jax.Array:
+    whole = networks.dense(network, operands)[: shape[0], : shape[1]]
+    return whole if padding_idx is None else whole.at[padding_idx].set(jnp.zeros((), whole.dtype))
+
+
+@placed_by(like_first)
+def _rows(
+    where: jax.Array, request: Any, operands: list[jax.Array], gates: list[jax.Array]
+) -> jax.Array:
+    rows = _lookup(request, operands, gates, where.reshape(-1))
+    return rows.reshape(*where.shape, rows.shape[-1])
+
+
+@placed_by(like_first)
+def _logits(query: jax.Array, attended: Any, network: Network, operands: Any) -> jax.Array:
+    return attended(query, network, operands)
+
+
+@placed_by(lambda out, _: [PartitionSpec()] * len(out))
 def _segmented(
     rows: jax.Array, share: jax.Array, segments: Any, num_bags: int | None
 ) -> tuple[jax.Array, jax.Array]:

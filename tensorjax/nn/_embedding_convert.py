@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from tensorjax.nn._base import MAX_BYTES, check_bytes, gate_dtype
+from tensorjax.nn._base import MAX_BYTES, check_bytes, gate_dtype, settle
 from tensorjax.nn._convert import (
     Certificate,
     Gates,
@@ -96,6 +96,7 @@ def from_embedding(
     split = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
     new.cores = parameters(split, dtype)
     new.gates = parameters(weights, gate_dtype(dtype))
+    settle(new, layer.embedding)
     made = new.table(max_bytes=max_bytes)
     return new, certify(new, made, layer, table, tol, folded.shape)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import linalg
+from tensorjax._symbolic import is_static
 from tensorjax.nn._embedding_rows import Request, make_rows, marked_rows, tables_of
 
 try:
@@ -29,7 +30,7 @@ except ImportError:  # JAX 0.11.2 has no such hint any more: the same numbers, o
 _Tables = Sequence[jax.Array]
 
 
-def lookup(
+def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
     """Rows (n, features) for ids (n,) in [0, size + 1]."""
@@ -71,12 +72,13 @@ def _distinct(request: Request, ids: jax.Array) -> _Distinct:
 
 def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     """Ids below ``most`` in ascending order, and where each was."""
-    n = jnp.asarray(len(ids), ids.dtype)
-    position = jnp.arange(len(ids), dtype=ids.dtype)
-    if most * len(ids) > jnp.iinfo(ids.dtype).max:
+    (count,) = ids.shape
+    position = jnp.arange(count, dtype=ids.dtype)
+    if not is_static(count) or most * count > jnp.iinfo(ids.dtype).max:
         ordered, origin = jax.lax.sort((ids, position), num_keys=1)
         return ordered, origin
     # Both in one number: sorting one array takes a fraction of the time of sorting two.
+    n = jnp.asarray(count, ids.dtype)
     packed = jnp.sort(ids * n + position)
     return jax.lax.div(packed, n), jax.lax.rem(packed, n)
 

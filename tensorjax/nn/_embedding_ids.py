@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import returned
 
 OutOfRange = Literal["error", "clip", "zero"]
 
@@ -51,7 +52,9 @@ def resolve(
         array = xp.where(outside, size + (out_of_range == "error"), array)
     if padding_idx is not None:
         array = xp.where(array == padding_idx, size, array)
-    return jnp.asarray(array.astype(_index_type(size + 1)))
+    found = array.astype(_index_type(size + 1))
+    concrete = isinstance(ids, jax.Array) and not _check.is_traced(ids)
+    return returned(found, ids) if concrete else jnp.asarray(found)
 
 
 def _index_type(most: int) -> Any:

@@ -5,9 +5,10 @@ import functools
 import math
 from itertools import pairwise
 
+from tensorjax._symbolic import PLANNED
 from tensorjax.nn._embedding_chain import plan_chain
 from tensorjax.nn._embedding_rows import Request
-from tensorjax.nn._lookup import Network, is_train, search, train
+from tensorjax.nn._lookup import Network, is_train, search
 
 # Fewer ids than this are looked up as they are: sorting them would cost more than it saves.
 _FEW = 256
@@ -22,8 +23,9 @@ class LookupPlan:
       capacity: distinct ids that rows are made for at a time; None where ids are looked up as they
         are. More distinct ids take more rounds.
       dense: whether rows are gathered from the whole matrix, made for the purpose.
-      compiled: whether the rows of a TT-matrix are made by compiled code, on a CPU, once for each
-        distinct id, from slices of cores and of tables.
+      compiled: whether the rows of a TT-matrix are made by compiled code, once for each distinct
+        id, from slices of cores and of tables. So they are in programs for one CPU, whatever else
+        is in this process; `plan` says it where one CPU is what programs are for by default.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
         it holds, how many rows it has and how many numbers each.
       flops: multiplications and additions of one call, for one round; if ``compiled``, for as many
@@ -83,7 +85,9 @@ def make_plan(
     unlimited = capacity is None or capacity >= count
     if compiled and unlimited and is_train(network) and network.order > 1:
         distinct = min(count, default_capacity(count), rows)
-        return _chained(network, features, count, max(1, distinct))
+        plan = _chained(network, features, count, max(1, distinct))
+        request = plan._request._replace(capacity=capacity, rows=rows)
+        return dataclasses.replace(plan, _request=request)
     wanted = capacity
     if wanted is None:
         wanted = count if count < _FEW else default_capacity(count)
@@ -109,6 +113,19 @@ def make_plan(
     )
 
 
+def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
+    """Plans a lookup of any number of ids, as that of 1024.
+
+    All ids are looked up as they are, or in rounds of as many distinct ones as the user's capacity
+    says: a number of rounds that suits any number of ids is not known. Compiled code takes no
+    arrays of unknown size.
+    """
+    count = PLANNED
+    if capacity is None:
+        return make_plan(network, features, count, count, rows)
+    return make_plan(network, features, max(count, capacity + 1), capacity, rows)
+
+
 def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
     """By compiled code, of so many distinct ids."""
     chain = plan_chain(network.shapes, distinct)
@@ -126,5 +143,5 @@ def _chained(network: Network, features: int, count: int, distinct: int) -> Look
         tables=tables,
         flops=chain.table_flops + chain.flops,
         grad_flops=3 * chain.table_flops + 4 * chain.flops - chain.meeting,
-        _request=Request(train(chain.shapes), features, max(count, 1), cuts=chain.cuts),
+        _request=Request(network, features, max(count, 1), cuts=chain.cuts),
     )

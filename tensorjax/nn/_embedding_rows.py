@@ -1,6 +1,5 @@
-"""Rows of ids as they are: by XLA from tables, or by compiled code from merged cores."""
+"""Rows of ids as they are, by XLA from tables."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _native
-from tensorjax.nn._embedding_chain import merge
+from tensorjax._symbolic import planned
 from tensorjax.nn._lookup import (
     Network,
     Tree,
@@ -33,17 +31,21 @@ class Request(NamedTuple):
       count: rows that products are planned for.
       distinct: whether so many distinct ids at a time get rows, in rounds; otherwise all ids do, as
         they are.
-      cuts: of `tensorjax.nn._embedding_chain.Chain`, where `tensorjax._native` makes the rows of
-        merged cores; empty where XLA makes them of tables.
       dtype: of the rows and of all products but those with gates; None is that of the arrays.
+      cuts: of `tensorjax.nn._embedding_chain.Chain`, if in programs for a CPU `tensorjax._native`
+        makes the rows, of merged cores; empty if XLA makes them of tables everywhere.
+      capacity: with ``cuts``, the user's, for XLA's plan on other platforms.
+      rows: with ``cuts``, those of the matrix, padding apart, for the same.
     """
 
     network: Network
     features: int
     count: int
     distinct: bool = False
-    cuts: tuple[int, ...] = ()
     dtype: Any = None
+    cuts: tuple[int, ...] = ()
+    capacity: int | None = None
+    rows: int = 0
 
     @property
     def tree(self) -> Tree:
@@ -57,17 +59,11 @@ class Request(NamedTuple):
 
 
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Rows (n, features) for ids (n,) in [0, size + 1]."""
-    if not request.cuts:
-        return _by_xla(request, operands, gates, ids)
-    cores, between = merge(request.cuts, operands, gates)
-    return _rows(request, cores, between, ids.astype(jnp.int32))
-
-
-def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
+    """Rows (n, features) for ids (n,) in [0, size + 1], all as they are."""
     tree, network = request.tree, request.network
-    spared = spared_gates(tree, network, len(ids))
-    kept = in_place(tree, network, len(ids))
+    count = planned(ids.shape[0])
+    spared = spared_gates(tree, network, count)
+    kept = in_place(tree, network, count)
     tables = tables_of(request, operands, gates, spared, kept)
     return marked_rows(request, tables, ids, {k: gates[k] for k in spared}, kept)
 
@@ -102,51 +98,3 @@ def marked_rows(
     rows = rows[:, : request.features]
     zero, nan = jnp.zeros((), rows.dtype), jnp.full((), jnp.nan, rows.dtype)
     return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])
-
-
-# Compiled code knows rows and their gradients. Both have derivatives too, by XLA's programs of all
-# ids as they are, for products with Hessians and the like.
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
-    return _compiled_rows(request, operands, gates, ids)
-
-
-def _forward(request: Request, operands: Any, gates: Any, ids: jax.Array) -> Any:
-    return _compiled_rows(request, operands, gates, ids), (operands, gates, ids)
-
-
-def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
-    return *_compiled_gradient(request, *kept, cotangent), None
-
-
-_rows.defvjp(_forward, _backward)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _compiled_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
-    return _native.look_up(operands, gates, ids, request.features)
-
-
-@_compiled_rows.defjvp
-def _(request: Request, primals: Any, tangents: Any) -> Any:
-    operands, gates, ids = primals
-    return jax.jvp(lambda x, g: _by_xla(request, x, g, ids), (operands, gates), tangents[:2])
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _compiled_gradient(
-    request: Request, operands: Any, gates: Any, ids: jax.Array, cotangent: jax.Array
-) -> Any:
-    return _native.look_up_gradient(operands, gates, ids, cotangent)
-
-
-@_compiled_gradient.defjvp
-def _(request: Request, primals: Any, tangents: Any) -> Any:
-    ids = primals[2]
-
-    def gradient(operands: Any, gates: Any, cotangent: jax.Array) -> Any:
-        return jax.vjp(lambda x, g: _by_xla(request, x, g, ids), operands, gates)[1](cotangent)
-
-    return jax.jvp(gradient, (*primals[:2], primals[3]), (*tangents[:2], tangents[3]))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax.nn._base import TensorLinear
 
 
@@ -65,10 +66,15 @@ class TensorLinearGeneral(nnx.Module):
                 f"inputs: expected sizes {self.in_features} at the axes {self.axis}, got shape "
                 f"{inputs.shape}"
             )
-        x = jnp.moveaxis(inputs, axes, range(-count, 0))
-        y = self.layer(x.reshape(*x.shape[:-count], math.prod(self.in_features)))
+        y = _applied(jnp.moveaxis(inputs, axes, range(-count, 0)), self.layer, count)
         y = y.reshape(*y.shape[:-1], *self.out_features)
-        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+        return sharded(y, out_sharding)
+
+
+@placed_by(like_first)
+def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
+    """The layer on the last ``count`` axes as one."""
+    return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:

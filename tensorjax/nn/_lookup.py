@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import contract
+from tensorjax._placement import placed_by, spec_like
 from tensorjax.nn._networks import absorbing
 
 # What moving a number costs, in operations. One that is gathered is scattered in the backward pass,
@@ -108,6 +109,13 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
     return Network(terms, tuple(shapes), tuple((k + 1, bond(k)) for k in range(order)))
 
 
+def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
+    """Gates change no sharding."""
+    arrays = arguments[0][1]
+    return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
+
+
+@placed_by(_as_given)
 def gated(
     network: Network,
     arrays: Sequence[jax.Array],

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tensorjax._placement import placed_by, spec_like
+
 Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
@@ -104,6 +106,13 @@ def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
+def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
+    """Gates change no sharding."""
+    given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
+    return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
+
+
+@placed_by(_as_given)
 def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[jax.Array]:
     """The cores with every gate multiplied into one of its neighbours."""
     out = list(cores)
@@ -113,6 +122,7 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
     return out
 
 
+@placed_by(_as_given)
 def gated_tucker(
     core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
 ) -> list[jax.Array]:
@@ -121,6 +131,7 @@ def gated_tucker(
     return [*out[:split], core, *out[split:]]
 
 
+@placed_by(_as_given)
 def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.Array]:
     """The factors, with the gate multiplied into the smallest."""
     out = list(factors)

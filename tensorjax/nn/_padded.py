@@ -5,11 +5,13 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax import _check
+from tensorjax import _check, _ids
 
 
 class PaddedEmbed(nnx.Embed):
     """`flax.nnx.Embed` with an id whose row is zero and has no gradient.
+
+    The rows of ids outside [0, num_embeddings) are NaN; negative ones do not count from the end.
 
     Args:
       num_embeddings: rows.
@@ -33,9 +35,15 @@ class PaddedEmbed(nnx.Embed):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
-        """Rows of the ids; zeros for the padding id."""
-        rows = super().__call__(inputs, out_sharding)
-        return jnp.where((jnp.asarray(inputs) == self.padding_idx)[..., None], 0, rows)
+        """Rows of the ids; zeros for the padding id, NaN for those out of range."""
+        inputs = jnp.asarray(inputs)
+        if not jnp.issubdtype(inputs.dtype, jnp.integer):
+            return super().__call__(inputs, out_sharding)  # Flax says what is wrong
+        ids = _ids.as_int32(inputs, self.num_embeddings)
+        valid = _ids.inside(ids, self.num_embeddings)
+        rows = super().__call__(jnp.where(valid, ids, 0), out_sharding)
+        rows = jnp.where((ids == self.padding_idx)[..., None], 0, rows)
+        return _ids.or_nan(rows, valid)
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
         """Logits of all rows, as `flax.nnx.Embed.attend`; that of the padding id is 0."""

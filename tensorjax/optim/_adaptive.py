@@ -14,6 +14,7 @@ from tensorjax.optim._polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._prune import Gates
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._step import Step
+from tensorjax.optim._watch import fresh
 
 # Those of planted.Config, where γ grows from zero: python -m experiments run comera/planted.
 SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
@@ -53,7 +54,9 @@ def rank_adaptive(
     where Ŝ stands for S in the late gradient, the larger term is chosen on a moving average of the
     loss, and S, S₀ and Ŝ are divided by ``size_scale``. After the inner step gates at or below τ
     become exactly zero and stay so, as do their indices in the cores. `shrink` drops them from the
-    arrays.
+    arrays. Parameters that ``inner`` leaves as they are in a step, by `optax.set_to_zero` for some
+    labels or by a learning rate of zero, are left so here too, bit for bit: a frozen layer keeps
+    its gates and cores, and counts with the size that it has.
 
     Args:
       inner: any Optax transformation that makes steps, with its learning rate. For rates of its own
@@ -118,6 +121,12 @@ def rank_adaptive(
       >>> float(state.count), float(state.size)
       (1.0, 27.0)
 
+    A cut of the late stage, which is any step of it in which gates die, is on trial until the next
+    losses show whether the model still works. Chance is near the first loss of the training. Where
+    half of what was gained since is lost, the gates come back as they were, and half as many
+    may die in the next cut; where not one may, or the loss is near chance for another reason, size
+    is not pressed on. `status` says so.
+
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
     to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
     `optax.MultiSteps` may be inside (the average then sees the loss of every mini-step) or outside
@@ -125,7 +134,7 @@ def rank_adaptive(
     be the mean over all of them, as the gradients are, or the stages of the devices part. A loss
     that is NaN or Inf leaves average and stage as they are, and is counted in the state; gradients
     that are not finite are for `optax.apply_if_finite`: around it, whole steps are left out, and
-    not counted here; inside, size is not pressed on in those steps, but gates may die.
+    not counted here; inside, size is not pressed on in those steps, and no gate dies.
     With `optax.inject_hyperparams`, options that are no numbers to follow go to ``static_args``:
     ``("inner", "switch", "rows", "keep_one")``. Of schedule-free optimisers, `shrink` comes before
     ``schedule_free_eval_params``: their second sequence does not know which gates are dead.
@@ -157,7 +166,7 @@ def rank_adaptive(
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return _fresh(1.0, options, inner.init(params))
+            return _fresh(1.0, options, inner.init(params), params, 0)
         layout = _trainable(params, keep_one)
         full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
         leaves = jax.tree.leaves(params)
@@ -167,12 +176,17 @@ def rank_adaptive(
         flat = gates.join([leaves[k] for k in layout.gates])
         form = polynomial(layout, measure, rows)
         size = form.of_living(gates.per_bond(flat > threshold))
-        state = _fresh(float(full), options, inner.init(params))
+        saved = jax.tree.unflatten(
+            jax.tree.structure(params),
+            [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)],
+        )
+        state = _fresh(float(full), options, inner.init(params), saved, flat.size)
         _check_proximal(state.inner, proximal)
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
             state = state._replace(least=form.of_living(jnp.array(ones)))
-        return state._replace(size=size)
+        parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
+        return state._replace(size=size, rests=jnp.ones((parts,), bool))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
@@ -189,13 +203,13 @@ def rank_adaptive(
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
         moves, inner_state = descend(step.gradients())
-        moves, size = step.finish(moves)
-        return moves, step.record(size)._replace(inner=inner_state)
+        moves, size, learnt = step.finish(moves)
+        return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
+def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:
     # Every field an array of its own: buffers that are shared cannot be donated.
     def number(x: Any) -> jax.Array:
         return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
@@ -216,6 +230,8 @@ def _fresh(full: float, options: Options, inner: Any) -> RankAdaptiveState:
         best=number(None),
         stalled=count(),
         skipped=count(),
+        rests=jnp.ones((0,), bool),
+        watch=None if options.switch is None else fresh(saved, gates),
         inner=inner,
     )
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._placement import returned
 from tensorjax.optim._layout import Layer, flatten, gated
 from tensorjax.optim._measure import concrete
 
@@ -90,8 +91,8 @@ def _like(new: np.ndarray, old: Any, layer: Layer) -> jax.Array:
             f"params: the canonical cores of {layer.name}, up to {np.abs(new).max():.3g}, exceed "
             f"{dtype}; take a wider one"
         )
-    made = jnp.asarray(new, dtype)
-    return jax.device_put(made, old.sharding) if isinstance(old, jax.Array) else made
+    made = np.asarray(new, dtype)
+    return returned(made, old) if isinstance(old, jax.Array) else jnp.asarray(made)
 
 
 def _train(layer: Layer, cores: Arrays, gates: Arrays) -> Arrays:

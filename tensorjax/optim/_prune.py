@@ -85,6 +85,10 @@ class Gates:
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
+    def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
+        """One value of each gate vector, repeated for all its entries."""
+        return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
+
     def per_bond(self, flat: jax.Array) -> jax.Array:
         """Sums over every bond, in single precision."""
         sums = jnp.zeros((len(self.lengths),), jnp.float32)
@@ -112,6 +116,8 @@ def doomed(
     *,
     keep_one: bool,
     target: jax.Array | None,
+    frozen: jax.Array,
+    most: jax.Array | None = None,
 ) -> jax.Array:
     """Marks the gates that die in this step.
 
@@ -123,8 +129,10 @@ def doomed(
       threshold: gates at or below it may die.
       keep_one: whether the largest gate of a bond has to stay.
       target: size below which no further gate dies, the smallest dying first; None: all die.
+      frozen: which of them must stay as they are.
+      most: how many may die, with a target only.
     """
-    may_die = live & (values <= threshold)
+    may_die = live & ~frozen & (values <= threshold)
     if keep_one:
         may_die &= ~gates.largest(values, live)
     if target is not None:
@@ -136,10 +144,11 @@ def doomed(
             left = gates.per_bond(live & ~(may_die & (place < count)))
             return polynomial.of_living(left) <= target
 
-        may_die &= place < _least(enough, jnp.sum(may_die), values.size)
+        count = _least(enough, jnp.sum(may_die), values.size)
+        may_die &= place < (count if most is None else jnp.minimum(count, most.astype(count.dtype)))
     if not keep_one:  # nothing passes a layer with an empty bond: its other bonds go too
         alive = polynomial.living(gates.per_bond(live & ~may_die))
-        may_die |= live & ~alive[gates.owners[gates.bonds]]
+        may_die |= live & ~frozen & ~alive[gates.owners[gates.bonds]]
     return may_die
 
 

@@ -7,12 +7,10 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax.optim._watch import UNKNOWN, limit
 
 # A fall of the smoothed loss by less than this share of itself is no progress.
 PROGRESS = 1e-2
-# Stands for targets that are found at the switch. NaN or Inf would stop training in JAX's modes
-# that look for them.
-UNKNOWN = -1e30
 
 
 def unknown(x: Any) -> Any:
@@ -29,7 +27,8 @@ class RankAdaptiveState(NamedTuple):
       loss: sum of losses, weighted by age.
       mass: sum of those weights; ``loss / mass`` is the moving average without bias.
       size: after the last update, in the units of the measure.
-      least: size where every bond has rank one, or 0 if whole layers may go.
+      least: size where every bond has rank one, or 0 if whole layers may go; frozen layers are
+        counted as they are.
       loss_target: L₀; −1e30 before the late stage, if it is found then.
       size_target: S₀; likewise.
       scale: that S, S₀ and Ŝ are divided by.
@@ -37,6 +36,8 @@ class RankAdaptiveState(NamedTuple):
         before.
       stalled: updates since loss or size last made progress in the late stage.
       skipped: losses that were NaN or Inf.
+      rests: for each core and gate, whether it stayed as it was when anything last moved.
+      watch: cuts of the late stage on trial and undone; None without ``switch``.
       inner: state of the optimiser inside.
     """
 
@@ -52,6 +53,8 @@ class RankAdaptiveState(NamedTuple):
     best: Any
     stalled: Any
     skipped: Any
+    rests: Any
+    watch: Any
     inner: Any
 
 
@@ -67,9 +70,10 @@ class Status:
       size_target: S₀; NaN where it is not known yet.
       loss_target: L₀; likewise.
       skipped: losses that were NaN or Inf, and were left out.
-      status: "running"; "converged", both targets are met; or "infeasible", they are not, and
+      status: "running"; "converged", both targets are met; "infeasible", they are not, and
         either the size of all ranks one is above S₀, or for ``patience`` updates neither loss nor
-        size has made progress.
+        size has made progress, or every smaller size that was tried brought the loss near chance
+        and was undone; or "collapsed", the loss is near chance, where training began.
       advice: what to do, or "".
     """
 
@@ -80,7 +84,7 @@ class Status:
     size_target: float
     loss_target: float
     skipped: int
-    status: Literal["running", "converged", "infeasible"]
+    status: Literal["running", "converged", "infeasible", "collapsed"]
     advice: str
 
     def __str__(self) -> str:
@@ -136,8 +140,19 @@ def status(state: Any, *, patience: int = 200) -> Status:
     if late:
         fits = size <= values["size_target"]
         learnt = loss <= values["loss_target"]
-        if fits and learnt:
+        refused = _refused(found[0].watch)
+        if _collapsed(found[0].watch, values, loss):
+            verdict = "collapsed"
+            advice = (
+                f"the loss {loss:.4g} is near that of the beginning, from a best of "
+                f"{values['best']:.4g}: go back to a checkpoint, and allow a larger size, or "
+                "lower late_size_weight and late_threshold"
+            )
+        elif fits and learnt:
             verdict = "converged"
+        elif refused:
+            final, advice = refused
+            verdict = "infeasible" if final else "running"
         elif size_target < values["least"] or values["stalled"] >= patience:
             verdict, advice = "infeasible", _advice(values, loss, fits, learnt)
     if values["skipped"] and not advice:
@@ -155,11 +170,32 @@ def status(state: Any, *, patience: int = 200) -> Status:
     )
 
 
+def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
+    if watch is None:
+        return False
+    seen = watch._replace(**{k: _number(k, v) for k, v in watch._asdict().items()})
+    return loss > float(limit(seen, values["best"]))
+
+
+def _refused(watch: Any) -> tuple[bool, str] | None:
+    """Whether no cut is tried any more, and what happened to the last one; None where none was."""
+    if watch is None or not _number("refused", watch.refused):
+        return None
+    count, size, loss, most = (
+        _number(name, getattr(watch, name)) for name in ("refused", "size", "loss", "most")
+    )
+    return most < 1, (
+        f"{int(count)} cuts were undone, the last to size {size:.6g}, for the loss rose to "
+        f"{loss:.4g}, near that of the beginning: allow a larger size"
+    )
+
+
 def _advice(values: dict[str, float], loss: float, fits: bool, learnt: bool) -> str:
     if values["size_target"] < values["least"]:
         return (
             f"the size target {values['size_target']:.6g} is below {values['least']:.6g}, the size "
-            "of all ranks one: allow a larger size, or whole layers to go (keep_one=False)"
+            "of all ranks one (of frozen layers as they are): allow a larger size, or whole layers "
+            "to go (keep_one=False)"
         )
     stuck = f"for {int(values['stalled'])} updates"
     if fits:
@@ -185,7 +221,7 @@ def _states(tree: Any) -> list[RankAdaptiveState]:
 
 
 def _number(name: str, value: Any) -> float:
-    if name == "inner":
+    if name in ("inner", "rests", "watch", "saved"):
         return 0.0
     (leaf,) = jax.tree.leaves(value)  # a flax variable is a tree of one leaf
     if _check.is_traced(leaf):

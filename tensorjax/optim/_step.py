@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tensorjax.optim._layout import Layout, gated
@@ -12,6 +13,8 @@ from tensorjax.optim._options import Options, at, is_zero
 from tensorjax.optim._polynomial import Polynomial, polynomial
 from tensorjax.optim._prune import Gates, doomed, like, widest
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
+from tensorjax.optim._watch import Verdict, judged
+from tensorjax.optim._watch import seen as seen_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Step:
     live: jax.Array
     began: jax.Array
     state: RankAdaptiveState  # with this step's loss, count and stage
+    trial: tuple[Verdict, jax.Array] | None  # and the gates' values from before the last cut
 
     @classmethod
     def of(
@@ -52,7 +56,21 @@ class Step:
         seen, finite = _observed(options, state, value)
         following = _staged(options, seen, finite, size)
         began = following.late & unknown(state.best)
-        return cls(options, layout, gates, form, updates, leaves, flat, flat != 0, began, following)
+        trial = None
+        if options.switch is not None:
+            at_gates = sorted(layout.gates)
+            kept = dict(zip(at_gates, jax.tree.leaves(state.watch.saved), strict=True))
+            saved = gates.join([kept[k] for k in layout.gates])
+            loss = jnp.asarray(value).astype(jnp.float32)
+            decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
+            watch, verdict = judged(
+                seen_by(state.watch, loss, finite, decay), state.best, following.mass, size,
+                jnp.sum(saved != 0).astype(jnp.float32),
+            )  # fmt: skip
+            following, trial = following._replace(watch=watch), (verdict, saved)
+        return cls(
+            options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial
+        )
 
     def pressures(self) -> tuple[Any, Any]:
         """Weights of the loss and of the surrogate; None where they are one and nothing."""
@@ -65,6 +83,8 @@ class Step:
         short = at(options.loss_weight, count) * (_average(state) - state.loss_target)
         # Where every bond has rank one, pressing on would not end.
         fits = state.size <= jnp.maximum(state.size_target, state.least)
+        if self.trial is not None:  # nor where no cut is left to try, or the loss is near chance
+            fits |= ~self.trial[0].presses
         mix = at(options.mix, count)
         worse = fits | (short > at(options.late_size_weight, count) * excess)
         on_loss = jnp.where(worse, at(options.loss_weight, count) + mix, mix)
@@ -107,11 +127,17 @@ class Step:
             leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
         return jax.tree.unflatten(structure, leaves)
 
-    def finish(self, moves: Any) -> tuple[Any, jax.Array]:
-        """The moves with which dying gates, and what is on their bonds, become zero; the size."""
+    def finish(self, moves: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
+        """The moves with which dying gates, and what is on their bonds, become zero.
+
+        Returns:
+          (moves, the size, what the state is to know of frozen parameters).
+        """
         leaves, structure = jax.tree.flatten(moves)
         places = self.layout.gates
-        new = self._moved(leaves)
+        still, rests = self._frozen(leaves)
+        frozen = self.gates.spread([still[k] for k in places])
+        new = self._moved(leaves, still)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
         target, deadly = None, limit
@@ -122,33 +148,84 @@ class Step:
             deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
         dead = ~self.live | doomed(
             self.gates, self.polynomial, flat, self.live, deadly,
-            keep_one=self.options.keep_one, target=target,
+            keep_one=self.options.keep_one, target=target, frozen=frozen, most=self._most(),
         )  # fmt: skip
-        held = ~dead & (flat <= limit)
+        dead, back, waiting, watch = self._tried(dead)
+        held = ~dead & ~frozen & (flat <= limit)
         split = self.gates.split
         for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
+            kept = leaves[k]
             leaves[k] = _gate_move(
                 self.leaves[k], leaves[k], gone, hold, limit,
                 gate if self.options.proximal is not None else None,
             )  # fmt: skip
-        self._clear(leaves, split(~dead))
+            leaves[k] = jnp.where(still[k], kept.astype(leaves[k].dtype), leaves[k])
+        if back is not None:
+            for k, returns in zip(places, split(back), strict=True):
+                leaves[k] = leaves[k] + like(returns.astype(leaves[k].dtype), leaves[k])
+        self._clear(leaves, split(~dead), still, None if waiting is None else split(waiting))
         size = self.polynomial.of_living(self.gates.per_bond(~dead))
-        return jax.tree.unflatten(structure, leaves), size
+        lengths = np.minimum(self.gates.lengths, 1) * self.options.keep_one
+        stay = self.gates.per_bond(~dead & frozen)
+        least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
+        least = jnp.where(jnp.all(rests), self.state.least, least)
+        learnt = {"least": least, "rests": rests, "watch": watch}
+        return jax.tree.unflatten(structure, leaves), size, learnt
 
-    def _moved(self, leaves: list[Any]) -> list[jax.Array]:
+    def _most(self) -> jax.Array | None:
+        """How many gates may die in this step; in the early stage all."""
+        if self.trial is None:
+            return None
+        return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
+
+    def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
+        """What the cut on trial makes of the dead gates.
+
+        Returns:
+          (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
+        """
+        if self.trial is None:
+            return dead, None, None, None
+        (undo, waits, *_), saved = self.trial
+        back = jnp.where(undo, saved, 0.0)
+        dead &= back == 0
+        cut = dead & self.live & self.state.late
+        kept = jnp.where(waits, saved, jnp.where(cut, self.flat, 0.0))
+        watch = self.state.watch
+        parts = dict(zip(self.layout.gates, self.gates.split(kept), strict=True))
+        old, structure = jax.tree.flatten(watch.saved)
+        new = [
+            like(parts[k].astype(x.dtype), x)
+            for k, x in zip(sorted(self.layout.gates), old, strict=True)
+        ]
+        watch = watch._replace(
+            saved=jax.tree.unflatten(structure, new),
+            tried=jnp.where(jnp.any(cut), 0, watch.tried),
+            total=jnp.where(jnp.any(cut), 0.0, watch.total),
+        )
+        return dead, back, (kept != 0) | (back != 0), watch
+
+    def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
         """The gates after the inner optimiser's move, and after the proximal step."""
         new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
             return new
         step = at(self.options.proximal, self.state.count - 1)
-        return [
+        pushed = [
             jnp.maximum(gate - like(slope.astype(gate.dtype), gate), jnp.zeros_like(gate))
             for gate, slope in zip(new, self.slopes(step * on_size), strict=True)
         ]
+        trio = zip(self.layout.gates, new, pushed, strict=True)
+        return [jnp.where(still[k], gate, low) for k, gate, low in trio]
 
-    def _clear(self, leaves: list[Any], alive: list[jax.Array]) -> None:
-        """Makes the indices of dead gates zero in the cores: norms then do not see them."""
+    def _clear(
+        self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
+    ) -> None:
+        """Makes the indices of dead gates zero in the cores: norms then do not see them.
+
+        Those of a cut on trial rest, as they may be wanted again.
+        """
         start = 0
         for layer in self.layout.layers:
             for gate, bonds in enumerate(layer.bonds):
@@ -159,10 +236,31 @@ class Step:
                     shape[axis] = mask.size
                     x, move = _same(self.leaves[k], leaves[k])
                     kept = like(jnp.broadcast_to(mask.reshape(shape), x.shape), x)
-                    leaves[k] = jnp.where(kept, move, -x)
+                    cleared = jnp.where(kept | still[k], move, -x)
+                    if waiting is not None:
+                        rest = waiting[start + gate].reshape(shape)
+                        rest = like(jnp.broadcast_to(rest, x.shape), x)
+                        cleared = jnp.where(rest, jnp.zeros_like(cleared), cleared)
+                    leaves[k] = cleared
             start += len(layer.gates)
 
-    def record(self, size: jax.Array) -> RankAdaptiveState:
+    def _frozen(self, moves: list[Any]) -> tuple[dict[int, jax.Array], jax.Array]:
+        """Which cores and gates must stay as they are, by position, and which were seen at rest.
+
+        A transformation does not tell what it freezes. So what does not move while something else
+        does is left alone, and it is so too in steps in which nothing moves, as between those of
+        `optax.MultiSteps`. Where nothing ever has moved, gates may die in the late stage only.
+        """
+        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
+        moved = [jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else False for x in moves]
+        active = jnp.any(jnp.stack([jnp.asarray(x) for x in moved]))
+        rests = jnp.where(active, ~jnp.stack([moved[k] for k in parts]), self.state.rests)
+        frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
+        return dict(zip(parts, frozen, strict=True)), rests
+
+    def record(
+        self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
+    ) -> RankAdaptiveState:
         """The state after the step: its size, and whether it made progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
@@ -170,6 +268,9 @@ class Step:
         moved = better | (size < state.size) | self.began | ~state.late
         return state._replace(
             size=size,
+            least=least,
+            rests=rests,
+            watch=watch,
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
         )

@@ -34,6 +34,14 @@ class Collective:
     runs: int = 1
 
     @property
+    def single(self) -> bool:
+        """Whether numbers are in single precision at least: norms, losses, sums of gradients."""
+        if self.name in ("norms", "loss", "gradients"):
+            return True
+        parameters = self.name in ("weights", "vectors", "table")
+        return parameters and self.kind == "reduce-scatter"
+
+    @property
     def sent(self) -> float:
         """Numbers that a device sends, in all runs."""
         passes = 2 if self.kind == "all-reduce" else 1
@@ -194,8 +202,8 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
     yield from _vector(layout, s, s.length * s.features, 1, 1)
     yield from _norm(layout, s, 1, 1)
     table = s.vocabulary * s.features / c
-    yield Collective("logits", "all-gather", table, g)
-    yield Collective("logits", "reduce-scatter", table, g)
+    yield Collective("table", "all-gather", table, g)
+    yield Collective("table", "reduce-scatter", table, g)
     yield Collective("loss", "all-reduce", 3 * s.tokens, c)
 
 

@@ -8,13 +8,14 @@ Deep Learning Models" (Optimus), arXiv 2104.05343 (2D, SUMMA); B. Wang et al., "
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tensorjax import linalg
+from tensorjax import _ids, linalg
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel import _trains
 from tensorjax.parallel._placing import Placing
@@ -70,12 +71,23 @@ class Layout(Placing):
       12
     """
 
-    def embed(self, table: jax.Array, ids: jax.Array) -> jax.Array:
+    def embed(
+        self,
+        table: jax.Array,
+        ids: jax.Array,
+        *,
+        vocabulary: int | None = None,
+        dtype: Any = None,
+    ) -> jax.Array:
         """Rows of the token table.
 
         Args:
           table: block of ("vocab", "embed").
           ids: integers (batch, length) of rows of the table, this device's block of the batch.
+          vocabulary: true number of words; all rows of the table if None. The rows of ids outside
+            [0, vocabulary) are NaN, under all layouts: inside a compiled program nothing can raise.
+          dtype: of the result; that of the table if None. Gradients are added up in single
+            precision at least, over tokens and over devices.
 
         Returns:
           x (batch, length, embed), as it lies between linear layers.
@@ -83,24 +95,28 @@ class Layout(Placing):
         Raises:
           ValueError: a length that does not split where a rule splits it.
         """
-        if self.mesh is None:
-            return table[ids]
         self.padded("length", ids.shape[1])
-        ids = collectives.gather(ids, self.stored, 0)
-        place = ids.astype(jnp.int32) - collectives.index(self.wide) * table.shape[0]
-        mine = (place >= 0) & (place < table.shape[0])
-        rows = table[jnp.where(mine, place, 0)]
-        x = jnp.where(mine[..., None], rows, jnp.zeros((), table.dtype))
+        here, dtype = table.shape[0], dtype or table.dtype
+        count = here * self.ways(self.wide) if vocabulary is None else vocabulary
+        ids = collectives.gather(_ids.as_int32(ids, count), self.stored, 0)
+        place = ids - collectives.index(self.wide) * here
+        valid = _ids.inside(ids, count)
+        mine = _ids.inside(place, here) & valid
+        # Widened before rows are taken: going back, a row adds up the cotangents of all its tokens.
+        wide = collectives.vary(table, self.batch).astype(linalg.factor_dtype(table.dtype))
+        rows = wide.at[jnp.where(mine, place, 0)].get(mode="promise_in_bounds").astype(dtype)
+        x = _ids.or_nan(jnp.where(mine[..., None], rows, jnp.zeros((), dtype)), valid)
         # Other tokens' features are here, those tokens have some of ours.
         x = collectives.exchange(x, self.stored, 0, -1)
         return self._reduce(x)
 
-    def positions(self, table: jax.Array, length: int) -> jax.Array:
+    def positions(self, table: jax.Array, length: int, *, dtype: Any = None) -> jax.Array:
         """Rows 0 … length − 1 of the table of positions, to be added to x.
 
         Args:
           table: block of ("position", "embed").
           length: of the sequences.
+          dtype: of the result; that of the table if None.
 
         Returns:
           (1, length, embed), as x lies between linear layers.
@@ -110,7 +126,7 @@ class Layout(Placing):
                 f"length: expected a number in [1, {table.shape[0]}], as there are positions, "
                 f"got {length}"
             )
-        x = self._whole(table[:length])
+        x = self._whole(table[:length], dtype)
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
@@ -157,7 +173,9 @@ class Layout(Placing):
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
-          w: block of ("embed", …, "mlp" or "heads"); axes between are not split. Or a layer, such
+          w: block of ("embed", …, "mlp" or "heads"); axes between are not split. It is used in the
+            dtype of x, and its gradient added up over devices in single precision at least. Or a
+            layer, such
             as those of `tensorjax.nn`, whose parameters are the same on all devices. A tensor train
             whose leading modes split is applied by its modes where features are split: a device
             contracts its blocks of the first mode of the input and of the output, and only T × rank
@@ -173,15 +191,16 @@ class Layout(Placing):
           (batch, length, …, wide): this device's block of the batch and of the wide axis.
         """
         if callable(w):
-            if self._by_modes(w, fold):
-                return _trains.product(w, x, self.features, fold)
-            y = w(self._own(x))
+            layer = self._layer(w, x)
+            if self._by_modes(layer, fold):
+                return _trains.product(layer, x, self.features, fold)
+            y = layer(self._own(x))
             y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
             return collectives.exchange(y, self.wide, -1, 1)
-        y = self._columns(x, self._stored(w, 0))
+        y = self._columns(x, self._stored(w, 0, x.dtype))
         if b is None:
             return y
-        return y + collectives.row(self._stored(b, -1), y.ndim)
+        return y + collectives.row(self._stored(b, -1, y.dtype), y.ndim)
 
     def row(
         self,
@@ -200,16 +219,17 @@ class Layout(Placing):
           (batch, length, embed), as it lies between linear layers.
         """
         if callable(w):
-            if self._by_modes(w, ()):
-                return _trains.product(w, x, self.features, ())
-            return self._shared(w(collectives.exchange(x, self.wide, 1, -1)))
+            layer = self._layer(w, x)
+            if self._by_modes(layer, ()):
+                return _trains.product(layer, x, self.features, ())
+            return self._shared(layer(collectives.exchange(x, self.wide, 1, -1)))
         if self.rows == "gather":
-            y = self._joined(x, self._stored(w, 0))
+            y = self._joined(x, self._stored(w, 0, x.dtype))
         elif self.overlap and self.features:
-            y = collectives.ring_scatter_product(x, self._stored(w, -1), self.features)
+            y = collectives.ring_scatter_product(x, self._stored(w, -1, x.dtype), self.features)
         else:
-            y = self._reduce(collectives.product(x, self._stored(w, -1)))
-        return y if b is None else y + collectives.row(self._whole(b), y.ndim)
+            y = self._reduce(collectives.product(x, self._stored(w, -1, x.dtype)))
+        return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
         """Whether a layer's modes split over the devices that split the features."""
@@ -249,7 +269,7 @@ class Layout(Placing):
           padding out.
         """
         wide = linalg.factor_dtype(x.dtype)
-        return self._columns(x, self._stored(table, -1).T, wide)
+        return self._columns(x, self._stored(table, -1, x.dtype).T, wide)
 
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
@@ -258,18 +278,22 @@ class Layout(Placing):
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
-          targets: integers (batch, length), this device's block.
+          targets: integers (batch, length), this device's block. −100 counts for none, as if its
+            weight were 0; any other outside [0, vocabulary) makes the sum NaN, whatever its weight.
           weights: floating (batch, length), this device's block; 0 leaves a token out.
           vocabulary: true number of words: columns from there on count as absent.
 
         Returns:
-          The sum of weights × losses and the sum of weights: scalars, equal on all devices.
+          The sum of weights × losses and the sum of weights: scalars, equal on all devices. Both
+          are 0 where no target counts, and so is the gradient of the first.
         """
         z = logits.astype(linalg.factor_dtype(logits.dtype))
         here = z.shape[-1]
         first = collectives.index(self.wide) * here
-        place = targets.astype(jnp.int32) - first
-        mine = (place >= 0) & (place < here)
+        targets = _ids.as_int32(targets, vocabulary)
+        ignored, valid = targets == _ids.IGNORED, _ids.inside(targets, vocabulary)
+        place = targets - first
+        mine = _ids.inside(place, here) & valid
         # Read before the padding is masked: going back, XLA then masks in the same pass.
         found = jnp.take_along_axis(z, jnp.where(mine, place, 0)[..., None], axis=-1)[..., 0]
         if here * self.ways(self.wide) > vocabulary:
@@ -280,7 +304,8 @@ class Layout(Placing):
         found = jnp.where(mine, found, jnp.zeros((), z.dtype))
         mass, found = collectives.total(jnp.stack([mass, found]), self.wide)
         losses = jnp.log(mass) + top - found
-        weights = weights.astype(z.dtype)
+        losses = jnp.where(valid | ignored, losses, jnp.asarray(jnp.nan, z.dtype))
+        weights = jnp.where(ignored, jnp.zeros((), z.dtype), weights.astype(z.dtype))
         sums = jnp.stack([jnp.sum(weights * losses), jnp.sum(weights)])
         loss, count = collectives.total(sums, self.batch)
         return loss, count
@@ -289,20 +314,50 @@ class Layout(Placing):
         """Logits of this device's block of the batch for all words, the padding left out."""
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
-    def _stored(self, w: jax.Array, dim: int) -> jax.Array:
-        """A parameter with its blocks along `stored` joined.
+    def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
+        """A parameter with its blocks along `stored` joined, in ``dtype``.
 
         It counts as different along all axes of the batch from before that on: its gradient is then
         added up over the other ones after it has been scattered, when it is smallest.
         """
+        return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
+
+    def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
+        """A parameter where it is used; on one device there is nothing to add up."""
+        if self.mesh is None:
+            return w if dtype is None else w.astype(dtype)
+        return collectives.placed(place, w, dtype)
+
+    def _joined_blocks(self, w: jax.Array, dim: int) -> jax.Array:
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
-    def _whole(self, v: jax.Array) -> jax.Array:
+    def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
         """A vector over the features, as x has them: blocks of all other axes are joined."""
-        v = self._stored(v, -1)
-        if self.features:
-            return v
-        return collectives.gather(v, self.wide, -1, same=not self.length)
+
+        def place(v: jax.Array) -> jax.Array:
+            v = self._joined_blocks(v, -1)
+            if self.features:
+                return v
+            return collectives.gather(v, self.wide, -1, same=not self.length)
+
+        return self._placed(place, v, dtype)
+
+    def _layer(self, layer: Any, x: jax.Array) -> Any:
+        """A layer that computes in half precision, its gradients added up in single or their own.
+
+        Its parameters count as different on all devices before they are narrowed, not after.
+        """
+        dtype = getattr(layer, "dtype", None) or x.dtype
+        if self.mesh is None or linalg.factor_dtype(dtype) == dtype:
+            return layer
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array):
+                return leaf
+            return collectives.placed(lambda w: collectives.vary(w, axes), leaf)
+
+        axes = (*self.batch, *self.wide)
+        return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
         """x w, where x lies as between linear layers and w has all rows, some of the columns."""

@@ -282,8 +282,7 @@ class _Step:
         wire: dict[str, float] = {}
         hops = 0
         for part in _costs.collectives(made, sizes, self.positions, self.remat):
-            # Norms and losses are computed in single precision at least.
-            width = max(self.itemsize, 4) if part.name in ("norms", "loss") else self.itemsize
+            width = max(self.itemsize, 4) if part.single else self.itemsize
             wire[part.name] = wire.get(part.name, 0.0) + width * part.sent
             hops += part.hops
         numbers = sizes.parameters(self.positions) / (sizes.wide * sizes.stored)

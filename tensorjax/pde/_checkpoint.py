@@ -4,6 +4,7 @@ import pathlib
 import shutil
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -84,7 +85,7 @@ def load(folder: Any) -> State:
     memory = tree.get("memory")
     memory = None if memory is None else {k: np.asarray(a) for k, a in memory.items()}
     at = AffineMap(np.asarray(tree["map"]["matrix"]), np.asarray(tree["map"]["shift"]))
-    return State(TT(cores), at, float(tree["t"]), memory)
+    return State(TT([jnp.asarray(c) for c in cores]), at, float(tree["t"]), memory)
 
 
 def _saved(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -150,7 +150,8 @@ class Product(Term):
         first, *rest = (f.cores(box, map, tol) for f in self.factors)
         for cores in rest:
             first = multipliers.times(first, cores)
-        return [first[0] * self.amplitude, *first[1:]]
+        _, (head, amplitude) = floats(first[0], self.amplitude)
+        return [head * amplitude, *first[1:]]
 
     def check(self, dim: int) -> None:
         super().check(dim)

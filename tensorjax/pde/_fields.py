@@ -90,8 +90,8 @@ def field_motion(
       >>> bool(np.allclose(motion.rates, [0, -1, 0]))
       True
 
-    Source: ours. The paper (arXiv 2307.05914) moves linear coordinates; that its problem stays
-    convex for any finite set of fields is plain from its form.
+    Source: ours. The abstract of the paper (arXiv 2307.05914) speaks of diffeomorphisms and of a
+    convex functional; that it is convex for any finite set of fields is plain from its form.
     """
     setting = Setting(v, right, box, tol)
     if fields.dim != box.dim:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -36,7 +37,7 @@ class _Start(abc.ABC):
 
     def train(self, box: Box, map: AffineMap, tol: float) -> TT:
         """Its values on the points of the box, at x = map.inverse(y), at relative error ``tol``."""
-        return TT(self.cores(box, map, tol))
+        return TT([jnp.asarray(c) for c in self.cores(box, map, tol)])  # JAX's default dtype
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import placed
 from tensorjax.pde import _run as run
 from tensorjax.pde._checkpoint import checkpointer
 from tensorjax.pde._checks import check_conserving
@@ -18,11 +19,12 @@ from tensorjax.pde._static import integrate_static
 from tensorjax.pde._statuses import Options, Stopped
 from tensorjax.pde._steppers import STEPPERS, Method
 from tensorjax.pde._sums import Train, relative_norm
+from tensorjax.pde._times import check_span
 from tensorjax.pde._watch import progress_of
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
-# Defaults that a run of fixed ranks tells from what is asked for.
-_EDGE, _RESOLUTION, _STEPS = 1e-3, 0.05, 100_000
+# A default that a run of fixed ranks tells from what is asked for.
+_STEPS = 100_000
 
 METHODS: dict[str, Method] = {
     **STEPPERS,
@@ -33,6 +35,7 @@ METHODS: dict[str, Method] = {
 Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
 
 
+@placed
 def integrate(
     problem: Any,
     *,
@@ -48,8 +51,8 @@ def integrate(
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
-    edge_limit: float = _EDGE,
-    resolution_limit: float = _RESOLUTION,
+    edge_limit: float = 1e-3,
+    resolution_limit: float = 0.05,
     max_steps: int = _STEPS,
     progress: Any = False,
     checkpoint: Any = None,
@@ -78,8 +81,10 @@ def integrate(
         motion is repeated: no derivative passes through them, and none has to. ``tol`` is that of
         the initial state; only the end is saved. Derivatives see the directions that v fills: where
         v has fewer ranks than given, those that only its derivative needs are lost: gradients along
-        a repeated motion want x64 and ranks above those of the run. ``stats["finite"]`` tells
-        NaN and Inf, also under jit.
+        a repeated motion want x64 and ranks above those of the run. What is compiled serves all
+        calls with a problem of the same structure, method and ranks, whatever its coefficients, dt
+        and the number of steps. A run goes on to its end, or to NaN; ``stats["status"]`` says what
+        went wrong, also under jit, vmap and grad, where an unstable run ends as NaN.
       max_rank: the run stops where ``tol`` asks for more.
       coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
@@ -144,15 +149,11 @@ def integrate(
         _check.integer("max_steps", max_steps, low=1),
     )  # fmt: skip
     at, t0, start = _checked_start(problem, start, map, t0)
-    if t1 is None or not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
-        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
+    check_span(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
-        given = edge_limit, resolution_limit, max_steps
-        if progress or given != (_EDGE, _RESOLUTION, _STEPS):
-            raise ValueError(
-                "rank: expected no progress, edge_limit, resolution_limit or max_steps with it"
-            )
+        if progress or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress or max_steps with it")
         return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if conserve is not None:
@@ -171,7 +172,7 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
     ys: list[State] = []
     times = save_times(saveat, work.t, t1)
     if saveat.t0 or (times and times[0] <= work.t):
-        ys.append(work.state())
+        ys += [work.state()] * max(1, sum(t <= work.t for t in times))
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     stop: Stopped | None = None
@@ -184,8 +185,9 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
             break
         count += 1
         if times and work.t >= times[0]:
-            times.pop(0)
-            ys.append(work.state())
+            met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
+            ys += [work.state()] * met
+            del times[:met]
         elif every and count % every == 0:
             ys.append(work.state())
         save.after(work)

@@ -134,4 +134,14 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
         return np, [np.asarray(v, np.float64) for v in values]
     dtype = jnp.result_type(*(v.dtype for v in values if _check.is_traced(v)))
     dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
-    return jnp, [jnp.asarray(v).astype(dtype) for v in values]
+    return jnp, [_argument(v).astype(dtype) for v in values]
+
+
+def _argument(v: Any) -> Any:
+    """An array that tracing keeps as a constant beside the program; a scalar would be part of it.
+
+    So problems that differ in an amplitude share what is compiled: see `tensorjax.pde._programs`.
+    """
+    if _check.is_traced(v) or np.ndim(v):
+        return jnp.asarray(v)
+    return jnp.asarray(np.reshape(np.asarray(v), 1))[0]

@@ -3,10 +3,11 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -43,12 +44,8 @@ class RightSide:
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """What sums up to Q_y(v), but for the reaction: terms of `tt.linear_combination`.
-
-        They have the dtype of v, for operators are in double precision whatever JAX's default is.
-        """
-        found: list[Any] = [(a.astype(v.dtype), v) for a in self.operators]
-        return found if self.source is None else [*found, self.source.astype(v.dtype)]
+        """What sums up to Q_y(v), but for the reaction: terms of `tt.linear_combination`."""
+        return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
         """Q_y(v) − (Σ y + β)·∇v: what v follows in coordinates with ẏ = Σ y + β at fixed x.
@@ -57,6 +54,15 @@ class RightSide:
         """
         affine = Coefficients() if self.affine is None else self.affine
         return dataclasses.replace(self, affine=affine.moving(sigma, beta))
+
+
+def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
+    """Terms of operators applied to v, and of a source.
+
+    They have the dtype of v, for operators are in double precision whatever JAX's default is.
+    """
+    found: list[Any] = [(a.astype(v.dtype), v) for a in operators]
+    return found if source is None else [*found, source.astype(v.dtype)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,7 +115,7 @@ class Problem(abc.ABC):
 
     def initial(self, map: AffineMap, tol: float) -> TT:
         """u(0) on the grid of y, at x = map.inverse(y), with relative error ``tol``."""
-        return TT(self.initial_cores(map, tol))
+        return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: Any) -> RightSide:

@@ -23,6 +23,7 @@ from tensorjax.pde._solution import Result, State
 from tensorjax.pde._statuses import CURABLE, Options, Stopped, failed, fault, too_fast, unbounded
 from tensorjax.pde._steppers import Step, Trim
 from tensorjax.pde._sums import Runaway, Train, rounded
+from tensorjax.pde._times import reaches
 from tensorjax.pde._watch import compilations
 from tensorjax.pde.physical import shares
 
@@ -30,8 +31,6 @@ from tensorjax.pde.physical import shares
 _CHANGED = 1e-3
 # Maps of a higher condition number are as good as singular.
 _COND = 1e10
-# Steps shorter than this share of what is left to go are roundoff.
-_HAIR = 1e-10
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
@@ -103,30 +102,38 @@ class Run:
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at = Clock(self.options.problem, path, right)
-            trim = Trim(
-                self.options.tol,
-                self.options.max_rank,
-                dict(self.memory.guesses),
-                self.options.problem.box,
-                self.memory.lost,
-                exact=self.options.conserve is not None,
-            )
+            at, trim = Clock(self.options.problem, path, right), self._trim()
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
             if stop is not None and not (adaptive and stop.result in CURABLE):
                 return stop
+            errors = self.memory.errors
             accepted, stop = self._judged(step, dt, stop)
+            if accepted:
+                assert step is not None
+                stop = self._keep(step, at, target if lands else self.t + dt, trim)
+                if stop is None or not (adaptive and stop.result in CURABLE):
+                    break
+                # What the estimate lets pass may be unstable all the same.
+                self.memory.errors = errors
+                accepted, stop = self._judged(None, dt, stop)
             if stop is not None:
                 return stop
-            if accepted:
-                break
             self.rejected += 1
-        assert step is not None
-        stop = self._keep(step, at, target if lands else self.t + dt, trim)
         if stop is None:
             self._note(costs, dt, step, time.perf_counter() - began, compilations() - compiled)
         return stop
+
+    def _trim(self) -> Trim:
+        """What rounds the sums of the next step."""
+        return Trim(
+            self.options.tol,
+            self.options.max_rank,
+            dict(self.memory.guesses),
+            self.options.problem.box,
+            self.memory.lost,
+            exact=self.options.conserve is not None,
+        )
 
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
@@ -182,7 +189,7 @@ class Run:
     def _length(self, target: float) -> tuple[float, bool]:
         """The next step, and whether it ends at the target."""
         left, dt = target - self.t, self.memory.dt
-        if dt >= left * (1 - _HAIR):
+        if reaches(dt, self.t, target):
             return left, True
         if isinstance(self.options.controller, PIDController) and 2 * dt > left:
             return left / 2, False

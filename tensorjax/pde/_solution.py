@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tensorjax import _check
+from tensorjax._operators import shown
 from tensorjax._train import TT
 from tensorjax.pde._maps import AffineMap
+from tensorjax.pde._times import snapped
 
 
 class SaveAt(NamedTuple):
@@ -21,7 +24,8 @@ class SaveAt(NamedTuple):
     Attributes:
       t0: at the beginning.
       t1: at the end.
-      ts: at these times, ascending; steps are shortened to meet them.
+      ts: at these times, ascending; steps are shortened to meet them. Up to roundoff they may lie
+        outside the run: 3 * 0.1 is a time of one that ends at 0.3.
       steps: after every so many accepted steps; 0 for none.
 
     Example:
@@ -72,12 +76,33 @@ class Result(enum.StrEnum):
     mass = "mass not conserved"
     solver = "implicit step not solved"
     stopped = "stopped by the callback"
+    unknown = "not known while traced"
+
+
+# Results of runs at fixed ranks, which arrays tell by their place here: the worst is the last.
+STATUSES = (
+    Result.successful,
+    Result.edge_mass,
+    Result.unresolved,
+    Result.cfl,
+    Result.not_finite,
+)
+_ADVICE = {
+    Result.edge_mass: "v reaches the edge of the box: take a larger box, or coordinates that "
+    "follow the solution",
+    Result.unresolved: "v has more in the highest third of the modes of an axis than the points "
+    "resolve: take more points, a smaller box, or coordinates in which the solution is wider; or, "
+    "if the norm grows without reason, a smaller dt",
+    Result.cfl: "the right side has rates too fast for steps of this length",
+    Result.not_finite: "NaN or Inf: try a smaller dt, or higher ranks",
+    Result.unknown: "ask stats['status'], or the solution outside jit, vmap and grad",
+}
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("ts", "ys", "stats"),
-    meta_fields=("result", "message"),
+    meta_fields=("_result", "_message"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution:
@@ -92,10 +117,10 @@ class Solution:
         rest and as they moved; NaN where no generator looked), "cond" (of Γ), "mass", "edge_mass",
         "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
         and "beta" (Σ and β at the beginning of the step), "seconds", "compilations". With ``rank``:
-        "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf:
-        under jit, vmap and grad ``result`` cannot tell).
-      result: `Result.successful`, or what stopped the run.
-      message: what happened and what to try; empty if successful.
+        "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
+        and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
+        cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,
+        else Inf).
 
     Example:
       >>> import numpy as np
@@ -111,14 +136,43 @@ class Solution:
     ts: np.ndarray
     ys: list[State]
     stats: dict[str, Any]
-    result: Result
-    message: str
+    _result: Result | None = None
+    _message: str = ""
+
+    @property
+    def result(self) -> Result:
+        """`Result.successful`, or what stopped the run; of a batch of runs that of the worst.
+
+        With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
+        that is traced it is `Result.unknown`.
+        """
+        if self._result is not None:
+            return self._result
+        status = self.stats["status"]
+        return Result.unknown if _check.is_traced(status) else STATUSES[int(np.max(status))]
+
+    @property
+    def message(self) -> str:
+        """What happened and what to try; empty if successful."""
+        if self._result is not None:
+            return self._message
+        result = self.result
+        if result == Result.unknown or result == Result.successful:
+            return _ADVICE.get(result, "")
+        status = np.asarray(self.stats["status"])
+        dt = float(np.min(self.stats["stable_dt"]))
+        text = _ADVICE[result]
+        if result in (Result.cfl, Result.not_finite) and dt < math.inf:
+            text += f"; the method admits dt of about {dt:.2g}"
+        of = f" ({np.count_nonzero(status)} of {status.size} runs failed)" if status.ndim else ""
+        return text + of
 
     @property
     def final(self) -> State:
         """The last state saved."""
         return self.ys[-1]
 
+    @shown
     def __repr__(self) -> str:
         steps = len(self.stats["t"])
         rank = int(self.stats["rank"][-1]) if steps else max(self.final.v.ranks)
@@ -127,7 +181,7 @@ class Solution:
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """The times asked for, ascending, with t1 last; checked.
+    """The times asked for, ascending; checked. Up to roundoff t0, t1 and each other are one.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.
@@ -139,6 +193,7 @@ def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
     ts = [float(t) for t in np.asarray(saveat.ts, float).ravel()]
     if any(b <= a for a, b in itertools.pairwise(ts)) or not all(map(math.isfinite, ts)):
         raise ValueError(f"saveat: expected ascending times, got {ts}")
+    ts = snapped(ts, t0, t1)
     if ts and not t0 <= ts[0] <= ts[-1] <= t1:
         raise ValueError(f"saveat: expected times in [{t0}, {t1}], got {ts[0]} to {ts[-1]}")
     return ts

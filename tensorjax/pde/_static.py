@@ -1,4 +1,9 @@
-"""Integration at fixed ranks: one compiled loop, under jit, vmap and grad."""
+"""Integration at fixed ranks: one compiled loop, under jit, vmap and grad.
+
+Outside jit the loop is compiled once for a structure of the problem: coefficients, times, dt and
+the number of steps are arguments of the program. Under jit, vmap and grad it is a scan, through
+which derivatives pass.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +17,16 @@ from tensorjax import _check, tt
 from tensorjax._cores import cut_ranks
 from tensorjax._train import TT
 from tensorjax.pde._checks import check_inside
+from tensorjax.pde._instability import rate
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._path import Moment, Path, told
-from tensorjax.pde._solution import Result, Solution, State
-from tensorjax.pde._statuses import Options
+from tensorjax.pde._problem import terms_of
+from tensorjax.pde._programs import Program, separated
+from tensorjax.pde._solution import STATUSES, Result, Solution, State
+from tensorjax.pde._statuses import Options, unbounded_by
+from tensorjax.pde._steppers import SAFE, STABLE
+from tensorjax.pde._times import step_count
+from tensorjax.pde.physical import quadrature, shares_of
 
 # Of every stage but the last its time and its step; then weights of v and the stages in the result.
 _TABLEAUX = {
@@ -23,6 +34,49 @@ _TABLEAUX = {
     "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
 }
 _SHARES = (0.0, 0.5, 1.0)
+# One step of so many is looked at, for that costs a fifth of it; and where v is kept, one that
+# multiplies the norm by more. What is unstable stays so.
+_LOOK, _GROWTH = 16, 1.1
+# Steps of one call of the compiled loop, at most: its tables of maps and motions are so long.
+_PART = 256
+
+
+class _Scheme(NamedTuple):
+    """What the program depends on beside its arguments; hashable."""
+
+    rates: Program
+    method: str
+    ranks: Any
+
+
+class _Inputs(NamedTuple):
+    """Arguments of the program that are the same for all steps."""
+
+    constants: Any
+    dt: Any
+    axes: Any
+    limits: Any
+
+
+class _Carry(NamedTuple):
+    """The state in the loop.
+
+    Attributes:
+      v: the newest.
+      norm: of it.
+      status: the worst so far, an index of `STATUSES`.
+      fastest: the largest dt times a rate that was found to be unstable, 0 without.
+      good: v of the last step that was looked at before anything was wrong, or None where that is
+        not kept.
+      steps: so many led to it.
+    """
+
+    v: TT
+    norm: Any
+    status: Any
+    fastest: Any
+    good: TT | None
+    steps: Any
 
 
 def integrate_static(
@@ -36,7 +90,7 @@ def integrate_static(
 ) -> Solution:
     """What `integrate` does with ``rank``: steps of one length, every sum rounded to fixed ranks.
 
-    Coordinates move as prescribed: their motion is a constant of the program, and no derivative
+    Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
     """
     if options.name not in _TABLEAUX:
@@ -44,27 +98,36 @@ def integrate_static(
             f"method: expected one of {tuple(_TABLEAUX)} with rank=, got {options.name!r}; the "
             "others choose their ranks by the data: give tol alone"
         )
-    count = max(1, math.ceil((t1 - t0) / dt * (1 - 1e-9)))
+    count = step_count(t0, t1, dt)
     dt = (t1 - t0) / count
     maps, motions, end = _coordinates(options, map, t0, dt, count)
     v = _initial(options, start, map, rank)
-    ranks = v.ranks[1:-1] or 1
-    # At rest the map is a constant of the program, which terms need that are not traced.
-    rest = None if any(np.any(m) for m in motions) else map
-
-    def step(v: TT, now: Any) -> tuple[TT, Any]:
-        t, here, moving = now
-        coordinates = _Coordinates(here, moving, rest)
-        new = _step(options.problem, v, t, dt, coordinates, ranks, options.name)
-        norm = tt.norm(new)
-        entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
-        return new, (norm, jnp.isfinite(norm) & jnp.all(jnp.stack(entries)))
-
     real = jnp.finfo(v.dtype).dtype
     times = t0 + dt * np.arange(count)
-    xs = jax.tree.map(lambda x: jnp.asarray(x, real), (times, maps, motions))
-    v, (norms, finite) = jax.lax.scan(step, v, xs)
-    good = _check.is_traced(finite) or bool(finite.all())
+    # At rest the map is a constant of the program, which terms need that are not traced.
+    moving = any(np.any(m) for m in motions)
+    rows = [np.asarray(r, real) for r in (times, *maps, *motions)[: None if moving else 1]]
+    rates, constants = _rates(options.problem, map, [r[0] for r in rows])
+    rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
+    rows[0][-1] = True
+    scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
+    limits = options.edge_limit, options.resolution_limit
+    inputs = _Inputs(constants, *jax.tree.map(
+        lambda x: jnp.asarray(x, real), (dt, quadrature(options.problem.box), limits)
+    ))  # fmt: skip
+    nothing = jnp.zeros((), jnp.int32)
+    carry = _Carry(v, tt.norm(v), nothing, jnp.zeros((), real), None, nothing)
+    if _check.is_traced(v, constants):
+        carry, norms, finite = _whole(scheme, inputs, carry, rows)
+        v, ended, at = carry.v, t1, end
+    else:
+        carry, norms, finite = _in_parts(scheme, *_placed(inputs, carry._replace(good=v)), rows)
+        good = int(carry.steps)
+        v, ended, at = carry.v, t1, end
+        if int(carry.status):
+            assert carry.good is not None
+            v, ended = carry.good, times[good] if good < count else t1
+            at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
     stats = {
         "t": times + dt,
         "dt": np.full(count, dt),
@@ -73,10 +136,122 @@ def integrate_static(
         "cond": np.linalg.cond(maps[0][:, 0]),
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
+        "status": carry.status,
+        "stable_dt": SAFE * min(STABLE[options.name]) * dt / carry.fastest,
     }
-    result = Result.successful if good else Result.not_finite
-    message = "" if good else "NaN or Inf: try a smaller dt, or higher ranks"
-    return Solution(np.array([t1]), [State(v, end, t1)], stats, result, message)
+    return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
+
+
+def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
+    """(operators, source) at a time and, in coordinates that move, a map and a motion."""
+
+    def rates(t: Any, *place: Any) -> Any:
+        right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
+        if right.reaction is not None:
+            raise ValueError(
+                "rank: expected a problem without a nonlinear reaction, whose ranks depend on the "
+                "data; give tol alone"
+            )
+        right = right.moving(*place[2:]) if place else right
+        return right.operators, right.source
+
+    return separated(rates, *(r if r.ndim == 0 else r[0] for r in row))
+
+
+@jax.jit(static_argnums=0)
+def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
+    """All steps, as a scan; at the end v is NaN if it was unstable."""
+    carry, (norms, finite) = jax.lax.scan(
+        lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
+    )
+    lost = carry.status >= STATUSES.index(Result.cfl)
+    first, *others = carry.v.cores
+    v = TT._unchecked((jnp.where(lost, jnp.nan, first), *others))
+    return carry._replace(v=v), norms, finite
+
+
+def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
+    """All on the device of v, as the loop returns it: else its second call would compile anew."""
+    at = carry.v.cores[0].sharding
+    one = isinstance(at, jax.sharding.SingleDeviceSharding)
+    return jax.device_put((inputs, carry), at) if one else (inputs, carry)
+
+
+def _in_parts(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
+) -> tuple[_Carry, Any, Any]:
+    """All steps, by calls of one program; none after NaN or Inf."""
+    count = len(rows[0])
+    norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
+    for first in range(0, count, _PART):
+        part = [r[first : first + _PART] for r in rows]
+        long = len(part[0])
+        part = [np.concatenate([p, np.repeat(p[-1:], _PART - long, 0)]) for p in part]
+        carry, *found = _part(scheme, inputs, carry, part, first, long)
+        here = slice(first, first + long)
+        norms[here], finite[here] = (np.asarray(f)[:long] for f in found)
+        if not finite[first + long - 1]:
+            break
+    return carry, norms, finite
+
+
+@jax.jit(static_argnums=0)
+def _part(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
+) -> tuple[_Carry, Any, Any]:
+    """Steps by rows of a table, the first ``count`` of them; norms, and whether they are finite."""
+
+    def goes_on(state: Any) -> Any:
+        k, carry, _, _ = state
+        return (k < count) & (carry.status < STATUSES.index(Result.not_finite))
+
+    def step(state: Any) -> Any:
+        k, carry, norms, finite = state
+        new, (norm, good) = _followed(scheme, inputs, carry, first + k, [r[k] for r in rows])
+        return k + 1, new, norms.at[k].set(norm), finite.at[k].set(good)
+
+    norms = jnp.full(_PART, jnp.nan, carry.norm.dtype)
+    start = jnp.zeros((), jnp.int32), carry, norms, jnp.zeros(_PART, bool)
+    return jax.lax.while_loop(goes_on, step, start)[1:]
+
+
+def _followed(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
+) -> tuple[_Carry, tuple[Any, Any]]:
+    """Step k, with its norm, and what is wrong with it where it is to be looked at."""
+    look, *row = row
+    trains, change = _step(scheme, inputs, carry.v, row)
+    new = trains[-1]
+    norm = tt.norm(new)
+    entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
+    finite = jnp.isfinite(norm) & jnp.all(jnp.stack(entries))
+    size = jax.lax.stop_gradient(norm)
+    if carry.good is not None:  # not where it may be mapped: both sides would be worked out
+        look = look | (size > _GROWTH * carry.norm)
+    seen = jax.lax.stop_gradient((trains, change, norm))
+    zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest)
+    found, fast = jax.lax.cond(look, lambda: _watched(scheme, inputs, *seen), lambda: zeros)
+    worst = jnp.where(finite, found, STATUSES.index(Result.not_finite))
+    status = jnp.maximum(carry.status, worst)
+    good, steps = carry.good, carry.steps
+    if good is not None:
+        fine = look & (status == 0)
+        good, steps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), (new, k + 1), (good, steps))
+    fastest = jnp.maximum(carry.fastest, fast)
+    return _Carry(new, size, status, fastest, good, steps), (norm, finite)
+
+
+def _watched(
+    scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
+) -> tuple[Any, Any]:
+    """The status of a step but for NaN, and dt times its rate if that is unstable."""
+    found = rate(scheme.method, trains, change)
+    cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
+    outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
+    places = [STATUSES.index(r) for r in (Result.cfl, Result.unresolved, Result.edge_mass)]
+    status = jnp.select([found.unstable, coarse, outside], places, 0).astype(jnp.int32)
+    fast = jnp.where(found.unstable, found.value, 0)
+    return status, fast.astype(inputs.dt.dtype)
 
 
 def _initial(
@@ -123,47 +298,30 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     return first, second
 
 
-class _Coordinates(NamedTuple):
-    """Those of one step: Γ, s and Σ, β at `_SHARES`, or one map at rest."""
-
-    maps: Any
-    motions: Any
-    rest: AffineMap | None
-
-    def right_side(self, problem: Any, t: Any, i: int) -> Any:
-        """At a share, with the motion."""
-        if self.rest is not None:
-            return problem.right_side(self.rest, t)
-        right = problem.right_side(AffineMap(*(m[i] for m in self.maps)), t)
-        return right.moving(*(m[i] for m in self.motions))
-
-
-def _step(
-    problem: Any,
-    v: TT,
-    t: Any,
-    dt: float,
-    coordinates: _Coordinates,
-    ranks: Any,
-    method: str,
-) -> TT:
-    stages, weights, (share, factor) = _TABLEAUX[method]
+def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
+    """v, the stages and the result; and dt times what the source changes by within the step."""
+    stages, weights, (share, factor) = _TABLEAUX[scheme.method]
+    t, *place = row
+    dt, sources = inputs.dt, []
 
     def terms(x: TT, share: float) -> list[Any]:
-        right = coordinates.right_side(problem, t + share * dt, _SHARES.index(share))
-        if right.reaction is not None:
-            raise ValueError(
-                "rank: expected a problem without a nonlinear reaction, whose ranks depend on the "
-                "data; give tol alone"
-            )
-        return right.terms(x)
+        i = _SHARES.index(share)
+        operators, source = scheme.rates(inputs.constants, t + share * dt, *(p[i] for p in place))
+        found = terms_of(operators, source, x)
+        if source is not None:
+            sources.append(found[-1])
+        return found
 
     # As in `tensorjax.pde._steppers`: rounded stages stand for the slopes.
     known = [v]
     for at, length in stages:
-        rate = terms(known[-1], at)
-        sizes = [1.0, *[length * dt] * len(rate)]
-        known.append(tt.linear_combination([v, *rate], sizes, rank=ranks))
-    rate = terms(known[-1], share)
-    sizes = [*weights, *[factor * dt] * len(rate)]
-    return tt.linear_combination([*known, *rate], sizes, rank=ranks)
+        slope = terms(known[-1], at)
+        sizes = [1.0, *[length * dt] * len(slope)]
+        known.append(tt.linear_combination([v, *slope], sizes, rank=scheme.ranks))
+    slope = terms(known[-1], share)
+    sizes = [*weights, *[factor * dt] * len(slope)]
+    out = tt.linear_combination([*known, *slope], sizes, rank=scheme.ranks)
+    # The slopes of the method of order 4 that are compared are of one time.
+    seen = sources if scheme.method == "rk2" else []
+    change = [(seen[-1], dt), (seen[0], -dt)] if seen else []
+    return [*known, out], change

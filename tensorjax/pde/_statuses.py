@@ -10,11 +10,9 @@ from tensorjax.pde._controllers import ConstantStepSize, PIDController
 from tensorjax.pde._maps import AffineMap
 from tensorjax.pde._rates import Clock, Rates
 from tensorjax.pde._solution import Result
-from tensorjax.pde._steppers import STABLE, Method, Step
+from tensorjax.pde._steppers import SAFE, STABLE, Method, Step
 from tensorjax.pde._sums import Train, relative_norm, rounded
 
-# The step advised, over the one at the border of stability: rates are found from below.
-_SAFE = 0.75
 # A step that multiplies the norm by more is looked at for instability.
 _GROWTH = 1.1
 # And one after which the rank is more than this times the rank before, and more beside.
@@ -97,14 +95,14 @@ def unbounded(
     options: Options, cores: Cores, at: Clock, edge: float, rough: float
 ) -> Stopped | None:
     """That the box, or its points, do not hold v any more; by `edge_mass` and `resolution`."""
-    if edge <= options.edge_limit and rough <= options.resolution_limit:
+    outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
+    if not outside:
         return None
     unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3), _NEAR)
     if unstable is not None:
         return unstable
     t = at.path.time(1.0)
-    # What is not resolved also fills the box; what is cut off at its edge is a little rough.
-    if rough > min(options.resolution_limit, _ROUGH * edge):
+    if coarse:
         return Stopped(
             Result.unresolved,
             f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
@@ -118,6 +116,14 @@ def unbounded(
         f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
         "follow the solution",
     )
+
+
+def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
+    """Whether a limit is passed, and whether it is that of the points; for arrays, too."""
+    outside = (edge > edge_limit) | (rough > resolution_limit)
+    # What is not resolved also fills the box; what is cut off at its edge is a little rough.
+    coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
+    return outside, outside & coarse
 
 
 def too_fast(
@@ -140,7 +146,7 @@ def too_fast(
     return Stopped(
         Result.cfl,
         f"dt = {dt:.3g} at t = {at.path.t:g} is unstable: the right side has rates up to about "
-        f"{rate:.3g}, for which {name} admits dt of about {_SAFE * min(STABLE[name]) / rate:.2g}",
+        f"{rate:.3g}, for which {name} admits dt of about {SAFE * min(STABLE[name]) / rate:.2g}",
     )
 
 

@@ -34,6 +34,8 @@ _JUMP, _LEAP = 2, 12
 _SWEEPS, _ENRICHMENT = 20, 4
 # Share of the tolerance of the step at which the system is solved.
 _SOLVED = 0.3
+# The step advised, over the one at the border of stability: rates are found from below.
+SAFE = 0.75
 # What a real and negative, and an imaginary dt λ may be.
 STABLE = {
     "rk4": (2.7, 2.8),

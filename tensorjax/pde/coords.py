@@ -296,12 +296,14 @@ class Flow:
       >>> start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.4], [0.4, 0.5]]))
       >>> box = pde.Box.fourier(2, n=48)
       >>> v = start.cores(box, pde.AffineMap.identity(2), 1e-6)
-      >>> motion = pde.Flow()(tt.TT(v), pde.RightSide(box), None, box, 1e-6, 0.0)
+      >>> v = tt.TT([c.astype("float32") for c in v])
+      >>> motion = pde.Flow()(v, pde.RightSide(box), None, box, 1e-6, 0.0)
       >>> bool(np.all(motion.sigma[[0, 1], [1, 0]] < 0))
       True
 
-    Source: Dektor, Venturi, "Tensor approximation of functions in differentiable coordinates"
-    (arXiv 2207.11955), recalled: there, coordinates move in a time of their own until ranks fall.
+    Source: Dektor, Venturi, "Tensor rank reduction via coordinate flows" (arXiv 2207.11955), of
+    which we know the abstract: it looks for one linear map that lowers the ranks of a given
+    function, by Riemannian gradient descent.
     Ours: they move at the same time as the equation, at a given rate, by the gradient over the
     entries off the diagonal.
     """

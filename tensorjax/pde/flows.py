@@ -10,8 +10,10 @@ trains from values on a coarse grid, g is one already. `integrate` chooses ċ in
 quadratic problem of `field_motion`, the one of `Convex` in these directions, and a parabola in time
 extrapolates it.
 
-Source: ours; the paper (arXiv 2307.05914) has linear coordinates, its predecessor (arXiv
-2207.11955) names nonlinear ones as an aim, as far as we recall.
+Source: ours. The abstract of Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor
+manifolds" (arXiv 2307.05914) speaks of diffeomorphisms chosen by a convex functional of the normal
+component; which nonlinear ones it tries is unknown to us. The predecessor (arXiv 2207.11955) has
+linear maps, and names larger classes as an aim.
 """
 
 import itertools
@@ -33,6 +35,7 @@ from tensorjax.pde._problem import Problem, RightSide
 from tensorjax.pde._smooth import smooth
 from tensorjax.pde._solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._statuses import Stopped, failed
+from tensorjax.pde._times import check_span, step_count
 from tensorjax.pde.physical import evaluate
 from tensorjax.tt import _hosted as hosted
 
@@ -42,8 +45,6 @@ __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 _GAIN = 0.7
 # Coefficients that were crossed, kept for the times of a step.
 _KEPT = 4
-# A step that ends so near a time to save at, as a share of its length, ends there.
-_HAIR = 1e-9
 
 
 class Flowed(Problem):
@@ -254,7 +255,7 @@ def integrate(
         walk.step(t, end, dt, first=k == 0 and first, options=options)
         asked = end in times or (every and (k + 1) % every == 0)
         if walk.stop is not None or asked or (k + 1 == len(spans) and saveat.t1):
-            walk.ys.append(walk.now)
+            walk.ys += [walk.now] * max(1, times.count(end))
         if walk.stop is not None:
             break
         save.after(walk)
@@ -267,7 +268,7 @@ def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
-        count = max(1, math.ceil((target - begin) / dt * (1 - _HAIR)))
+        count = step_count(begin, target, dt)
         out += [begin + k * dt for k in range(1, count)] + [target]
     return out
 
@@ -396,8 +397,7 @@ class _Walk:
 def _checked(fields: Any, t0: float, t1: float, dt: float, options: dict[str, Any]) -> None:
     if not isinstance(fields, Fields):
         raise ValueError(f"fields: expected pde.Fields, got {type(fields).__name__}")
-    if not (math.isfinite(t0) and math.isfinite(t1) and t0 < t1):
-        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
+    check_span(t0, t1)
     if not (math.isfinite(dt) and dt > 0):
         raise ValueError(f"dt: expected a positive time step, got {dt!r}")
     refused = {"coordinates", "rank", "map", "stepsize_controller"}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.pde._grid import Box
 from tensorjax.pde._maps import AffineMap, floats
@@ -21,6 +22,7 @@ _CHUNK = 1 << 22
 _WINDOW = 24.0
 
 
+@placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
     """u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
@@ -60,6 +62,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
     return out
 
 
+@placed
 def mass(v: TT, map: AffineMap, box: Box) -> Any:
     """∫ u dx = ∫ v dy / |det Γ|.
 
@@ -75,6 +78,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> Any:
     return _product(xp, _weighted(xp, cores, box, 0)) / xp.abs(map.det)
 
 
+@placed
 def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
     """Mass, mean (d,) and covariance (d, d) of u, a density, in physical coordinates.
 
@@ -226,25 +230,36 @@ def resolution(v: TT, box: Box) -> float:
 def shares(v: TT, box: Box) -> tuple[float, float]:
     """What `edge_mass` and `resolution` say, by one sweep in either direction."""
     _, cores, _ = _given(v, AffineMap.identity(box.dim), box)
-    left: Any = np.ones((1, 1))
-    right: list[Any] = [np.ones((1, 1))]
-    for core, w in zip(reversed(cores), reversed(box.weights), strict=True):
-        part = np.tensordot(core, right[-1], (2, 0)) * w[:, None]
-        right.append(np.tensordot(part, core, ((1, 2), (1, 2))))
+    edge, rough = shares_of(np, cores, quadrature(box))
+    return float(edge), float(rough)
+
+
+def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What `shares_of` takes of a box: the weights and the highest modes of every axis."""
+    return [(a.weights, a.fine) for a in box.axes]
+
+
+def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """`shares` for arrays of NumPy or of JAX."""
+    left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
+    for core, (w, _) in zip(reversed(cores), reversed(axes), strict=True):
+        part = xp.tensordot(core, right[-1], (2, 0)) * w[None, :, None]
+        right.append(xp.tensordot(part, core, ((1, 2), (1, 2))))
     right = right[::-1]
-    edge = rough = 0.0
-    for k, (core, axis) in enumerate(zip(cores, box.axes, strict=True)):
-        root = np.sqrt(axis.weights)[:, None]
-        before = np.tensordot(left, core, (1, 0)) * root
-        after = np.tensordot(core, right[k + 1], (2, 0)) * root
-        density = np.einsum("ant,ant->n", before, after)
+    edges, roughs = [], []
+    for k, (core, (w, fine)) in enumerate(zip(cores, axes, strict=True)):
+        root = xp.sqrt(w)[None, :, None]
+        before = xp.tensordot(left, core, (1, 0)) * root
+        after = xp.tensordot(core, right[k + 1], (2, 0)) * root
+        density = xp.einsum("ant,ant->n", before, after)
         total = density.sum()
-        if total > 0:
-            edge = max(edge, float(density[[0, 1, -2, -1]].sum() / total))
-            high = np.tensordot(before, axis.fine, (1, 1)), np.tensordot(after, axis.fine, (1, 1))
-            rough = max(rough, float(np.vdot(*high) / total))
-        left = np.tensordot(before, core * root, ((0, 1), (0, 1)))
-    return edge**0.5, rough**0.5
+        safe = xp.where(total > 0, total, 1)
+        high = xp.tensordot(before, fine, (1, 1)), xp.tensordot(after, fine, (1, 1))
+        edges.append((density[0] + density[1] + density[-2] + density[-1]) / safe)
+        roughs.append((high[0] * high[1]).sum() / safe)
+        left = xp.tensordot(before, core * root, ((0, 1), (0, 1)))
+    # Sums of squares, but for roundoff; zero has no share anywhere.
+    return tuple(xp.sqrt(xp.max(xp.maximum(xp.stack(s), 0))) for s in (edges, roughs))
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:

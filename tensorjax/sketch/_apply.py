@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
+from tensorjax._placement import placed
 from tensorjax.sketch import _sparse
 from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
@@ -18,12 +19,13 @@ from tensorjax.sketch._types import Projection, Sparse
 _HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
 
 
+@placed
 def apply(p: Any, x: Any) -> Any:
     """Computes f(x), whose squared norm estimates that of x without bias.
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
-    dense x of a `ttrp` map goes through C++ on a single CPU device, where that was built;
-    `jax.export` refuses such a program, unless TENSORJAX_NATIVE=0 is set.
+    dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built,
+    but for those of `jax.export`.
 
     Args:
       p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.
@@ -64,7 +66,9 @@ def apply(p: Any, x: Any) -> Any:
         )
     if any(a.ndim != p._array_ndim for a in jax.tree.leaves(p)):
         raise ValueError("p: expected one map, got a batch of them; use jax.vmap(sketch.apply)")
+    _check.held("p", p)
     if isinstance(x, tt.TT | tt.TTMatrix):
+        _check.held("x", x)
         return _apply_train(p, x)
     if isinstance(x, jsparse.BCOO):
         return _apply_bcoo(p, x)

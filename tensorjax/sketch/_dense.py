@@ -1,13 +1,15 @@
 """Random maps on dense input: few wide matrix products."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tensorjax import _native
+from tensorjax._native.dispatch import on_cpu
 from tensorjax.contract import einsum
 from tensorjax.sketch import _groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
@@ -63,15 +65,13 @@ def merge(cores: list[jax.Array]) -> jax.Array:
 
 
 def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
+    cut = _one_pass(x, p.in_shape, p.out_shape, (1, *p.ranks, 1))
+    return _either(p, x, cut) if cut else _by_groups(p, x)
+
+
+def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
-    cut = _one_pass(x, n, m, ranks)
-    if cut:
-        cores = scaled_cores(p)
-        left, right = merge(cores[:cut]), merge(cores[cut:])
-        x = x.reshape(batch, math.prod(n[:cut]), -1)
-        y = _halves(x, jnp.swapaxes(left[0], 0, 1), jnp.swapaxes(right[..., 0], 1, 2))
-        return y.reshape(batch, -1)[:, : p.out_size]
     plan = _groups.choose(batch, size, n, m, ranks)
     if plan.pads_input:
         x = _padded(x, math.prod(n))
@@ -93,9 +93,27 @@ def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[
     return cut if fits else 0
 
 
-@jax.custom_jvp
-def _halves(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    return _one_pass_over(x, a, c)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _either(p: Kronecker, x: jax.Array, cut: int) -> jax.Array:
+    results = [jax.ShapeDtypeStruct((x.shape[0], p.out_size), x.dtype)]
+    return on_cpu(_in_one_pass, _all_by_groups, p, x, static=(cut,), results=results)[0]
+
+
+def _in_one_pass(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
+    return _by_halves(_one_pass_over, cut, p, x)
+
+
+def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
+    return _by_groups(p, x)
+
+
+def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
+    """By a function of rows (batch, modes before the cut, modes from it) and both halves of p."""
+    cores = scaled_cores(p)
+    left, right = merge(cores[:cut]), merge(cores[cut:])
+    rows = x.reshape(len(x), left.shape[2], right.shape[2])
+    y = function(rows, jnp.swapaxes(left[0], 0, 1), jnp.swapaxes(right[..., 0], 1, 2))
+    return y.reshape(len(x), -1)[:, : p.out_size]
 
 
 @jax.custom_batching.custom_vmap
@@ -116,11 +134,10 @@ def _over_batches(
     return jax.vmap(function, [0 if b else None for b in batched])(x, a, c), True
 
 
-@_halves.defjvp
-def _halves_jvp(primals: Any, tangents: Any) -> Any:
-    x, a, c = primals
-    _, moved = jax.jvp(_halves_by_xla, primals, tangents)
-    return _halves(x, a, c), moved
+@_either.defjvp
+def _either_jvp(cut: int, primals: Any, tangents: Any) -> Any:
+    _, moved = jax.jvp(functools.partial(_by_halves, _halves_by_xla, cut), primals, tangents)
+    return _either(*primals, cut), moved
 
 
 def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:

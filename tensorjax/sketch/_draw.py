@@ -21,11 +21,7 @@ def _float_dtype(dtype: Any) -> Any:
     out = jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
-    if jax.dtypes.canonicalize_dtype(out) != out:
-        raise ValueError(
-            f"dtype: expected a dtype that JAX has enabled, got {out}; "
-            "call jax.config.update('jax_enable_x64', True) first, or pass float32"
-        )
+    _check.available("dtype", out)
     return out
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg, tt
+from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.sketch import _pairings
 from tensorjax.sketch._apply import accumulator, is_folded, promoted
@@ -54,6 +55,7 @@ def family(p: Projection) -> Family:
     return Family(p.out_size, None, 1, (), 1, delta)
 
 
+@placed
 def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
     """Computes the exact variance of ‖f(x)‖², over the draw of the map.
 
@@ -97,6 +99,7 @@ def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
     if isinstance(x, tt.TT):
         if x.cores[0].ndim != 3 or x.shape != p.in_shape:
             raise ValueError(f"x: expected one TT of shape {p.in_shape}, got {x!r}")
+        _check.held("x", x)
         _check.finite("x", x)
         return _train_variance(family(p), x, _out_dtype(p, x), relative)
     if isinstance(x, tt.TTMatrix) or hasattr(x, "todense"):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import tt
+from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.sketch import _pairings
 from tensorjax.sketch._dense import HIGHEST, scaled_cores
@@ -14,6 +15,7 @@ from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse
 _MOST_COLUMNS = 2**24
 
 
+@placed
 def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
     """The map f(x) = A x of `ttrp` as a TT-matrix A, scale included.
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._export import serializable
+from tensorjax._operators import shown
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -126,13 +128,22 @@ class Projection:
         raise TypeError("an abstract map stores nothing")
 
     def astype(self, dtype: Any) -> Any:
-        """Returns the map with its stored floating-point numbers cast to ``dtype``."""
+        """Returns the map with its stored floating-point numbers cast to ``dtype``.
+
+        Raises:
+          TypeError: an integer dtype, of which a map stores none of its numbers.
+        """
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise TypeError(
+                f"dtype: expected a floating-point or complex dtype, got {jnp.dtype(dtype)}"
+            )
 
         def cast(a: Any) -> Any:
             return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
 
         return jax.tree.map(cast, self)
 
+    @shown
     def __repr__(self) -> str:
         modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"
         ranks = f", ranks {self.ranks}" if any(r > 1 for r in self.ranks) else ""
@@ -144,6 +155,15 @@ def _times(shape: Sequence[int]) -> str:
 
 
 @dataclass_transform(frozen_default=True)
+def _encoded(aux: Any) -> list[Any]:
+    return [dataclasses.astuple(x) if isinstance(x, Law) else x for x in aux]
+
+
+def _decoded(saved: list[Any]) -> tuple[Any, ...]:
+    in_shape, in_size, out_size, kind = saved
+    return tuple(in_shape), in_size, out_size, Law(*kind)
+
+
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
     """Makes a class a frozen dataclass and pytree whose named fields are the children."""
 
@@ -151,6 +171,7 @@ def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         static = [f.name for f in dataclasses.fields(cls) if f.name not in arrays]  # type: ignore
         jax.tree_util.register_dataclass(cls, data_fields=list(arrays), meta_fields=static)
+        serializable(cls, _encoded, _decoded)
         return cls
 
     return wrap

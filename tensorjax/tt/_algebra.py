@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native, linalg
-from tensorjax._scaling import placed
-from tensorjax._train import TT, TTMatrix, single
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._operators import multiplied
+from tensorjax._placement import placed
+from tensorjax._scaling import spread
+from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.contract import einsum
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -29,6 +32,8 @@ def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
             "expected two TT or two TTMatrix, "
             f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
         )
+    known("x", x)
+    known("y", y)
     if _modes(x) != _modes(y):
         raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
     dtype = jnp.promote_types(x.dtype, y.dtype)
@@ -73,6 +78,7 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+@placed
 def add(x: Train, y: Train) -> Train:
     """x + y entry by entry; TT-ranks add.
 
@@ -117,26 +123,77 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
 def scale(x: Train, factor: Any) -> Train:
     """factor · x, for a scalar (traced or not); the last core carries it.
 
+    Args:
+      x: TT or TTMatrix.
+      factor: a number of Python, NumPy or JAX; the dtype is that which an array would have.
+
+    Raises:
+      TypeError: no train, or no number. ValueError: an array with axes.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.scale(tt.ones((2,)), 3.0)))
       [3. 3.]
     """
-    if jnp.ndim(factor) != 0:
-        raise ValueError(f"factor: expected a scalar, got shape {jnp.shape(factor)}")
-    last = x.cores[-1] * factor
-    if last.dtype != x.dtype:
-        x = x.astype(last.dtype)
-    return type(x)._unchecked((*x.cores[:-1], last))
+    known("x", x)
+    return multiplied(x, factor)
 
 
 def conj(x: Train) -> Train:
     """Entry-wise complex conjugate."""
+    known("x", x)
     return _map(x, jnp.conj)
 
 
+@placed
+def real(x: Train) -> Train:
+    """Real part entry by entry, exact; TT-ranks double where ``x`` is complex.
+
+    A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
+    the products is the product of these matrices, which the last core cuts to one column and the
+    first one to the row of the real part. `round` brings the ranks down.
+
+    Args:
+      x: TT or TTMatrix.
+
+    Returns:
+      Of the same kind and shape and of real dtype: ranks 2 r_k, or ``x`` itself if it is real.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> z = 1j * tt.ones((2, 3)) + 2
+      >>> print(tt.real(z).dtype, tt.to_dense(tt.real(z))[0, 0], tt.to_dense(tt.imag(z))[0, 0])
+      float32 2.0 1.0
+    """
+    known("x", x)
+    return _part(x, False) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+
+
+@placed
+def imag(x: Train) -> Train:
+    """Imaginary part entry by entry, exact, as `real`; zeros of TT-rank one where ``x`` is real."""
+    known("x", x)
+    return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _part(x: Train, imaginary: bool) -> Train:
+    cores = []
+    for k, c in enumerate(x.astype(x.dtype).cores):
+        # Columns first: [a; b] of the matrix, then [−b; a].
+        rows = [c.imag, c.real] if k == 0 and imaginary else [c.real, c.imag]
+        turned = [c.real, -c.imag] if k == 0 and imaginary else [-c.imag, c.real]
+        keep = 1 if k == 0 else 2
+        columns = [rows] if k == x.order - 1 else [rows, turned]
+        blocks = [jnp.concatenate(rows[:keep], axis=-x._core_ndim) for rows in columns]
+        cores.append(jnp.concatenate(blocks, axis=-1))
+    return type(x)._unchecked(tuple(cores))
+
+
+@placed
 def ones_like(x: Train) -> Train:
     """The train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    known("x", x)
     modes = zip(x.cores, _modes(x), strict=True)
     batch = x.cores[0].shape[: -x._core_ndim]
     return type(x)._unchecked(tuple(jnp.ones((*batch, 1, *n, 1), c.dtype) for c, n in modes))
@@ -144,21 +201,34 @@ def ones_like(x: Train) -> Train:
 
 @jax.jit
 def exact_hadamard(x: Train, y: Train) -> Train:
-    x, y = _apart(x, y)
-    if isinstance(x, TT) and isinstance(y, TT) and _native.multiplies(x.cores, y.cores):
-        return _compiled_hadamard(x, y)
-    expression = "aib,cid->acibd" if isinstance(x, TT) else "aijb,cijd->acijbd"
-    return _pairwise(x, y, expression, type(x))
+    if isinstance(x, TT) and isinstance(y, TT):
+        return _train_product(x, y)
+    return _pairwise(*_apart(x, y), "aijb,cijd->acijbd", type(x))
+
+
+def _train_product(x: TT, y: TT) -> TT:
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = _apart(x.astype(dtype), y.astype(dtype))  # cores of one train may differ too
+    return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
+
+
+def _by_xla(x: TT, y: TT) -> TT:
+    return _pairwise(x, y, "aib,cid->acibd", TT)
+
+
+def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
+    return _native.multiply(x.cores, y.cores)
 
 
 @jax.custom_jvp
-def _compiled_hadamard(x: TT, y: TT) -> TT:
-    return TT._unchecked(tuple(_native.multiply(x.cores, y.cores)))
+def _either_product(x: TT, y: TT) -> TT:
+    results = _native.product_shapes(x.cores, y.cores)
+    return TT._unchecked(tuple(on_cpu(_by_sweeps, _by_xla, x, y, results=results)))
 
 
-@_compiled_hadamard.defjvp
-def _compiled_hadamard_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda x, y: _pairwise(x, y, "aib,cid->acibd", TT), primals, tangents)
+@_either_product.defjvp
+def _either_product_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_by_xla, primals, tangents)
 
 
 def _apart(x: Any, y: Any) -> tuple[Any, Any]:
@@ -168,7 +238,7 @@ def _apart(x: Any, y: Any) -> tuple[Any, Any]:
     """
     sizes = [linalg.exponent_of(a) for a in x.cores], [linalg.exponent_of(b) for b in y.cores]
     exponents = [p + q for p, q in zip(*sizes, strict=True)]
-    powers = placed(exponents, x.dtype)
+    powers = spread(exponents, x.dtype)
     xs, ys = [], []
     for a, b, p, q, e in zip(x.cores, y.cores, *sizes, powers, strict=True):
         moved = e != p + q
@@ -201,6 +271,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
     """Aᵀ (no conjugation): rows and columns change places in every core."""
     if not isinstance(a, TTMatrix):
         raise TypeError(f"a: expected a TTMatrix, got {type(a).__name__}")
+    known("a", a)
     return _map(a, lambda c: jnp.swapaxes(c, -3, -2))
 
 
@@ -214,10 +285,13 @@ def kron(x: Train, y: Train) -> Train:
     """
     if type(x) is not type(y):
         raise TypeError(f"expected one kind, got {type(x).__name__} and {type(y).__name__}")
+    known("x", x)
+    known("y", y)
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return type(x)._unchecked(x.astype(dtype).cores + y.astype(dtype).cores)
 
 
+@placed
 def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
     """Joins trains along one mode (for TT-matrices: along the rows of that mode); TT-ranks add.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import cut_ranks, zero_padded
+from tensorjax._placement import by_axes, placed, placed_by
 from tensorjax._scaling import NOTHING, gauged, lifted
 from tensorjax._train import TT, TTMatrix, single
 
@@ -57,9 +58,7 @@ def _random_cores(
     uniform = isinstance(rank, int | np.integer)
     bounds = rank_bounds(sizes) if uniform else [np.iinfo(np.int64).max] * (len(sizes) - 1)
     ranks = (1, *_check.bond_ranks(rank, bounds), 1)
-    dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+    dtype = _check.inexact_dtype(dtype)
     keys = jax.random.split(key, len(modes))
     return tuple(
         jax.random.normal(k, (ranks[i], *mode, ranks[i + 1]), dtype)
@@ -68,6 +67,7 @@ def _random_cores(
     )
 
 
+@placed
 def random(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> TT:
@@ -94,6 +94,7 @@ def random(
     return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape)], rank, dtype))
 
 
+@placed
 def random_matrix(
     key: jax.Array,
     row_shape: Sequence[int],
@@ -122,6 +123,7 @@ def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tupl
     return list(zip(rows, cols, strict=True))
 
 
+@placed
 def rank_one(vectors: Sequence[Any]) -> TT:
     """The outer product v_1 ∘ … ∘ v_d, TT-ranks one.
 
@@ -142,11 +144,13 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
 def ones(shape: Sequence[int], dtype: Any = None) -> TT:
     """The train whose entries are all one, TT-ranks one."""
+    dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def zeros(shape: Sequence[int], dtype: Any = None) -> TT:
     """The zero train, TT-ranks one."""
+    dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
@@ -158,11 +162,21 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
       >>> tt.identity((2, 3)).shape
       (6, 6)
     """
+    dtype = _check.inexact_dtype(dtype)
     return TTMatrix(
         [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape)]
     )
 
 
+def _by_modes(out: Any, arguments: Any) -> list[Any]:
+    """Each axis of the dense array is sharded as its mode; merged ones as the first of them."""
+    cores = jax.tree.leaves(arguments)
+    if cores[0].ndim == 3:
+        return [by_axes(out.shape, [[(c, 1)] for c in cores])]
+    return [by_axes(out.shape, [[(cores[0], 1)], [(cores[0], 2)]])]
+
+
+@placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
     """The dense array: shape (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
@@ -235,6 +249,7 @@ def _outer(a: jax.Array, b: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
     return jax.lax.cond(fits, separately, together, a, b)
 
 
+@placed
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
     """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
 
@@ -289,6 +304,7 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
     return [a & b for a, b in zip(from_left, reversed(from_right), strict=True)]
 
 
+@placed
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     """TT-ranks that remain when zero-padding is dropped; see `trim`.
 
@@ -305,6 +321,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     return (1, *(jnp.maximum(c, 1) if _check.is_traced(c) else max(int(c), 1) for c in counts), 1)
 
 
+@placed
 def trim(t: Train) -> Train:
     """Drops the bond indices that zero-padding made dead. Outside jit only: shapes change.
 

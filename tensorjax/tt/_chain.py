@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._placement import placed
 from tensorjax._train import TTMatrix
 from tensorjax.tt._build import trim
 
 
+@placed
 def chain_operator(
     order: int, *, site: Any = None, bond: Any = None, dtype: Any = None
 ) -> TTMatrix:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import Cores
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _als as als
 from tensorjax.tt._build import feasible_ranks
@@ -66,6 +67,7 @@ _ADVICE = {
 }
 
 
+@placed
 def complete(
     indices: Any,
     values: Any,

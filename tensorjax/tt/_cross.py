@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._cores import Cores, balanced
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _search
-from tensorjax.tt._oracle import Jit, Oracle, scaled
+from tensorjax.tt._held_out import Estimate
+from tensorjax.tt._oracle import Jit, Oracle
 from tensorjax.tt._round import _svd_round
-from tensorjax.tt._search import CrossProgress, Estimate, Search, Status
+from tensorjax.tt._search import CrossProgress, Search, Status
 
 _ADVICE: dict[str, str] = {
     "converged": "",
@@ -26,8 +28,13 @@ _ADVICE: dict[str, str] = {
     "of the error, or vary too fast for low ranks; ask for less accuracy, reorder or refine the "
     "modes (see tt.quantics_grid), or start from x0=",
     "stopped": "the callback returned True",
-    "zero": "every entry seen is zero: if f is not, start from an x0= that is large where f is",
+    "unseen": "random entries meet too little of what was found for its error to be known: another "
+    "part of f as small would have escaped; if there is none, or to look elsewhere too, give "
+    "pivots=, multi-indices where f is large, or x0=",
+    "zero": "every entry seen is zero: if f is not, give pivots=, multi-indices where f is large, "
+    "or an x0= that is large where f is",
 }
+_ALL_ZERO = "f is zero: all entries were read"
 # What rounding may use of the squared error that is left; and the error it may add to a train that
 # misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
@@ -42,9 +49,15 @@ class CrossInfo:
 
     Attributes:
       status: "converged"; or "max_rank", "budget", "max_sweeps", "stalled", "stopped" (by the
-        callback): the best train found is returned, with its error.
-      error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` random entries that t was not fitted to.
-      error_std: standard error of that estimate; 0 if all entries of the tensor were looked at.
+        callback): the best train found is returned, with its error. "zero": every entry seen is
+        zero, and the error is not known (inf). "unseen": the train fits f wherever it is large and
+        wherever f was looked at, but that is so small a part of all entries that random ones would
+        not have met another one like it; ``error_std`` is inf.
+      error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
+        ones, and entries drawn from |t|² where few random ones are large.
+      error_std: standard error of that estimate; 0 only if all entries of the tensor were read.
+        If f has few values, or one at most entries, it is what random entries may have missed:
+        such a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.
       evaluations: multi-indices at which f was evaluated: all different, held-out ones included.
       cache_hits: entries that were asked for again and taken from memory.
@@ -52,7 +65,7 @@ class CrossInfo:
       ranks: TT-ranks of the result.
       seconds: time taken.
       programs: programs compiled for a JAX function, one for each batch size of few.
-      advice: what to do next, in words; empty if converged.
+      advice: what to do next, in words; empty if converged, unless f is zero everywhere.
     """
 
     status: Status
@@ -68,6 +81,7 @@ class CrossInfo:
     advice: str
 
 
+@placed
 def cross(
     f: Callable[[Any], Any],
     shape: Sequence[int],
@@ -80,6 +94,7 @@ def cross(
     grid: Sequence[Any] | None = None,
     jit: Jit = "auto",
     x0: TT | None = None,
+    pivots: Any = None,
     held_out: int = 1000,
     max_sweeps: int = 100,
     callback: Callable[[CrossProgress], Any] | None = None,
@@ -105,8 +120,13 @@ def cross(
       jit: whether to compile f. "auto" compiles functions that return JAX arrays and can be traced.
         Batches are then padded (by copies) to one of seven sizes, so few programs are compiled.
       x0: a train near f, of the same shape, for a warm start: its index sets are tried first.
+      pivots: multi-indices (m, d) where f is large, for functions that are large at few entries:
+        the search starts from them. With x0 or pivots, other parts of f as small are taken not to
+        exist.
       held_out: number of random entries that measure the error (fewer for a small budget or
         tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
+        Where the norm of f is, up to 20 000 are looked at; a tensor that has no more entries is
+        read as a whole if the search fails or few of them are large.
       max_sweeps: half-sweeps over the bonds.
       callback: gets a `CrossProgress` after each; the search stops when it returns True.
       dtype: of the result; that of f's values, as JAX has it, if None.
@@ -147,12 +167,19 @@ def cross(
         f, sizes, grid=coordinates, vectorized=vectorized, jit=jit, budget=max_evaluations
     )
     final = _Dtype(oracle, dtype)
-    search = Search(oracle, options, rng, _start(x0, sizes), final.finish)
+    starts = _start(x0, sizes), _pivots(pivots, sizes)
+    search = Search(oracle, options, rng, *starts, final.finish)
     final.check(options.tol)
     status = search.run()
+    final.check_range(at_end=True)
     cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
+    if status == "unseen":
+        estimate = Estimate(estimate.error, math.inf)
+    if status == "converged":
+        unseen = search.held.unseen(elsewhere=x0 is None and pivots is None)
+        estimate = Estimate(estimate.error, max(estimate.std, unseen))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, search, oracle, train)
 
@@ -171,7 +198,7 @@ def _info(
         ranks=train.ranks,
         seconds=search.seconds,
         programs=len(oracle.programs),
-        advice=_ADVICE["zero" if oracle.largest == 0 else status],
+        advice=_ALL_ZERO if search.held.all and oracle.largest == 0 else _ADVICE[status],
     )
 
 
@@ -186,7 +213,8 @@ def _options(
 ) -> _search.Options:
     if _check.is_traced(tol):
         raise TypeError("tol: expected a number; tt.cross chooses ranks and cannot be traced")
-    held_out = min(_check.integer("held_out", held_out, low=2), max(_FEW, math.prod(sizes) // _FEW))
+    asked = _check.integer("held_out", held_out, low=2)
+    held_out = min(asked, max(_FEW, math.prod(sizes) // _FEW))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
         # Most of a small budget is for the fit.
@@ -201,6 +229,9 @@ def _options(
         max_rank=int(cap),
         max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
         held_out=held_out,
+        asked=asked,
+        budget=math.inf if budget is None else budget,
+        most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,
     )
 
@@ -240,6 +271,31 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
     return [np.asarray(c).astype(wide) for c in x0.cores]
 
 
+def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
+    """Rows of multi-indices, counted from the front."""
+    if value is None:
+        return None
+    rows = np.asarray(value)
+    if (
+        rows.dtype.kind not in "iu"
+        or rows.ndim != 2
+        or rows.shape[1] != len(sizes)
+        or not len(rows)
+    ):
+        raise ValueError(
+            f"pivots: expected integers (m, {len(sizes)}), a multi-index in each row, "
+            f"got {rows.dtype} {rows.shape}"
+        )
+    rows = rows.astype(np.int64)
+    outside = ((rows < -np.array(sizes)) | (rows >= sizes)).any(axis=1)
+    if outside.any():
+        raise ValueError(
+            f"pivots: expected multi-indices into shape {sizes}, got "
+            f"{tuple(rows[outside.argmax()].tolist())}"
+        )
+    return rows % sizes
+
+
 class _Dtype:
     """The dtype of the result, known once f has been called."""
 
@@ -263,18 +319,35 @@ class _Dtype:
     def check(self, tol: float) -> None:
         _check.tolerance(tol, self.value)
 
+    def check_range(self, *, at_end: bool = False) -> None:
+        """Raises if the largest value of f overflows in the dtype; or at the end, if it vanishes.
+
+        JAX takes numbers that are not normal ones for zero.
+        """
+        if self._oracle.largest == 0:
+            return
+        exponent = math.frexp(self._oracle.largest)[1] + self._oracle.exponent
+        info = jnp.finfo(self.value)
+        if exponent > info.maxexp or (at_end and exponent <= info.minexp):
+            raise ValueError(
+                f"f: its largest value, about 2^{exponent}, is outside the range of {self.value} "
+                f"(2^{info.minexp} to 2^{info.maxexp}); scale f, or ask for a wider dtype="
+            )
+
     def finish(self, cores: Cores) -> Cores:
         """The cores as they will be after a cast to the dtype, still in double precision."""
+        self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
         cast = [c.astype(wide, copy=False) for c in self.result(cores)]
-        return [*cast[:-1], scaled(cast[-1], -self._oracle.exponent)]
+        return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
         """The cores of the dtype, and of the function's own scale."""
-        last = scaled(cores[-1], self._oracle.exponent)
-        value = self.value
-        return [c.astype(value, copy=False) for c in (*cores[:-1], last)]
+        value, exponent = self.value, self._oracle.exponent
+        if exponent:  # a core that cannot hold it shares it with the others
+            cores = balanced(cores, exponent, fit=linalg.exponents_held(value))
+        return [c.astype(value, copy=False) for c in cores]
 
 
 def _rounded(

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
 from tensorjax._cores import balanced
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
@@ -23,6 +24,7 @@ _LEADING_ROWS = 64
 _LARGE = 2**16
 
 
+@placed
 @_check.at_once
 def from_dense(
     x: Any,
@@ -229,6 +231,7 @@ def _leading_modes(shape: Sequence[int]) -> int:
     return max(len(shape) - 1, 1)
 
 
+@placed
 @_check.at_once
 def matrix_from_dense(
     w: Any,

@@ -85,7 +85,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
 
 
-def _shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
+def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
     """What the found states are in a local space, as rows."""
     if not chain.found:
         return None
@@ -110,10 +110,10 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
     spread, capped = 0.0, False
     for k in range(len(cores) - 1):
         window = slice(k, k + rule.sites)
-        theta = cores[k] if rule.sites == 1 else _pair(cores[k], cores[k + 1])
-        shadows = _shadows(chain, [line[-1] for line in overlaps], window)
+        theta = cores[k] if rule.sites == 1 else pair(cores[k], cores[k + 1])
+        rows = shadows(chain, [line[-1] for line in overlaps], window)
         right = chain.rights[window.stop - 1]
-        local = Local(lefts[k], operator[window], right, shadows, chain.shift)
+        local = Local(lefts[k], operator[window], right, rows, chain.shift)
         solved = lowest(local, theta, rule, rng)
         u, carry, lost, cut = _split(solved.x, rule)
         totals += solved.start**2, lost
@@ -131,18 +131,25 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
         lefts.append(interfaces.left(lefts[k], cores[k], operator[k], cores[k]))
         for y, line in zip(chain.found, overlaps, strict=True):
             line.append(interfaces.left_overlap(line[-1], y[k], cores[k]))
-    back = Chain(
-        mirrored(operator),
+    back = reversed_chain(chain, cores, lefts, overlaps)
+    return back, Pass(solved.value, totals[0] ** 0.5, totals[1], spread, capped)
+
+
+def reversed_chain(
+    chain: Chain, cores: list[Array], lefts: list[Array], overlaps: list[list[Array]]
+) -> Chain:
+    """The mirror image of a chain after a sweep: what lay left of the cores lies right of them."""
+    return Chain(
+        mirrored(chain.operator),
         mirrored(cores),
         lefts[::-1],
         [mirrored(y) for y in chain.found],
         [line[::-1] for line in overlaps],
         chain.shift,
     )
-    return back, Pass(solved.value, totals[0] ** 0.5, totals[1], spread, capped)
 
 
-def _pair(a: Array, b: Array) -> Array:
+def pair(a: Array, b: Array) -> Array:
     return (tall(a) @ wide(b)).reshape(*a.shape[:2], *b.shape[1:])
 
 
@@ -174,9 +181,9 @@ def _directions(
     images = [x.reshape(rows, -1) for x in solved.others[: rule.extra]]
     missing = 0.0
     if rule.sites == 1:
-        pair = _pair(solved.x, cores[k + 1])
+        theta = pair(solved.x, cores[k + 1])
         local = Local(left, chain.operator[k : k + 2], chain.rights[k + 1])
-        images = [(local(pair) - solved.value * pair).reshape(rows, -1)]
+        images = [(local(theta) - solved.value * theta).reshape(rows, -1)]
         images[0] -= u @ (u.conj().T @ images[0])
         missing = float(np.linalg.norm(images[0]))
     if count == 0:
@@ -199,10 +206,10 @@ def settled(chain: Chain) -> tuple[Chain, float]:
     in the centre, unless the bonds on its right know too little of the found states.
     """
     centre = chain.cores[0]
-    shadows = _centre_shadows(chain)
-    if shadows is not None:
-        overlap = shadows.conj() @ centre.ravel()
-        change = np.linalg.lstsq(shadows.conj(), overlap, rcond=None)[0]
+    rows = _centre_shadows(chain)
+    if rows is not None:
+        overlap = rows.conj() @ centre.ravel()
+        change = np.linalg.lstsq(rows.conj(), overlap, rcond=None)[0]
         if np.linalg.norm(change) <= min(0.1, max(_HARMLESS, 2 * np.linalg.norm(overlap))):
             centre = centre - change.reshape(centre.shape)
     centre = centre / np.linalg.norm(centre)
@@ -213,15 +220,15 @@ def settled(chain: Chain) -> tuple[Chain, float]:
 
 def _centre_shadows(chain: Chain) -> Array | None:
     ends = [interfaces.edge(chain.cores[0], operator=False)] * len(chain.found)
-    return _shadows(chain, ends, slice(0, 1))
+    return shadows(chain, ends, slice(0, 1))
 
 
 def overlap(chain: Chain) -> float:
     """The largest |⟨found|state⟩|."""
-    shadows = _centre_shadows(chain)
-    if shadows is None:
+    rows = _centre_shadows(chain)
+    if rows is None:
         return 0.0
-    return float(np.abs(shadows.conj() @ chain.cores[0].ravel()).max())
+    return float(np.abs(rows.conj() @ chain.cores[0].ravel()).max())
 
 
 def residual(chain: Chain, value: float) -> float:

@@ -12,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._build import rank_bounds
-from tensorjax.tt._eigs_search import Pair, Search, Status, Sweep, find_pairs, widened
+from tensorjax.tt._eigs_levels import Check, Levels, find_levels
+from tensorjax.tt._eigs_search import Pair, Search, Status, Sweep, widened
 from tensorjax.tt._reduce import _distance
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
 _ORDER = ("converged", "max_rank", "stalled", "max_sweeps")
 _ADVICE = {
+    "incomplete": "these are eigenpairs, but there may be lower ones that were missed: ask "
+    "for some pairs more than you need, or try another key",
     "max_rank": "the ranks allow no better state: raise max_rank (with sites=1 and x0, give x0 "
     "larger ranks or expand > 0), or ask for less accuracy",
     "stalled": "the residual stopped falling above tol: roundoff, or a local minimum; ask for less "
@@ -34,8 +38,14 @@ class EigInfo:
 
     Attributes:
       status: "converged", or the worst among the pairs: "max_rank" (the ranks were the limit),
-        "stalled" (the residual stopped falling), "max_sweeps" (the budget ran out).
+        "stalled" (the residual stopped falling), "max_sweeps" (the budget ran out). "incomplete"
+        where all pairs converged, but lower levels may have been missed (``check`` is "unsure").
       statuses: of each pair.
+      check: how far it was checked that no lower level was missed. "exhaustive": by Lanczos, or a
+        dense eigensolver, on all vectors of the space (up to 4096 entries). "searched": fresh
+        starts in the complement of the pairs found nothing lower, which in spectra with many local
+        minima is likely, but no proof. "unchecked": a single pair of a larger space, or pairs that
+        did not converge. "unsure": searches still found lower levels, or did not end.
       residual: (k,) norms ‖A x − λ x‖, measured on the states found; |λ − exact| is no larger.
       bound: (k,) what ``tol`` asked of them.
       truncation: (k,) shares of ‖x‖² cut off in the last sweep.
@@ -47,6 +57,7 @@ class EigInfo:
 
     status: Status
     statuses: tuple[Status, ...]
+    check: Check
     residual: np.ndarray
     bound: np.ndarray
     truncation: np.ndarray
@@ -76,6 +87,7 @@ class EigInfo:
         return "\n".join([*lines, *filter(None, [self.advice])])
 
 
+@placed
 def eigsh(
     A: TTMatrix,
     *,
@@ -95,13 +107,16 @@ def eigsh(
     as the truncation, which follows the residual down, asks for. For each further state the found
     ones are deflated, A + 2‖A‖₂ Σ f fᴴ, which changes neither eigenvectors nor the other values, so
     that multiple eigenvalues come with as many vectors; what overlap is left is projected out. The
-    residuals prove that these are eigenpairs. That no lower one was missed, DMRG cannot prove: it
-    starts the search of each further pair from several random trains and keeps the best.
+    residuals prove that these are eigenpairs. That no lower one was missed, DMRG cannot prove. So a
+    block of states at once starts the search of the further pairs, and in the end the complement of
+    all of them is searched for lower levels: on all vectors where the space has up to 4096
+    dimensions, else (for k > 1) from a fresh random block. ``info.check`` says which.
 
     Args:
       A: TTMatrix with equal row and column modes, real symmetric or complex Hermitian.
       k: number of pairs.
-      tol: ‖A x_j − λ_j x_j‖ ≤ tol · max(|λ_1|, …, |λ_j|) for each pair, measured on the result.
+      tol: ‖A x_j − λ_j x_j‖ ≤ tol · max(|λ_1|, …, |λ_j|) for each pair, measured on the result; or
+        ≤ tol · ‖A‖₂ where these values are all zero to within that residual (zero modes).
         Where roundoff, 10 √d eps ‖A‖₂, forbids as much, it stands in for the right side. The
         eigenvalue itself is then off by no more than that, and as a rule by its square over the
         gap.
@@ -113,7 +128,7 @@ def eigsh(
         truncation; None for 0 if there is an x0, and 8 otherwise.
       max_sweeps: for each pair; one there and one back are two.
       key: of the random start and the added directions; a fixed one if None.
-      callback: called with a `Sweep` after each.
+      callback: called with a `Sweep` after each sweep of a single pair (not of a block).
 
     Returns:
       (k,) real eigenvalues in ascending order; a list of k TTs, of norm one and orthogonal to each
@@ -138,7 +153,9 @@ def eigsh(
     renormalization group in the age of matrix product states", Ann. Phys. 326, 96 (2011), section
     6; expansion for one site: A. Gleis, J.-W. Li, J. von Delft, Phys. Rev. Lett. 130, 246402
     (2023). Departures, ours: the sum of the local residuals, which cost nothing, sets truncation,
-    accuracy of the local Lanczos runs, and the end; the two-site residual of the expansion is
+    accuracy of the local Lanczos runs, and the end; blocks start the further pairs (the block
+    tensor train of S. Dolgov et al., Comput. Phys. Commun. 185, 1207 (2014)), and missed levels are
+    searched; the two-site residual of the expansion is
     sketched at random; in the first sweeps with two sites, the next eigenvectors of the local
     problems widen the bonds, which leads out of local minima; where max_rank is the limit, two
     sweeps of single sites end the search. All is done on the host in double precision, and nothing
@@ -167,15 +184,19 @@ def eigsh(
         rng=np.random.default_rng(seed),
         report=report,
     )
-    pairs = find_pairs(search, [[widened(c, dtype) for c in t.cores] for t in starts], k)
-    return *_answer(search, pairs), _info(search, pairs, history, time.perf_counter() - start)
+    levels = find_levels(search, [[widened(c, dtype) for c in t.cores] for t in starts], k)
+    info = _info(levels, history, time.perf_counter() - start)
+    return *_answer(search, levels.pairs), info
 
 
-def _info(search: Search, pairs: list[Pair], history: list[Sweep], seconds: float) -> EigInfo:
+def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
+    pairs = levels.pairs
     statuses: tuple[Status, ...] = tuple(p.status for p in pairs)
+    worst = max(statuses, key=lambda s: _ORDER.index(s))
     return EigInfo(
-        status=max(statuses, key=lambda s: _ORDER.index(s)),
+        status="incomplete" if worst == "converged" and levels.check == "unsure" else worst,
         statuses=statuses,
+        check=levels.check,
         residual=np.array([p.residual for p in pairs]),
         bound=np.array([p.bound for p in pairs]),
         truncation=np.array([p.truncation for p in pairs]),

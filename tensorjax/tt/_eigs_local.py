@@ -112,6 +112,44 @@ def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
     return Solved(float(w[0]), vectors[0], residual, spread, vectors[1:])
 
 
+def lowest_block(local: Local, thetas: Array, steps: int) -> tuple[Array, Array]:
+    """Ritz values, ascending, and as many tensors (b, …) as there are ``thetas``, by block Krylov.
+
+    In small spaces they are exact eigenpairs; there may be fewer of them than ``thetas``.
+    """
+    count, shape = len(thetas), thetas.shape[1:]
+    size = thetas[0].size
+    if size <= max(_DENSE, 4 * count):
+        w, z = np.linalg.eigh(local.dense())
+        return w[:count], np.ascontiguousarray(z.T[:count]).reshape(-1, *shape)
+    basis = np.linalg.qr(thetas.reshape(count, -1).T)[0].T
+    images = _images(local, basis, shape)
+    for _ in range(steps):
+        w, z = np.linalg.eigh(basis.conj() @ images.T)
+        rows = z.T[:count]
+        vectors = rows @ basis
+        residual = rows @ images - w[:count, None] * vectors
+        left = size - len(basis)
+        fresh = residual[np.linalg.norm(residual, axis=1) > 1e-13 * np.abs(w).max()][:left]
+        if not len(fresh):
+            break
+        fresh = np.linalg.qr(_outside(fresh, basis).T)[0].T
+        fresh = np.linalg.qr(_outside(fresh, basis).T)[0].T
+        basis = np.concatenate([basis, fresh])
+        images = np.concatenate([images, _images(local, fresh, shape)])
+    w, z = np.linalg.eigh(basis.conj() @ images.T)
+    return w[:count], (z.T[:count] @ basis).reshape(-1, *shape)
+
+
+def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
+    return np.stack([local(x.reshape(shape)).ravel() for x in rows])
+
+
+def _outside(rows: Array, basis: Array) -> Array:
+    """The rows without their parts in the span of orthonormal ones."""
+    return rows - (rows @ basis.conj().T) @ basis
+
+
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
     """Lanczos with full reorthogonalisation: eigenvalues, vectors as rows, first residual."""
     steps = min(rule.steps, x.size)

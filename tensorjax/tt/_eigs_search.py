@@ -1,4 +1,4 @@
-"""Searches for eigenpairs: what each sweep of DMRG is to do, and when to stop."""
+"""The search for one eigenpair: sweeps of DMRG, their accuracies and ranks, and when to stop."""
 
 import math
 from collections.abc import Callable
@@ -9,10 +9,9 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores import Cores, cut_ranks
 from tensorjax.tt import _dmrg as dmrg
-from tensorjax.tt._build import rank_bounds
-from tensorjax.tt._eigs_local import Local, Rule
+from tensorjax.tt._eigs_local import Rule
 
-Status = Literal["converged", "max_rank", "stalled", "max_sweeps"]
+Status = Literal["converged", "incomplete", "max_rank", "stalled", "max_sweeps"]
 # Rank of the random start; what is kept may double from sweep to sweep.
 _START = 8
 # Steps of Lanczos per local problem, doubled up to the second number where sweeps gain little: the
@@ -21,14 +20,8 @@ _STEPS, _MOST_STEPS = 4, 64
 # In the first sweeps with two sites, so many directions are added to every bond, and more steps of
 # Lanczos taken, so that the search sees its way out of local minima.
 _EARLY, _ESCAPE, _ESCAPE_STEPS = 4, 4, 8
-# Random starts of all pairs but the first: neighbours in the spectrum may lie far apart in space.
-_TRIALS = 4
 # Overlap with a found state from which on a state is no other one.
 _APART = 1e-3
-# Directions that one site adds by default.
-_EXPAND = 8
-# Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
-_SMALL, _LARGEST = 16, 4096
 
 
 class Sweep(NamedTuple):
@@ -80,10 +73,18 @@ class Search(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return tuple(c.shape[1] for c in self.operator)
 
-    def bound(self, scale: float, spread: float, tol: float | None = None) -> float:
+    def bound(self, scale: float, spread: float, tol: float) -> float:
         """The residual asked: relative to ``scale``, or what roundoff leaves of ‖A‖₂ = spread."""
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
-        return max((self.tol if tol is None else tol) * scale, floor * spread)
+        return max(tol * scale, floor * spread)
+
+    def allowed(self, scale: float, spread: float, residual: float) -> float:
+        """The residual that counts as converged.
+
+        Where all eigenvalues are zero to within the residual, nothing is left to be relative to
+        but ‖A‖₂: a zero mode could otherwise never converge.
+        """
+        return self.bound(spread if scale <= residual else scale, spread, self.tol)
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
@@ -92,29 +93,7 @@ def widened(core: Any, dtype: Any) -> np.ndarray:
     return np.asarray(core).astype(wide, copy=False)
 
 
-def find_pairs(search: Search, starts: list[Cores], k: int) -> list[Pair]:
-    """The k lowest pairs, in ascending order."""
-    size = math.prod(search.shape)
-    fits = max(rank_bounds(search.shape), default=1) <= search.limit
-    if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
-        return _dense_pairs(search, k)
-    # What the first pairs lack, the others inherit: their own tolerance is part of the whole.
-    tol = search.tol if k == 1 else search.tol / (2 * k**0.5)
-    pairs: list[Pair] = []
-    spread = 0.0
-    for j in range(k):
-        given = j < len(starts)
-        expand = search.expand if search.expand is not None else 0 if given else _EXPAND
-        course = _Course(search, expand, tol, pairs, spread)
-        trials = (
-            [starts[j]] if given else [_random_cores(search) for _ in range(_TRIALS if j else 1)]
-        )
-        pairs.append(_one_pair(search, course, trials, given, pairs))
-        spread = max(spread, course.spread)
-    return sorted(pairs, key=lambda pair: pair.value)
-
-
-def _random_cores(search: Search) -> Cores:
+def random_cores(search: Search) -> Cores:
     shape, rank = search.shape, min(_START, search.limit)
     ranks = cut_ranks((1, *[rank] * (len(shape) - 1), 1), shape)
     kind = search.operator[0].dtype
@@ -127,31 +106,12 @@ def _random_cores(search: Search) -> Cores:
     return cores
 
 
-def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """All pairs at once, where the space is small."""
-    one = np.ones((1, 1, 1), search.operator[0].dtype)
-    w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
-    spread = float(np.abs(w[[0, -1]]).max())
-    pairs: list[Pair] = []
-    for j in range(k):
-        cores = [z[:, j].reshape(1, search.shape[0], -1)]
-        for n in search.shape[1:]:
-            q, r = np.linalg.qr(cores[-1].reshape(-1, cores[-1].shape[2]))
-            cores[-1] = q.reshape(*cores[-1].shape[:2], -1)
-            cores.append(r.reshape(len(r), n, -1))
-        pairs.append(_judged(search, cores, pairs, spread, "stalled"))
-        seen = (pairs[-1].value, pairs[-1].residual, max(len(c) for c in cores), 0.0)
-        search.report(Sweep(j, 0, *seen))
-    return pairs
-
-
-def _one_pair(
-    search: Search, course: "_Course", trials: list[Cores], given: bool, found: list[Pair]
+def one_pair(
+    search: Search, course: "Course", start: Cores, given: bool, found: list[Pair]
 ) -> Pair:
     """Sweeps until the residual is small enough, or will not get smaller."""
     others = [p.cores for p in found]
-    chains = [dmrg.prepared(search.operator, x, others, course.shift) for x in trials]
-    chain = chains[0] if len(chains) == 1 else _best(search, course, chains)
+    chain = dmrg.prepared(search.operator, start, others, course.shift)
     if given:
         course.begin(chain)
     while course.status is None:
@@ -173,28 +133,32 @@ def _one_pair(
             search.report(Sweep(len(found), course.sweeps, *size))
     cores = dmrg.settled(chain)[0].cores
     cores = dmrg.mirrored(cores) if course.sweeps % 2 else cores
-    pair = _judged(search, cores, found, course.spread, course.status)
+    pair = judged(search, cores, found, course.spread, course.status)
     return pair._replace(truncation=seen.discarded, sweeps=course.sweeps)
 
 
-def _best(search: Search, course: "_Course", chains: list[dmrg.Chain]) -> dmrg.Chain:
-    """The start that promises most, after two rough sweeps of each."""
-    values = []
-    for j, chain in enumerate(chains):
-        for _ in range(2):
-            chain, seen = dmrg.sweep(chain, course.rule(), search.rng)
-        chains[j] = chain
-        values.append(seen.value)
-    return chains[int(np.argmin(values))]
+class Course:
+    """The course of one search: truncation follows the residual down, the cap on ranks doubles.
 
+    The tolerance is relative to the largest of the eigenvalue, those ``found`` and ``least``. A
+    value that is greater than ``above`` by more than its residual ends the search.
+    """
 
-class _Course:
-    """The course of one search: truncation follows the residual down, the cap on ranks doubles."""
-
-    def __init__(self, search: Search, expand: int, tol: float, found: list[Pair], spread: float):
+    def __init__(
+        self,
+        search: Search,
+        expand: int,
+        tol: float,
+        found: list[Pair],
+        spread: float,
+        *,
+        least: float = 0.0,
+        above: float = math.inf,
+    ):
         self.search, self.expand, self.tol = search, expand, tol
-        self.scale = max((abs(p.value) for p in found), default=0.0)
+        self.scale = max([least, *(abs(p.value) for p in found)])
         self.deflated = bool(found)
+        self.above = above
         # Enough to raise found pairs above all others.
         self.shift = 2 * spread or 1.0
         self.sweeps, self.waited, self.tightness, self.steps = 0, 0, 1.0, _STEPS
@@ -260,13 +224,17 @@ class _Course:
         if not self.deflated:  # or it would be the norm of the deflated operator
             self.spread = max(self.spread, seen.spread)
         limited = self.fixed or (seen.capped and rule.cap == self.search.limit)
-        patience = 1 if limited and self.search.sites == 2 else 2 if limited else 6
+        scale = max(self.scale, abs(self.value))
+        enough = self.gradient <= self.search.allowed(scale, self.spread, self.gradient)
+        patience = 1 if limited and self.search.sites == 2 else 2 if limited or enough else 6
         if self.gradient < 0.8 * self.best or not settled:
             self.best, self.waited = min(self.best, self.gradient), 0
         else:
             self.waited += 1
         if self.finishing or (self.waited >= patience and rule.extra == 0):
             self.status = "max_rank" if limited else "stalled"
+        if self.value - self.gradient >= self.above and self.sweeps >= _EARLY:
+            self.status = "stalled"
         self.finishing = self.waited >= patience
         if self.status is None and self.sweeps == self.search.max_sweeps:
             self.status = "max_sweeps"
@@ -281,7 +249,7 @@ class _Course:
         self.tightness *= 0.3
 
 
-def _judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
+def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
     """The pair as it will be handed out, rounded to the dtype, with its residual measured."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
     chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
@@ -289,6 +257,6 @@ def _judged(search: Search, cores: Cores, found: list[Pair], spread: float, stat
     chain, value = dmrg.settled(dmrg.prepared(search.operator, rounded, []))
     residual = dmrg.residual(chain, value)
     scale = max([abs(value), *(abs(p.value) for p in found)])
-    bound = search.bound(scale, spread)
+    bound = search.allowed(scale, spread, residual)
     status = "converged" if residual <= bound and apart else status
     return Pair(value, chain.cores, residual, bound, 0.0, 0, status)

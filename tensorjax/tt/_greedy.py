@@ -8,6 +8,10 @@ F_k = f(left set k, all of mode k, right set k + 1), and the train is
 
 Sets only grow, so a fibre once evaluated is never given up. Left sets are nested, and P_k is
 therefore a part of F_{k−1}.
+
+P_k has an inverse as long as its rows and its columns are different ones and no pivot is roundoff:
+where the interpolation is exact, what is left of a row or column is roundoff, which may well be
+larger than a threshold that is relative to the largest entry of the tensor.
 """
 
 import itertools
@@ -19,6 +23,9 @@ from tensorjax.tt._oracle import Oracle, Part
 # Random entries looked at before a block is taken to be met: so many, and one for each index of its
 # larger mode (up to a limit) and of its bond.
 _PROBES, _MODE_PROBES = 8, 64
+# A residual is roundoff up to so many units of what was added and subtracted to make it: sums of r
+# products lose about √r units, and the coefficients of an interpolation as many again.
+_ROUNDOFF = 32 * float(np.finfo(np.float64).eps)
 
 
 class Sets:
@@ -40,6 +47,8 @@ class Sets:
         self._picked = [point[k : k + 1] for k in range(d)]
         # Where members of right set k stand in mode k × right set k + 1: mode and number there.
         self._taken = [np.array([[i, 0]]) for i in point]
+        # Members of right set k that were offered, and do not stand there yet.
+        self._loose = [np.empty((0, d - k), np.int64) for k in range(d)]
         self.fibres = _fibres_through(oracle, point)
         self._cores: list[np.ndarray | None] = [None] * d
 
@@ -83,7 +92,7 @@ class Sets:
         Returns:
           The largest residual at the random entries, and the number of pivots added.
         """
-        block = _Block(self._oracle, self._rows(k - 1), self._columns(k), *self._factors(k))
+        block = self._block(k)
         i, j = self._probes(k, block, rng)
         if not i.size:
             return 0.0, 0
@@ -94,9 +103,10 @@ class Sets:
                 worst = int(np.abs(residual).argmax())
                 if not abs(residual[worst]) > threshold:
                     break
-                if not block.cross(int(i[worst]), int(j[worst]), forward, threshold):
-                    break
-                residual = block.reduced(residual, i, j)
+                if block.cross(int(i[worst]), int(j[worst]), forward, threshold):
+                    residual = block.reduced(residual, i, j)
+                else:
+                    residual[worst] = 0  # roundoff: another entry may show more
         finally:  # the budget may end in the middle: what is found is kept
             if block.pivots:
                 picked, taken = np.array(block.pivots).T
@@ -113,15 +123,21 @@ class Sets:
         Returns:
           The number of pivots added at bond k.
         """
-        if limit < 1:
+        right = _new_rows(right, self.right[k])
+        if limit < 1 or not len(right):
             return 0
         rows = self._rows(k - 1)
         seen = self._oracle.block(rows, self._oracle.part(right, k))
         a, _ = self._factors(k)
-        residual = seen - a @ seen[self._picked[k - 1]]
+        pivots = seen[self._picked[k - 1]]
+        residual = seen - a @ pivots
+        roundoff = _ROUNDOFF * (np.abs(a) @ np.abs(pivots))
+        residual[np.abs(residual) <= roundoff] = 0
+        residual[self._picked[k - 1]] = 0
         picked, taken = leading_pivots(residual, threshold, limit)
         if picked.size:
             after = self._oracle.block(rows.take(picked), self._columns(k))
+            self._loose[k] = np.concatenate([self._loose[k], right[taken]])
             self._add(k, picked, rows.index[picked], right[taken], seen[:, taken], after)
         return picked.size
 
@@ -150,6 +166,29 @@ class Sets:
         index[:, :, 1:] = right
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
+    def _block(self, k: int) -> "_Block":
+        """The block of bond k; rows and columns that are pivots already are not free in it."""
+        rows, columns = self._rows(k - 1), self._columns(k)
+        if len(self._loose[k]):
+            self._find_loose(k, columns.index)
+        block = _Block(self._oracle, rows, columns, *self._factors(k))
+        block.free_rows[self._picked[k - 1]] = False
+        mode, number = self._taken[k].T
+        block.free_columns[mode * len(self.right[k + 1]) + number] = False
+        return block
+
+    def _find_loose(self, k: int, columns: np.ndarray) -> None:
+        """Notes which offered members of right set k are among the columns (n r, d − k) by now."""
+        loose = []
+        for member in self._loose[k]:
+            at = np.flatnonzero((columns == member).all(axis=1))
+            if at.size:
+                place = np.stack(np.divmod(at, len(self.right[k + 1])), axis=1)
+                self._taken[k] = np.concatenate([self._taken[k], place])
+            else:
+                loose.append(member)
+        self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
+
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The interpolation of the block of bond k is the product of these two."""
         r = len(self.left[k])
@@ -159,13 +198,7 @@ class Sets:
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random places of the block of bond k, off the rows and columns that are exact already."""
-        free = np.ones(len(block.rows.keys), bool)
-        free[self._picked[k - 1]] = False
-        i = np.flatnonzero(free)
-        free = np.ones(len(block.columns.keys), bool)
-        mode, number = self._taken[k].T
-        free[mode * len(self.right[k + 1]) + number] = False
-        j = np.flatnonzero(free)
+        i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
         if i.size * j.size <= count:
@@ -212,6 +245,22 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
     return [values[a:b].reshape(1, -1, 1) for a, b in itertools.pairwise(cuts)]
 
 
+def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
+    """An entry that is the largest of all fibres through it: one mode after the other, in turn."""
+    best = -1.0
+    point = point.copy()
+    while True:
+        for k, n in enumerate(oracle.shape):
+            index = np.tile(point, (n, 1))
+            index[:, k] = np.arange(n)
+            sizes = np.abs(oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1)))
+            point[k] = int(sizes.argmax())
+            size = float(sizes.max())
+        if not size > best:
+            return point
+        best = size
+
+
 class _Block:
     """The block of a bond, its interpolation a @ b, and the crosses that are to be added to that.
 
@@ -221,6 +270,8 @@ class _Block:
       pivots: places (i, j) of the crosses.
       columns_seen: entries of the tensor in the columns of the pivots, (R,) each.
       rows_seen: entries in their rows, (C,) each.
+      free_rows: (R,) which rows are no pivots yet.
+      free_columns: (C,) which columns are none.
     """
 
     def __init__(self, oracle: Oracle, rows: Part, columns: Part, a: np.ndarray, b: np.ndarray):
@@ -228,6 +279,8 @@ class _Block:
         self.pivots: list[tuple[int, int]] = []
         self.columns_seen: list[np.ndarray] = []
         self.rows_seen: list[np.ndarray] = []
+        self.free_rows = np.ones(len(rows.keys), bool)
+        self.free_columns = np.ones(len(columns.keys), bool)
         self._oracle, self._a, self._b = oracle, a, b
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -237,27 +290,33 @@ class _Block:
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """The residual at single places after the last cross."""
+        """The residual at single places after the last cross; zero in its row and column."""
         column, row = self._crosses[-1]
-        return residual - column[i] * row[j]
+        return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
         """Adds a pivot in column j (forward) or in row i, unless it is roundoff after all."""
         if forward:
             seen_column, column = self._column(j)
-            i = int(np.abs(column).argmax())
+            i = int((np.abs(column) * self.free_rows).argmax())
             seen_row, row = self._row(i)
         else:
             seen_row, row = self._row(i)
-            j = int(np.abs(row).argmax())
+            j = int((np.abs(row) * self.free_columns).argmax())
             seen_column, column = self._column(j)
-        if not abs(row[j]) > threshold:
+        if not abs(row[j]) > max(threshold, self._roundoff(i, j)):
             return False
+        self.free_rows[i] = self.free_columns[j] = False
         self.pivots.append((i, j))
         self.columns_seen.append(seen_column)
         self.rows_seen.append(seen_row)
         self._crosses.append((column, row / row[j]))
         return True
+
+    def _roundoff(self, i: int, j: int) -> float:
+        """Of the residual at one place."""
+        terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
+        return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
         """A column of the tensor and of the residual."""
@@ -279,7 +338,32 @@ class _Block:
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
     """F P⁻¹ with P the picked rows of F: by an orthonormal basis, for P is ill-conditioned."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
-    return np.linalg.solve(q[picked].T, q.T).T.reshape(fibres.shape)
+    return divided(q, q[picked]).reshape(fibres.shape)
+
+
+def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """q R⁻¹ for the square matrix R of some rows of q; by least squares if there is no inverse.
+
+    Example:
+      >>> import numpy as np
+      >>> print(divided(np.array([[2.0, 0.0], [4.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 0.0]])))
+      [[1. 0.]
+       [2. 0.]]
+    """
+    try:
+        out = np.linalg.solve(rows.T, q.T).T
+        if np.isfinite(out).all():
+            return out
+    except np.linalg.LinAlgError:
+        pass
+    return np.linalg.lstsq(rows.T, q.T, rcond=None)[0].T
+
+
+def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Those rows that are not among the known ones, each once."""
+    seen = set(map(tuple, known.tolist()))
+    fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
+    return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])
 
 
 def leading_pivots(

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax import _scaling as scaling
 from tensorjax._cores import absorb, cut_ranks, tall
+from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
@@ -45,6 +46,18 @@ class Frame(NamedTuple):
     right: Arrays
 
 
+def _like_cores(out: Any, arguments: Any) -> list[Any]:
+    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
+    cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
+    bonds = len(cores) - 1
+    # A frame is followed by the last core alone, or by one array for each, and an exponent.
+    behind = cores[len(cores) + 2 * bonds + 1 - len(found) :]
+    given = [*cores[:-1], *cores[1:], *behind, cores[0]]
+    return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
+
+
+@placed_by(_like_cores)
+@jax.jit
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
     """The frame at x, C near one and e: x = 2^e U_1 … U_{d−1} C."""
     left, exponent = orthogonal(x.cores, x.order - 1)
@@ -53,6 +66,8 @@ def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
     return Frame(tuple(left[:-1]), tuple(right[1:])), left[-1], exponent
 
 
+@placed
+@jax.jit
 def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = None) -> TT:
     """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks."""
     share: Any = None
@@ -88,6 +103,8 @@ def largest_exponent(pairs: Sequence[tuple[jax.Array, Any]]) -> Any:
     return jnp.stack(found).max()
 
 
+@placed_by(_like_cores)
+@jax.jit
 def split(xi: TT) -> tuple[Frame, Arrays, Any]:
     """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
     left, deltas, right = _blocks(xi)
@@ -123,6 +140,7 @@ def _shared(xi: TT) -> Any:
     return e + jnp.where(jnp.isfinite(power), power, 0).astype(jnp.int32)
 
 
+@placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
 def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
     """The variations with what lies in the span of U_k taken out, for all k but the last."""
     out = []
@@ -133,6 +151,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
     return (*out, deltas[-1])
 
 
+@placed
 def project(at: Frame, z: TT) -> TT:
     """The orthogonal projection of z on the tangent space at a frame."""
     cores, exponent = scaling.gauged(z.cores)
@@ -161,6 +180,7 @@ def _right_sides(vs: Sequence[jax.Array], cores: Sequence[jax.Array]) -> list[tu
     return out
 
 
+@placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
     """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
     at, deltas, power = split(xi)
@@ -191,6 +211,7 @@ def point(x: Any) -> TT:
     return x.astype(linalg.factor_dtype(x.dtype))
 
 
+@placed
 def tangent_project(x: TT, z: TT) -> TT:
     """P_x z, the orthogonal projection of z on the tangent space of the manifold at x.
 
@@ -228,6 +249,7 @@ def _tangent_project(x: TT, z: TT) -> TT:
     return project(frame(x)[0], z)
 
 
+@placed
 def transport(x: TT, xi: TT) -> TT:
     """Moves a tangent vector of another point to the tangent space at x, by projection.
 
@@ -244,6 +266,7 @@ def transport(x: TT, xi: TT) -> TT:
     return tangent_project(x, xi)
 
 
+@placed
 def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     """⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
@@ -274,6 +297,7 @@ def _tangent_inner(xi: TT, eta: TT) -> jax.Array:
     return scaling.restored(jnp.stack(products).sum(), shared)
 
 
+@placed
 def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) -> TT:
     """Σ_i w_i ξ_i of tangent vectors at one point: the ranks stay twice those of the point.
 
@@ -324,6 +348,7 @@ def _check_tangent(name: str, xi: Any, like: TT | None = None) -> None:
         )
 
 
+@placed
 def retract(
     x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> TT:

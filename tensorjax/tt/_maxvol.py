@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorjax._cores import Cores, times_right, wide
+from tensorjax._cores import Cores, in_range, times_right, wide
 
 _MAX_SWAPS = 100
 
@@ -60,7 +60,7 @@ def right_sets(cores: Cores) -> list[np.ndarray]:
     """
     sets: list[np.ndarray] = []
     right = np.zeros((1, 0), np.int64)
-    core = cores[-1]
+    core = in_range(cores[-1])
     for k in range(len(cores) - 1, 0, -1):
         q, r = np.linalg.qr(wide(core).T)
         rows = maxvol(q)
@@ -68,5 +68,5 @@ def right_sets(cores: Cores) -> list[np.ndarray]:
         right = np.concatenate([mode[:, None], right[parent]], axis=1)
         sets.append(right)
         # The bond is now numbered by the entries picked.
-        core = times_right(cores[k - 1], (q[rows] @ r).T)
+        core = in_range(times_right(in_range(cores[k - 1]), (q[rows] @ r).T))
     return sets[::-1]

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import linalg
-from tensorjax._scaling import near_one, placed
+from tensorjax._placement import placed
+from tensorjax._scaling import near_one, spread
 from tensorjax._train import TT, TTMatrix
 from tensorjax.tt._algebra import as_train
 from tensorjax.tt._reduce import squared_norm
@@ -15,6 +16,7 @@ from tensorjax.tt._reduce import squared_norm
 Train = TypeVar("Train", TT, TTMatrix)
 
 
+@placed
 @as_train
 def log_norm(t: TT) -> jax.Array:
     """ln ‖t‖, the natural logarithm of the Frobenius norm, a real scalar; −∞ for a zero train.
@@ -40,6 +42,7 @@ def _log_norm(t: TT) -> jax.Array:
     return jnp.where(none, -jnp.inf, log).astype(jnp.finfo(t.dtype).dtype)
 
 
+@placed
 def normalize(t: Train) -> Train:
     """t / ‖t‖, the train of norm one in the direction of ``t``; a zero train stays as it is.
 
@@ -75,6 +78,6 @@ def _normalized(t: TT) -> TT:
     exponents[-1] = exponents[-1] - jnp.where(none, 0, half)
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(dtype)
     cores[-1] = cores[-1] / root
-    powers = placed(exponents, t.dtype)
+    powers = spread(exponents, t.dtype)
     cores = [linalg.scaled(c, e).astype(t.dtype) for c, e in zip(cores, powers, strict=True)]
     return TT._unchecked(tuple(cores))

@@ -10,16 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import linalg
+
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
 _BUCKETS = tuple(64 * 4**k for k in range(7))
-# Values between 2^−e and 2^e for this e can be squared and summed without care.
-_IN_RANGE = 100
+# Values between 2^−e and 2^e for this e can be squared and summed without care; and those up to
+# 2^e for the second one still have squares.
+_IN_RANGE, _SQUARABLE = 100, 200
 _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class BudgetExhausted(Exception):
     """The entries asked for would need more evaluations than are left."""
+
+
+class Rescaled(Exception):
+    """A value came that is too large for the scale of those before: all have another scale now."""
 
 
 class Part(NamedTuple):
@@ -51,6 +58,7 @@ class Oracle:
       hits: entries asked for again and found in the memory.
       dtype: of the function's values.
       largest: |value| seen so far.
+      peak: the entry there, its component (if there are any) behind its multi-index.
       exponent: all values are given out over 2^exponent, which keeps their squares in range.
       programs: batch sizes for which the function was compiled.
     """
@@ -71,6 +79,7 @@ class Oracle:
         self.programs: set[int] = set()
         self.dtype: Any = None
         self.largest = 0.0
+        self.peak = np.zeros(len(shape), np.int64)
         self.exponent = 0
         self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
         self._budget = math.inf if budget is None else budget
@@ -91,6 +100,11 @@ class Oracle:
             self.shape = (*self.shape[: self._modes], *self._components)
             self._strides = np.append(self._strides, self._strides[-1] * 0)
         return values
+
+    @property
+    def left(self) -> float:
+        """Evaluations that the budget still allows."""
+        return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
         """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
@@ -150,12 +164,16 @@ class Oracle:
             once = missing[np.unique(found, return_index=True)[1]]
         if first + once.size > self._budget:
             raise BudgetExhausted
-        self._store(self._call(take(once)[:, : self._modes]))
+        index = take(once)[:, : self._modes]
+        values, shift = self._call(index)
+        self._store(values, index)
         known.update(zip(new, found.tolist(), strict=True))
         rows[missing] = found
+        if shift:
+            raise Rescaled
         return rows
 
-    def _store(self, values: np.ndarray) -> None:
+    def _store(self, values: np.ndarray, index: np.ndarray) -> None:
         total = self.evaluations + len(values)
         if total > len(self._values) or self._values.dtype != values.dtype:
             kind = np.result_type(self._values, values)
@@ -163,12 +181,17 @@ class Oracle:
             grown[: self.evaluations] = self._values[: self.evaluations]
             self._values = grown
         self._values[self.evaluations : total] = values
-        self.largest = max(self.largest, float(np.abs(values).max()))
+        sizes = np.abs(values)
+        if (largest := float(sizes.max())) > self.largest:
+            row, component = divmod(int(sizes.argmax()), values.shape[1])
+            self.largest = largest
+            self.peak = np.append(index[row], component) if self._components else index[row].copy()
         self.evaluations = total
 
     # Calling -------------------------------------------------------------------------------------
 
-    def _call(self, index: np.ndarray) -> np.ndarray:
+    def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Values, and whether all that were given out before have another scale now."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -177,10 +200,15 @@ class Oracle:
         values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
         if not np.isfinite(values).all():
             self._complain(values, index, points)
-        if self.evaluations == 0:
-            exponent = int(np.frexp(np.abs(values).max())[1])
+        exponent = linalg.exponent_of(values) if values.any() else self.exponent
+        if self.largest == 0:  # zeros have any scale
             self.exponent = exponent if abs(exponent) > _IN_RANGE else 0
-        return scaled(values, -self.exponent)
+        shift = exponent - self.exponent if exponent > self.exponent + _SQUARABLE else 0
+        if shift:
+            self.exponent = exponent
+            self._values = linalg.scaled(self._values, -shift)
+            self.largest = 0.0  # the new ones are larger by far
+        return linalg.scaled(values, -self.exponent), shift > 0
 
     def _piece(self, points: np.ndarray) -> np.ndarray:
         """Values (m, 1) or (m, components) in double precision."""
@@ -203,8 +231,11 @@ class Oracle:
                 f"got shape {values.shape}"
             )
         kind = values.dtype if values.dtype.kind in "fc" else np.dtype(np.float64)
+        if kind.type in (np.longdouble, np.clongdouble):  # which JAX cannot hold
+            kind = np.dtype(np.float64 if kind.kind == "f" else np.complex128)
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
-        wide = values.astype(np.result_type(kind, np.float64), copy=False)
+        with np.errstate(over="ignore"):  # of longer numbers: Inf is refused as it is elsewhere
+            wide = values.astype(np.result_type(kind, np.float64), copy=False)
         return wide.reshape(len(points), -1)
 
     def _raw(self, points: np.ndarray) -> Any:
@@ -275,14 +306,6 @@ def _joined(values: list[Any]) -> Any:
 
 def _bucket(count: int) -> int:
     return next(size for size in _BUCKETS if size >= count)
-
-
-def scaled(x: np.ndarray, exponent: int) -> np.ndarray:
-    """x · 2^exponent, exact where it is in range."""
-    if exponent == 0:
-        return x
-    half = exponent // 2
-    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def _widened(values: np.ndarray) -> np.ndarray:

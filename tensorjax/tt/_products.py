@@ -12,8 +12,10 @@ import numpy as np
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import balanced, cut_ranks, placed_like
 from tensorjax._factor import namespace
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._scaling import gauged, held, lifted, near_one
-from tensorjax._train import TT, TTMatrix, single
+from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import (
@@ -37,6 +39,7 @@ _PROBES = 48
 _TRUNCATION, _SKETCH = 0.7, 0.35
 
 
+@placed
 def hadamard(
     x: Train,
     y: Train,
@@ -79,6 +82,7 @@ def hadamard(
     return _rounded([(x, y)], [1.0], tol, rank, key, oversample)
 
 
+@placed
 def matvec(
     a: TTMatrix,
     x: TT,
@@ -117,6 +121,8 @@ def matvec(
     """
     if not isinstance(a, TTMatrix) or not isinstance(x, TT):
         raise TypeError(f"expected (TTMatrix, TT), got {type(a).__name__}, {type(x).__name__}")
+    known("a", a)
+    known("x", x)
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
@@ -124,6 +130,7 @@ def matvec(
     return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
+@placed
 def matmul(
     a: TTMatrix,
     b: TTMatrix,
@@ -150,6 +157,8 @@ def matmul(
     """
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")
+    known("a", a)
+    known("b", b)
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
@@ -157,6 +166,7 @@ def matmul(
     return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 
+@placed
 def linear_combination(
     terms: Sequence[Any],
     weights: Sequence[Any] | None = None,
@@ -375,7 +385,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     work = linalg.factor_dtype(dtype)
     if tol is None and _compiles(terms, work):
         pair = [t.astype(work) for t in terms[0]]
-        cores = _compiled(*pair, weights[0].astype(work), key, ranks, extra)
+        cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
         if work != dtype:  # what float32 holds in the last core, half precision may not
             small, exponents = near_one(cores)
             cores = held(small, sum(exponents), dtype=dtype)
@@ -393,8 +403,16 @@ def _compiles(terms: Any, dtype: Any) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _compiled(
+def _either(
     a: TTMatrix, x: TT, weight: Any, key: Any, ranks: tuple[int, ...], extra: int
+) -> list[Any]:
+    results = _native.rounded_shapes(a.cores, ranks)
+    static, operands = (ranks, extra), (a, x, weight, key)
+    return on_cpu(_by_sweeps, _one_by_xla, *operands, static=static, results=results, alone=False)
+
+
+def _by_sweeps(
+    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
 ) -> list[Any]:
     draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
     *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
@@ -403,14 +421,17 @@ def _compiled(
     return held([*first, by * small], e + p)
 
 
-@_compiled.defjvp
-def _compiled_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
+def _one_by_xla(
+    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
+) -> list[Any]:
+    return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
+
+
+@_either.defjvp
+def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
     """Through XLA's sweeps, by the same random train."""
     *arrays, key = primals
-
-    def differentiable(a: TTMatrix, x: TT, weight: Any) -> list[Any]:
-        return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
-
+    differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
 
 

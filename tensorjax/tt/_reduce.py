@@ -11,6 +11,8 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import absorb, difference, times_right
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._scaling import gauged, held, near_one, restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
@@ -23,6 +25,7 @@ _GATHER_LIMIT = 2**25
 _END_TABLE, _TABLE = 2**22, 2**17
 
 
+@placed
 @as_train
 def inner(x: TT, y: TT) -> jax.Array:
     """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
@@ -39,9 +42,8 @@ def inner(x: TT, y: TT) -> jax.Array:
       >>> print(tt.inner(tt.ones((2, 3)), tt.ones((2, 3))))
       6.0
 
-    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: on a CPU that is
-    the only device, trains in float64 are multiplied from both ends at once, by compiled sweeps
-    (tensorjax/_native; `jax.export` needs TENSORJAX_NATIVE=0).
+    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
+    CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     """
     return _inner(*_aligned(x, y))
 
@@ -51,6 +53,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
     return restored(*overlap(conj(x), y))
 
 
+@placed
 @as_train
 def norm(x: TT) -> jax.Array:
     """‖x‖, the Frobenius norm, a real scalar.
@@ -111,18 +114,36 @@ def _norm(x: TT) -> jax.Array:
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
-    if x.dtype == y.dtype and _native.overlaps(x.dtype, x.shape):
-        return _compiled_overlap(x, y, same)
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
+    if _native.overlaps(x.cores, y.cores):
+        return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _compiled_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
-    return _native.inner(x.cores, None if same else y.cores)
+def _either_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
+    results = jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+    native, otherwise = (_norm_by_sweeps, _norm_by_xla) if same else (_by_sweeps, _overlap_by_xla)
+    operands = (x,) if same else (x, y)
+    mantissa, exponent = on_cpu(native, otherwise, *operands, results=results)
+    return mantissa, exponent
 
 
-@_compiled_overlap.defjvp
-def _compiled_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
+def _by_sweeps(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores, y.cores)
+
+
+def _norm_by_sweeps(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores)
+
+
+def _norm_by_xla(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _overlap_by_xla(x, x)  # real: the conjugate is the train itself
+
+
+@_either_overlap.defjvp
+def _either_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
     return jax.jvp(_overlap_by_xla, primals, tangents)
 
 
@@ -137,6 +158,7 @@ def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
     return e[0, 0], exponent
 
 
+@placed
 @as_train
 def distance(x: TT, y: TT) -> jax.Array:
     """‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
@@ -170,6 +192,7 @@ def _distance(xs: Any, ys: Any) -> Any:
     return restored(length, exponent)
 
 
+@placed
 def evaluate(t: TT, indices: Any) -> jax.Array:
     """Entries x[i_1, …, i_d] at a batch of multi-indices.
 
@@ -279,6 +302,7 @@ def _product(cores: Sequence[jax.Array], powers: Sequence[Any]) -> jax.Array:
     return out
 
 
+@placed
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k (no conjugation).
 

@@ -27,6 +27,8 @@ from tensorjax._cores import (
     triangles,
     wide,
 )
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
 from tensorjax._scaling import gauged, held, near_one
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
@@ -41,6 +43,7 @@ _AT_HAND = 200
 _BUCKET = 16
 
 
+@placed
 def orthogonalize(t: Train, center: int) -> Train:
     """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
 
@@ -97,6 +100,7 @@ def orthogonal(cores: Sequence[jax.Array], center: int) -> tuple[list[jax.Array]
     return cores, exponent
 
 
+@placed
 @_check.at_once
 def round(
     t: Train,
@@ -148,11 +152,12 @@ def round(
     which costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra
     columns are taken off again by a second, truncated sweep. Under differentiation the sweep is
     exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
-    what the sketch misses. On CPUs, ``rank`` alone is served by compiled sweeps (tensorjax/_native)
-    for real trains, in double precision whatever their dtype; there the last truncation takes the
-    subspaces of all bonds of one and the same train, within the same bound. ``tol`` is served so by
-    "gram", and there the distance is measured before a result is accepted. XLA splits no such call
-    over devices: a batch sharded over several CPUs is rounded where it lies under `shard_map`.
+    what the sketch misses. Programs for CPUs, those of `jax.export` apart, serve ``rank`` alone by
+    compiled sweeps (tensorjax/_native) for real trains, in double precision whatever their dtype;
+    there the last truncation takes the subspaces of all bonds of one and the same train, within the
+    same bound. ``tol`` is served so by "gram", and there the distance is measured before a result
+    is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
+    where it lies under `shard_map`.
     """
     single("t", t)
     linalg.choose(method, None, t.dtype)
@@ -218,18 +223,30 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, extra: int) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
     exact = method == "svd"
+    wide = [c.astype(dtype) for c in t.cores]
     if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
-        wide = [c.astype(dtype) for c in t.cores]
-        cores = _compiled_round(wide, key, ranks, None if exact else extra)
+        cores = _either_round(wide, key, ranks, method, extra)
         if dtype != t.dtype:  # what float32 holds in the last core, half precision may not
             small, exponents = near_one(cores)
             cores = held(small, sum(exponents), dtype=t.dtype)
-        return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
-    share = None if tol is None else tol**2
-    given, exponent = gauged([c.astype(dtype) for c in t.cores])
-    cores, e = _compress(given, ranks, share, method, key, extra)
-    cores = held(cores, exponent + e, dtype=t.dtype)
+    else:
+        cores = _by_xla(ranks, method, extra, wide, key, tol, t.dtype)
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+
+
+def _by_xla(
+    ranks: tuple[int, ...],
+    method: Method,
+    extra: int,
+    cores: list[Any],
+    key: Any,
+    tol: Any = None,
+    dtype: Any = None,
+) -> list[Any]:
+    share = None if tol is None else tol**2
+    given, exponent = gauged(cores)
+    cores, e = _compress(given, ranks, share, method, key, extra)
+    return held(cores, exponent + e, dtype=dtype)
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
@@ -324,18 +341,26 @@ def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents
     return jax.jvp(exact, (cores,), (moved,))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _compiled_round(
-    cores: list[Any], key: Any, ranks: tuple[int, ...], extra: int | None
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _either_round(
+    cores: list[Any], key: Any, ranks: tuple[int, ...], method: Method, extra: int
 ) -> list[Any]:
-    """By the sweeps in C++, which take any scale; without a sketch if ``extra`` is None."""
-    width = 0 if extra is None else max(ranks) + extra
+    results = _native.rounded_shapes(cores, ranks)
+    static = ranks, method, extra
+    return on_cpu(_by_sweeps, _by_xla, cores, key, static=static, results=results, alone=False)
+
+
+def _by_sweeps(
+    ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
+) -> list[Any]:
+    """In C++, for cores of any scale; without a sketch for "svd"."""
+    width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
 
 
-@_compiled_round.defjvp
-def _compiled_round_jvp(
-    ranks: tuple[int, ...], extra: int | None, primals: Any, tangents: Any
+@_either_round.defjvp
+def _either_round_jvp(
+    ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
     """The exact sweep in XLA, for both kinds of bases."""
     (cores, _), (moved, _) = primals, tangents

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt._round import orthogonal
 
 
+@placed
 def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
     """Draws multi-indices i with probability |t_i|² / ‖t‖², independently.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import Cores
+from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt import _amen as amen
 from tensorjax.tt import _gmres as gmres
@@ -63,6 +64,7 @@ class SolveInfo:
     advice: str
 
 
+@placed
 def solve(
     A: TTMatrix,
     b: TT,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._placement import placed
 from tensorjax._scaling import restored
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
@@ -33,6 +34,10 @@ class Stream(NamedTuple):
     bonds: tuple[jax.Array, ...]
 
 
+jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.tt.Stream")
+
+
+@placed
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> Stream:
@@ -81,6 +86,7 @@ def stream(
     return Stream((draws[0], draws[1]), (mixes[0], mixes[1]), tuple(cores), tuple(bonds))
 
 
+@placed
 def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
     """The stream with weight · term put in. Linear: the order of the terms does not matter.
 
@@ -135,6 +141,7 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
     return state._replace(cores=tuple(cores), bonds=tuple(bonds))
 
 
+@placed
 @jax.jit
 def stream_train(state: Stream) -> TT:
     """The sum of all that was put in, as a TT of the stream's ranks.

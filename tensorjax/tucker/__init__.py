@@ -17,9 +17,11 @@ import sys
 
 from tensorjax.tucker._algebra import (
     add,
+    imag,
     ones_like,
     orthogonalize,
     pad,
+    real,
     scale,
     to_dense,
 )
@@ -34,11 +36,13 @@ __all__ = [
     "distance",
     "evaluate",
     "from_dense",
+    "imag",
     "inner",
     "norm",
     "ones_like",
     "orthogonalize",
     "pad",
+    "real",
     "round",
     "scale",
     "to_dense",

@@ -4,6 +4,7 @@ Of two tensors, both cores are dense or both are trains; where one is of each ki
 multiplied out, as in SciPy, where a sparse matrix plus a dense array is dense.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._cores import zero_padded
+from tensorjax._operators import multiplied
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.contract import einsum
-from tensorjax.tucker._types import Tucker, one, orthonormalized, times
+from tensorjax.tucker._types import Tucker, kind, one, orthonormalized, times
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
@@ -36,7 +39,7 @@ def _with_dense_core(t: Tucker) -> Tucker:
     return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
 
 
-@jax.jit
+@placed
 def to_dense(t: Tucker) -> jax.Array:
     """The dense array of shape (n_1, …, n_d); the core may be dense or a tensor train.
 
@@ -46,6 +49,12 @@ def to_dense(t: Tucker) -> jax.Array:
       [[1. 1.]
        [1. 1.]]
     """
+    one("t", t)
+    return _to_dense(t)
+
+
+@jax.jit
+def _to_dense(t: Tucker) -> jax.Array:
     if isinstance(t.core, TT):
         return t.core.namespace.to_dense(times(t.core, t.factors))
     letters = [chr(ord("a") + k) for k in range(t.order)]
@@ -54,6 +63,7 @@ def to_dense(t: Tucker) -> jax.Array:
     return einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
 
 
+@placed
 def add(x: Tucker, y: Tucker) -> Tucker:
     """x + y entry by entry; multilinear ranks add, and so do the TT-ranks of train cores.
 
@@ -97,26 +107,82 @@ def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
 def scale(t: Tucker, factor: Any) -> Tucker:
     """factor · t, for a scalar (traced or not); the core carries it.
 
+    Args:
+      t: Tucker.
+      factor: a number of Python, NumPy or JAX; the dtype is that which an array would have.
+
+    Raises:
+      TypeError: no Tucker, or no number. ValueError: an array with axes.
+
     Example:
       >>> import jax.numpy as jnp
       >>> t = Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])
       >>> print(to_dense(scale(t, 3.0)))
       [3. 3.]
     """
-    if jnp.ndim(factor) != 0:
-        raise ValueError(f"factor: expected a scalar, got shape {jnp.shape(factor)}")
-    train = isinstance(t.core, TT)
-    core = t.core.namespace.scale(t.core, factor) if train else t.core * factor
-    return Tucker._unchecked(core, tuple(u.astype(core.dtype) for u in t.factors))
+    kind("t", t)
+    return multiplied(t, factor)
 
 
+def real(t: Tucker) -> Tucker:
+    """Real part entry by entry, exact; ranks s_k of complex factors double.
+
+    With U = A + iB, a mode of the core is read twice, as it is for A and times i for B. A dense
+    core holds up to 2^d times as many numbers then, and the TT-ranks of a train core double;
+    `round` brings them down.
+
+    Args:
+      t: Tucker.
+
+    Returns:
+      Tucker of real dtype, ``t`` itself if it is real.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(real((2 + 1j) * t).ranks, to_dense(imag((2 + 1j) * t))[0, 0])
+      (2, 2) 1.0
+    """
+    kind("t", t)
+    return _part(t, False) if jnp.issubdtype(t.dtype, jnp.complexfloating) else t
+
+
+def imag(t: Tucker) -> Tucker:
+    """Imaginary part entry by entry, exact, as `real`; zeros of rank one where ``t`` is real."""
+    kind("t", t)
+    return _part(t, True) if jnp.issubdtype(t.dtype, jnp.complexfloating) else 0 * ones_like(t)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _part(t: Tucker, imaginary: bool) -> Tucker:
+    t = t.astype(t.dtype)
+    core: Any = t.core
+    train = isinstance(core, TT)
+    for k in range(t.order):
+        # Axes counted from the end: those before are a batch.
+        if train:
+            doubled = jnp.concatenate([core.cores[k], 1j * core.cores[k]], axis=-2)
+            core = TT._unchecked((*core.cores[:k], doubled, *core.cores[k + 1 :]))
+        else:
+            core = jnp.concatenate([core, 1j * core], axis=k - t.order)
+    if train:
+        core = core.namespace.imag(core) if imaginary else core.namespace.real(core)
+    else:
+        core = core.imag if imaginary else core.real
+    factors = tuple(jnp.concatenate([u.real, u.imag], axis=-1) for u in t.factors)
+    return Tucker._unchecked(core, factors)
+
+
+@placed
 def ones_like(t: Tucker) -> Tucker:
     """The tensor of ones, multilinear ranks one, of the shape, dtype and kind of core of ``t``."""
+    kind("t", t)
     ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
     core = ones((1,) * t.order, t.dtype)
     return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))
 
 
+@placed
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
@@ -161,6 +227,7 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
         )
 
 
+@placed
 def orthogonalize(t: Tucker) -> Tucker:
     """The same tensor with orthonormal factors; the core carries the norm.
 

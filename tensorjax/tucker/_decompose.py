@@ -10,11 +10,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import balanced
+from tensorjax._placement import placed
 from tensorjax.linalg import Method
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, times, unfold
 
 
+@placed
 @_check.at_once
 def from_dense(
     x: Any,

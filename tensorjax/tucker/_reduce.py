@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import difference, short, tall, wide
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, on_host, one, times
@@ -18,6 +19,7 @@ from tensorjax.tucker._types import Tucker, on_host, one, times
 _PIECE = 2**25
 
 
+@placed
 def inner(x: Tucker, y: Tucker) -> jax.Array:
     """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
 
@@ -51,6 +53,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
     return linalg.scaled(value, sum(e for _, e in small))
 
 
+@placed
 def norm(t: Tucker) -> jax.Array:
     """‖t‖, the Frobenius norm, a real scalar, accurate to a few eps of the sizes of its terms.
 
@@ -66,6 +69,7 @@ def norm(t: Tucker) -> jax.Array:
     return _measured(_norm, t)
 
 
+@placed
 def distance(x: Tucker, y: Tucker) -> jax.Array:
     """‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
 
@@ -143,6 +147,7 @@ def _length(core: Any, exponent: Any) -> Any:
     return xp.ldexp(linalg.root(linalg.energy(core.reshape(1, -1))), exponent + e)
 
 
+@placed
 def evaluate(t: Tucker, indices: Any) -> jax.Array:
     """Entries x[i_1, …, i_d] at a batch of multi-indices.
 

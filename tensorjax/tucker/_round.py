@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, _modes, linalg
 from tensorjax._cores import balanced, cut_ranks, short
+from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._decompose import feasible_ranks, st_hosvd
@@ -16,6 +17,7 @@ from tensorjax.tucker._reduce import _distance, _norm
 from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
 
 
+@placed
 @_check.at_once
 def round(
     t: Tucker,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,11 +11,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import times_mode
-from tensorjax._train import TT, is_scalar, single
+from tensorjax._export import serializable
+from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._train import TT, single
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Tucker:
+class Tucker(Summable):
     """A tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
 
     Attributes:
@@ -23,7 +25,8 @@ class Tucker:
       factors: d arrays U_k of shape (n_k, s_k).
 
     Raises:
-      ValueError: the factors do not fit the core. TypeError: integer dtypes.
+      ValueError: the factors do not fit the core.
+      TypeError: integer dtypes; 64 bits where jax_enable_x64 is off, see `tensorjax.tt.TT`.
 
     Operators are NumPy's: ``+`` and ``-`` are entry-wise between Tucker tensors or with a scalar,
     ``*`` and ``/`` are by a scalar.
@@ -40,16 +43,12 @@ class Tucker:
 
     core: Any
     factors: tuple[jax.Array, ...]
-    namespace: ClassVar[Any]  # the module tensorjax.tucker
-    # NumPy must hand `array * t` over to the Tucker tensor instead of looping over the array.
-    __array_ufunc__ = None
+    dense_name: ClassVar[str] = "tucker.to_dense"
 
     def __init__(self, core: Any, factors: Iterable[Any]):
-        checked = tuple(
-            jnp.asarray(_check.inexact(f"factors[{k}]", u)) for k, u in enumerate(factors)
-        )
-        if isinstance(core, jax.Array | np.ndarray):
-            core = jnp.asarray(_check.inexact("core", core))
+        checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
+        if isinstance(core, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            core = _check.core("core", core)
         elif isinstance(core, TT):
             single("core", core, TT)
         else:
@@ -74,6 +73,9 @@ class Tucker:
         object.__setattr__(self, "core", core)
         object.__setattr__(self, "factors", factors)
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (Tucker, (self.core, self.factors), dtypes_of(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,39 +105,21 @@ class Tucker:
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
 
     def astype(self, dtype: Any) -> "Tucker":
-        """Returns the tensor with core and factors cast to ``dtype``."""
+        """Returns the tensor with core and factors cast to ``dtype``.
+
+        Raises:
+          TypeError: complex arrays and a real dtype, see `tensorjax.tucker.real`; an integer dtype.
+        """
+        floating(self, dtype, "take tucker.real(t) or tucker.imag(t) first")
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
 
-    def __neg__(self) -> "Tucker":
-        return self.namespace.scale(self, -1)
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> "Tucker":
+        t = self if all(x.dtype == dtype for x in jax.tree.leaves(self)) else self.astype(dtype)
+        core = t.core._carry(f, dtype) if isinstance(t.core, TT) else f(t.core)
+        return Tucker._unchecked(core, t.factors)
 
-    def __add__(self, other: Any) -> Any:
-        if is_scalar(other):  # the constant tensor, as in NumPy
-            other = self.namespace.scale(self.namespace.ones_like(self), other)
-        return self.namespace.add(self, other) if isinstance(other, Tucker) else NotImplemented
-
-    def __radd__(self, other: Any) -> Any:
-        return self.__add__(other)
-
-    def __sub__(self, other: Any) -> Any:
-        accepted = isinstance(other, Tucker) or is_scalar(other)
-        return self.__add__(-other) if accepted else NotImplemented
-
-    def __rsub__(self, other: Any) -> Any:
-        return (-self).__add__(other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self.namespace.scale(self, other) if is_scalar(other) else NotImplemented
-
-    def __rmul__(self, other: Any) -> Any:
-        return self.__mul__(other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.namespace.scale(self, 1 / other) if is_scalar(other) else NotImplemented
-
+    @shown
     def __repr__(self) -> str:
-        if not all(hasattr(u, "shape") for u in self.factors):  # inside JAX's tree machinery
-            return f"Tucker({self.core!r}, {self.factors!r})"
         kind = "dense" if hasattr(self.core, "ndim") else repr(self.core)
         return (
             f"Tucker(shape={self.shape}, ranks={self.ranks}, core={kind}, "
@@ -155,14 +139,21 @@ jax.tree_util.register_pytree_with_keys(
     lambda _, children: Tucker._unchecked(*children),
     lambda t: ((t.core, t.factors), None),
 )
+serializable(Tucker)
 
 
-def one(name: str, t: Any) -> None:
-    """Checks that ``t`` is one Tucker tensor, not a batch of them."""
+def kind(name: str, t: Any) -> None:
+    """Checks that ``t`` is a Tucker tensor, or a batch of them, which JAX can hold."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
         )
+    _check.held(name, t)
+
+
+def one(name: str, t: Any) -> None:
+    """Checks that ``t`` is one Tucker tensor, not a batch of them."""
+    kind(name, t)
     if t.factors[0].ndim != 2:
         raise ValueError(
             f"{name}: expected one Tucker, got a batch of them {t.factors[0].shape[:-2]}; "

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tensorjax.models.gpt2._fused import fused
+
 # Queries that are multiplied by the keys they may see at once, at least; and blocks at most:
 # more of them save little and take longer to compile.
 _QUERIES = 64
@@ -17,20 +19,30 @@ def attend(
 ) -> jax.Array:
     """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention` or `causal`.
 
-    The second one serves where JAX has to choose, on CPUs, and only the past is seen.
+    The second one serves where JAX has to choose and only the past is seen; in half precision in
+    programs for CPUs alone. For which platform a program is shows when it is lowered, and does not
+    follow from the machine that traces it.
     """
-    # In half precision it multiplies by numbers in single, and means to. Backwards, where this
-    # setting does not reach, it does so too: a caller under strict promotion has to relax it.
-    dtype, cpu = q.dtype, jax.default_backend() == "cpu"
-    if dtype.itemsize == 2 and cpu:
-        # It asks for a way of multiplying half precision that XLA does not have on CPUs for small
-        # arrays (jaxlib 0.10.1); there, half precision is widened before it is multiplied anyway.
-        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    if cpu and implementation is None and options == {"is_causal": True}:
-        return causal(q, k, v).astype(dtype)
-    with jax.numpy_dtype_promotion("standard"):
-        found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
-    return found.astype(dtype)
+    if implementation == "cudnn":
+        return fused(q, k, v, **options)
+
+    def by_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # In half precision it multiplies by numbers in single, and means to. Backwards, where this
+        # setting does not reach, it does so too: a caller under strict promotion has to relax it.
+        with jax.numpy_dtype_promotion("standard"):
+            found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
+        return found.astype(q.dtype)
+
+    single = causal if implementation is None and options == {"is_causal": True} else by_jax
+    if q.dtype.itemsize > 2:
+        return single(q, k, v)
+
+    def widened(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # JAX's asks for a way of multiplying half precision that XLA does not have on CPUs for
+        # small arrays (jaxlib 0.10.1); half precision is widened there in any case.
+        return single(*(x.astype(jnp.float32) for x in (q, k, v))).astype(q.dtype)
+
+    return jax.lax.platform_dependent(q, k, v, cpu=widened, default=by_jax)
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

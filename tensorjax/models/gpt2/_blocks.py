@@ -36,7 +36,7 @@ class Column(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        return layout.column(x, self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype))
+        return layout.column(x, self.kernel[...], self.bias[...])
 
 
 class Row(nnx.Module):
@@ -47,7 +47,7 @@ class Row(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        return layout.row(x, self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype))
+        return layout.row(x, self.kernel[...], self.bias[...])
 
 
 class Tensorised(nnx.Module):

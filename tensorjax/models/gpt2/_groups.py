@@ -61,7 +61,11 @@ def read_groups(
 
 
 def write_groups(
-    config: GPT2Config, groups: Mapping[str, Any] | Iterable[tuple[Any, ...]], path: Any
+    config: GPT2Config,
+    groups: Mapping[str, Any] | Iterable[tuple[Any, ...]],
+    path: Any,
+    *,
+    end: int | None = None,
 ) -> None:
     """Writes groups of parameters as Hugging Face publishes GPT-2, each in a file of its own.
 
@@ -72,6 +76,7 @@ def write_groups(
       groups: parameters by group, or pairs of these such as `offload.Trainer.groups` gives by
         turns, of which only one is in memory at a time; states that come with them are left out.
       path: a folder that does not exist yet, or is empty.
+      end: as for `to_huggingface`.
 
     Raises:
       FileExistsError: something lies there.
@@ -90,7 +95,7 @@ def write_groups(
       True
     """
     pairs: Any = groups.items() if isinstance(groups, Mapping) else groups
-    where: dict[str, str] = {}
+    end, where = published.checked_end(config, end), {}
     total, dtype = 0, np.dtype(np.float32)
     with published.new_folder(path) as folder:
         for group, params, *_ in pairs:
@@ -106,7 +111,7 @@ def write_groups(
         published.check_names(set(where), config, Path(path))
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / published.INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        published.write_config(config, dtype, folder)
+        published.write_config(config, dtype, folder, end)
 
 
 def _name(group: str, where: Any) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tensorjax import _check
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._model import GPT2
 
@@ -21,6 +22,7 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 _PREFIX = "transformer."
 _TANH = ("gelu_new", "gelu_pytorch_tanh")  # one function
+_END = 50256  # id of "<|endoftext|>", the last one of the published vocabulary
 _MOST = 8  # names that an error lists
 
 # Options of a published configuration that GPT-2's weights are computed with, and no other value.
@@ -119,7 +121,7 @@ def from_huggingface(
     return nnx.merge(graph, params)
 
 
-def to_huggingface(model: GPT2, path: Any) -> None:
+def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
     """Writes a model as Hugging Face publishes GPT-2: ``config.json`` and ``model.safetensors``.
 
     Both are written to a hidden folder beside ``path``, which takes its name when it is whole.
@@ -127,13 +129,17 @@ def to_huggingface(model: GPT2, path: Any) -> None:
     Args:
       model: dense, its parameters concrete. The padding of its vocabulary is left out.
       path: a folder that does not exist yet, or is empty.
+      end: id of the token between two texts, with which generation begins and ends. None is that of
+        the published vocabulary, 50256, if the model has this vocabulary, and no such token else.
 
     Raises:
       FileExistsError: something lies there.
-      ValueError: the layers are tensorised, for which there is no published form.
+      ValueError: the layers are tensorised, for which there is no published form; an ``end``
+        outside the vocabulary.
       ModuleNotFoundError: safetensors is not installed.
     """
     config = model.config
+    end = checked_end(config, end)
     tensors: dict[str, np.ndarray] = {}
     with new_folder(path) as folder:
         for where, leaf in jax.tree_util.tree_leaves_with_path(nnx.split(model)[1]):
@@ -142,7 +148,7 @@ def to_huggingface(model: GPT2, path: Any) -> None:
             for place, name in enumerate(names):
                 tensors[name] = as_published(name, config, value[place] if stacked else value)
         save(tensors, folder / WEIGHTS)
-        write_config(config, model.tokens[...].dtype, folder)
+        write_config(config, model.tokens[...].dtype, folder, end)
 
 
 def opened(
@@ -323,17 +329,26 @@ def _config(
     return config
 
 
-def write_config(config: GPT2Config, dtype: Any, folder: Path) -> None:
-    """Writes ``config.json``."""
-    text = json.dumps(_published_config(config, dtype), indent=2) + "\n"
+def checked_end(config: GPT2Config, end: int | None) -> int | None:
+    """The id of the token between two texts, which readers would else take to be 50256."""
+    if end is None:
+        return _END if config.vocabulary == _END + 1 else None
+    return _check.integer("end", end, low=0, high=config.vocabulary - 1)
+
+
+def write_config(config: GPT2Config, dtype: Any, folder: Path, end: int | None) -> None:
+    """Writes ``config.json``, with an ``end`` of `checked_end`."""
+    text = json.dumps(_published_config(config, dtype, end), indent=2) + "\n"
     (folder / "config.json").write_text(text)
 
 
-def _published_config(config: GPT2Config, dtype: Any) -> dict[str, Any]:
+def _published_config(config: GPT2Config, dtype: Any, end: int | None) -> dict[str, Any]:
     return {
         **_FIXED,
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": config.vocabulary,
+        "bos_token_id": end,
+        "eos_token_id": end,
         "n_positions": config.length,
         "n_ctx": config.length,
         "n_layer": config.layers,

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import nn, offload
+from tensorjax._ids import IGNORED
 from tensorjax.models._spec import Spec, check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
@@ -83,7 +84,7 @@ def _layers(
     def embedding(params: Any, _: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, positions = params
         length = check_length(batch["tokens"], config)
-        x = layout.embed(table["tokens"], batch["tokens"])
+        x = layout.embed(table["tokens"], batch["tokens"], vocabulary=config.vocabulary)
         return drop(x + layout.positions(positions["positions"], length), key, 0)
 
     def block(params: Any, x: jax.Array, batch: Mapping[str, Any], key: Any) -> jax.Array:
@@ -277,9 +278,10 @@ def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
 
     Args:
       tokens: integers (batch, length).
-      targets: integers (batch, length): the tokens that come next.
-      weights: (batch, length), of each target; all ones if None. They are divided by their mean
-        over the whole batch, so a batch may be cut into microbatches of whatever weights.
+      targets: integers (batch, length): the tokens that come next; −100 asks for no prediction.
+      weights: (batch, length), of each target; all ones if None, and 0 where the target is −100.
+        They are divided by their mean over the whole batch, so a batch may be cut into microbatches
+        of whatever weights.
 
     Returns:
       A dictionary of "tokens", "targets" and "weights".
@@ -292,8 +294,12 @@ def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
     for name, x in (("targets", targets), ("weights", weights)):
         if x.shape != tokens.shape:
             raise ValueError(f"{name}: expected the shape of tokens, {tokens.shape}, got {x.shape}")
+    weights = np.where(targets == IGNORED, 0, weights)
     if not weights.mean() > 0:
-        raise ValueError("weights: expected a positive sum, got none; leave such a batch out")
+        raise ValueError(
+            "weights: expected a positive sum over targets that are not −100, got none; leave "
+            "such a batch out"
+        )
     scaled = (weights / weights.mean()).astype(np.float32)
     return {"tokens": tokens, "targets": targets, "weights": scaled}
 

@@ -127,14 +127,15 @@ class GPT2(nnx.Module):
         """Logits (batch, length, vocabulary) of what comes next, in single precision at least.
 
         Args:
-          tokens: integers (batch, length) in [0, vocabulary).
+          tokens: integers (batch, length) in [0, vocabulary). What follows one out of range is NaN
+            where they are traced, and a ValueError elsewhere.
           layout: of `tensorjax.parallel`, where parameters and tokens are the blocks of one device
             inside `jax.shard_map`; the logits are then those of that device's block of the batch.
             None where nothing is split.
           key: of `jax.random`, for dropout; None computes without.
         """
         layout = Single() if layout is None else layout
-        logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self._table())
+        logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self.tokens[...])
         return layout.gather(logits, self.config.vocabulary)
 
     def loss(
@@ -149,18 +150,22 @@ class GPT2(nnx.Module):
         """Sum of −log p(target) over all positions, and the sum of their weights.
 
         Their quotient is the mean loss. Two sums can be added over batches and devices, of
-        whatever weights; a mean cannot.
+        whatever weights; a mean cannot. Where no target counts both are 0, as is the gradient of
+        the first: divide by ``jnp.where(count > 0, count, 1)`` where that can happen, for 0 / 0
+        and its gradient are NaN.
 
         Args:
-          tokens: integers (batch, length).
-          targets: integers (batch, length): the tokens that come next.
+          tokens: integers (batch, length). Out of range they are a ValueError; where they are
+            traced, as under `jax.jit`, nothing can raise, and the sum is NaN under all layouts.
+          targets: integers (batch, length): the tokens that come next. −100 counts for none; others
+            out of range are as for ``tokens``.
           weights: (batch, length), of each target; all ones if None.
           layout: as for a call.
           key: as for a call.
         """
         layout = Single() if layout is None else layout
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
-        targets = check_ids("targets", targets, self.config.vocabulary, 2)
+        targets = check_ids("targets", targets, self.config.vocabulary, 2, ignored=True)
         shapes = {"targets": targets.shape}
         if weights is None:
             weights = jnp.ones(targets.shape, jnp.float32)
@@ -173,7 +178,7 @@ class GPT2(nnx.Module):
                     f"{name}: expected the shape of tokens, {tokens.shape}, got {shape}"
                 )
         x = self.hidden(tokens, layout=layout, key=key)
-        logits = layout.logits(x, self._table())
+        logits = layout.logits(x, self.tokens[...])
         return layout.cross_entropy(logits, targets, weights, self.config.vocabulary)
 
     def hidden(
@@ -193,8 +198,9 @@ class GPT2(nnx.Module):
         layout, config = Single() if layout is None else layout, self.config
         tokens = check_ids("tokens", tokens, config.vocabulary, 2)
         length = check_length(tokens, config)
-        x = layout.embed(self._table(), tokens)
-        x = x + layout.positions(self.positions[...].astype(self.dtype), length)
+        options = {"vocabulary": config.vocabulary, "dtype": self.dtype}
+        x = layout.embed(self.tokens[...], tokens, **options)
+        x = x + layout.positions(self.positions[...], length, dtype=self.dtype)
         drop = self._dropping(layout)
         keys = (
             None if key is None or not config.dropout else jax.random.split(key, config.layers + 1)
@@ -241,9 +247,6 @@ class GPT2(nnx.Module):
         """Numbers in all parameters, without the padding of the vocabulary."""
         held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return held - (self.config.padded - self.config.vocabulary) * self.config.features
-
-    def _table(self) -> jax.Array:
-        return self.tokens[...].astype(self.dtype)
 
     def _dropping(self, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
         rate = self.config.dropout

@@ -52,6 +52,16 @@ class Paths:
         return self._file("index")
 
     @property
+    def copy(self) -> Path:
+        """A second copy of the index, for the day on which a bit of the first one flips."""
+        return self._file("copy")
+
+    @property
+    def before(self) -> Path:
+        """The index of the commit before."""
+        return self._file("before")
+
+    @property
     def prepared(self) -> Path:
         """The next state, until all processes have theirs."""
         return self._file("prepared")
@@ -172,21 +182,59 @@ def keep_names(paths: Paths, index: _index.Index) -> None:
         _index.replace(paths.names, wanted)
 
 
-def load(paths: Paths, model: Any) -> _index.Index | None:
-    """The committed index of a folder; None if there is no store yet.
+def prepare(paths: Paths, index: _index.Index) -> list[Path]:
+    """Writes an index and its copy, durably, beside those that `adopt` will replace.
 
     Raises:
-        CorruptError: if files are missing, cut or changed.
+        CapacityError: if the disk is full; nothing is left.
+    """
+    content = _index.dump(index)
+    fresh = _index.prepare(paths.index, content)
+    try:
+        return [fresh, _index.prepare(paths.copy, content)]
+    except BaseException:
+        fresh.unlink()
+        raise
+
+
+def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
+    """Makes a prepared index the committed one; the one until now becomes the one before.
+
+    The copy is replaced first: it is never older than the index. Nothing is ever missing.
+    """
+    if paths.index.exists():
+        link = paths.before.with_name(paths.before.name + ".new")
+        link.unlink(missing_ok=True)
+        try:
+            os.link(paths.index, link)
+        except OSError:  # a file system without hard links
+            link.write_bytes(paths.index.read_bytes())
+        os.rename(link, paths.before)
+    os.rename(copy, paths.copy)
+    _index.rename(fresh, paths.index)
+
+
+def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:
+    """The committed index of a folder; None if there is no store yet.
+
+    An index that is lost or changed is replaced by its copy, or, in a store of one process, by the
+    one of the commit before, of which tensors that were written since are found out as they are
+    read; ``say`` is told.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed, the index with both that stand in.
         MismatchError: if the store is of another version, model or number of processes.
     """
     _same_count(paths)
-    if not paths.index.exists():
-        if paths.data.exists() or paths.names.exists():
-            raise CorruptError(_lost(paths), _names(paths))
+    known = [paths.index, paths.copy, paths.before, paths.data, paths.names]
+    if not any(path.exists() for path in known):
         return None
     try:
+        _restore(paths, say)
         _settle(paths)
         index = _index.parse(paths.index.read_bytes(), paths.index)
+    except FileNotFoundError:
+        raise CorruptError(_lost(paths), _names(paths)) from None
     except (CorruptError, MismatchError) as error:
         if names := _names(paths):
             said = f"{error}; the store has the tensors {listed(names)}"
@@ -214,6 +262,32 @@ def load(paths: Paths, model: Any) -> _index.Index | None:
             cut,
         )
     return index
+
+
+def _restore(paths: Paths, say: Callable[[str], None]) -> None:
+    """Puts what is whole in the place of an index, or of its copy, that is lost or changed."""
+    try:
+        content = paths.index.read_bytes()
+        _index.parse(content, paths.index)
+    except (OSError, CorruptError, MismatchError) as error:
+        # A commit of several processes holds for all of them: none goes back by itself.
+        for path in [paths.copy, paths.before][: 2 if paths.process[1] == 1 else 1]:
+            try:
+                content = path.read_bytes()
+                index = _index.parse(content, path)
+            except (OSError, CorruptError, MismatchError):
+                continue
+            what = "its copy" if path == paths.copy else "the index of the commit before"
+            say(
+                f"{paths.index}: the index cannot be used ({error}); going on from {what}, which "
+                f"is of commit {index.commit}; see to the disk"
+            )
+            break
+        else:
+            raise
+        _index.replace(paths.index, content)
+    if not paths.copy.exists() or paths.copy.read_bytes() != content:
+        _index.replace(paths.copy, content)
 
 
 def _settle(paths: Paths) -> None:

@@ -5,7 +5,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +117,7 @@ class TensorStore:
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
             self._lock = _folder.lock(self._paths.lock, self._say)
-            index = _folder.load(self._paths, model)
+            index = _folder.load(self._paths, model, self._say)
         fresh = index is None
         if index is None:
             if capacity is None:
@@ -388,15 +388,13 @@ class TensorStore:
                 meta=meta,
             )
             # The index is written while the last transfers end: all checksums are known.
-            fresh = None
-            if not self._backend.volatile:
-                fresh = _index.prepare(self._paths.index, _index.dump(index))
+            fresh = [] if self._backend.volatile else _folder.prepare(self._paths, index)
             self._transport.queue.drain_writes()
             newest = {name: self._tensors[name].slots.newest for name in index.entries}
             failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
             if failed:
-                if fresh is not None:
-                    fresh.unlink()
+                for path in fresh:
+                    path.unlink()
                 raise StoreError(
                     f"commit: these tensors could not be written: {_extents.listed([*failed])}; "
                     f"commit {self._index.commit} stays in place; write them again",
@@ -414,20 +412,22 @@ class TensorStore:
                 raise
             self._committing += time.perf_counter() - began
 
-    def _replace(self, fresh: Path | None, barrier: Callable[[], object] | None) -> None:
-        """Syncs the data, and puts a new index in the place of the old one."""
+    def _replace(self, fresh: Sequence[Path], barrier: Callable[[], object] | None) -> None:
+        """Syncs the data, and puts a new index, with its copy, in the place of the old one."""
         try:
             self._backend.sync()
         except BaseException:
-            if fresh is not None:
-                fresh.unlink()
+            for path in fresh:
+                path.unlink()
             raise
-        if fresh is not None and barrier is None:
-            _index.rename(fresh, self._paths.index)
-        elif fresh is not None and barrier is not None:
-            _index.rename(fresh, self._paths.prepared)
+        if not fresh:
+            return
+        index, duplicate = fresh
+        if barrier is not None:
+            _index.rename(index, self._paths.prepared)
             barrier()  # from here on every process can go on to the new state
-            _index.rename(self._paths.prepared, self._paths.index)
+            index = self._paths.prepared
+        _folder.adopt(self._paths, index, duplicate)
 
     def revert(self) -> None:
         """Goes back to the committed state: what was written since then is forgotten."""
@@ -442,7 +442,7 @@ class TensorStore:
             return
         if index.places.keys() != self._index.places.keys():
             _index.replace(self._paths.names, _index.names_of(index.places.values()))
-        _index.replace(self._paths.index, _index.dump(index))
+        _folder.adopt(self._paths, *_folder.prepare(self._paths, index))
 
     # The end, and the rest.
 

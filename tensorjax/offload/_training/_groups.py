@@ -23,6 +23,7 @@ def shapes(params: Params) -> dict[str, Any]:
 
     Raises:
       TypeError: some are not floating: they would have no gradient.
+      ValueError: some are state of the model, not parameters.
     """
     for name, group in params.items():
         if callable(group) and not _takes_nothing(group):
@@ -42,6 +43,7 @@ def shapes(params: Params) -> dict[str, Any]:
         for name, group in params.items()
     }
     for name, group in found.items():
+        _check_trainable(name, group)
         if group is None:
             raise TypeError(
                 f"params: {name}: expected a pytree of arrays, got None; give an empty dictionary "
@@ -55,6 +57,48 @@ def shapes(params: Params) -> dict[str, Any]:
                     "numbers that are not trained to the layer's function or in the batch"
                 )
     return found
+
+
+# Collections of Flax's Linen that are not trained, as they stand beside "params".
+_STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
+
+
+def _check_trainable(name: str, group: Any) -> None:
+    """Refuses what a model carries along, such as running statistics: an optimiser would move it.
+
+    It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
+    Linen), or by its names ("mean" beside "var", as in normalisations of both).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(group, is_leaf=_is_variable):
+        kinds = {kind.__name__ for kind in type(leaf).__mro__}
+        keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        beside = _statistics(group, path)
+        if (_is_variable(leaf) and "Param" not in kinds) or _STATE & {*keys} or beside:
+            kind = type(leaf).__name__ if _is_variable(leaf) else beside or "a collection of state"
+            raise ValueError(
+                f"params: {name}{jax.tree_util.keystr(path)}: expected trainable parameters, got "
+                f"{kind}: an optimiser would change it. Layers of a trainer carry no state: train "
+                "with nnx.state(module, nnx.Param) (Linen: variables['params']), and give the rest "
+                "to the layer's function, such as running statistics that stay as they are"
+            )
+
+
+def _is_variable(x: Any) -> bool:
+    """Whether x is a variable of Flax NNX, which this package does not import."""
+    return any(k.__name__ == "Variable" and "flax" in k.__module__ for k in type(x).__mro__)
+
+
+def _statistics(group: Any, path: Any) -> str:
+    """What says that a leaf is a running mean or variance: they lie next to each other."""
+    last = getattr(path[-1], "key", None) if path else None
+    if last not in ("mean", "var"):
+        return ""
+    beside = group
+    for key in path[:-1]:
+        beside = beside[getattr(key, "key", getattr(key, "idx", None))]
+    both = [beside.get(k) for k in ("mean", "var")] if hasattr(beside, "get") else [None]
+    found = all(hasattr(x, "shape") for x in both) and both[0].shape == both[1].shape
+    return "running statistics ('mean' and 'var')" if found else ""
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

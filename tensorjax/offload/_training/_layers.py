@@ -25,7 +25,11 @@ class Layer:
         parameters of each group in ``uses``; ``x`` what the layer before returned (None for the
         first), a pytree of arrays, of which gradients pass through the floating ones; ``batch`` a
         microbatch; ``key`` of `jax.random`, or None. The last layer returns a scalar, the mean loss
-        of the microbatch. Layers that share one function share its compiled programs.
+        over the rows of the microbatch, or, where rows count for different weights (padding, masks,
+        targets that are ignored), a pair of scalars: the sum of the losses and their weight, such
+        as the count of tokens. The batch's loss is then the sum of the sums over the sum of the
+        weights, however it is cut into microbatches, which a mean of means would not be. Weights
+        have no gradient. Layers that share one function share its compiled programs.
       uses: names of groups of parameters; ``(name,)`` if empty. Two layers may use one group, as
         the embedding and the logits of GPT-2 do.
 
@@ -100,15 +104,37 @@ def cut(batch: Any, parts: int) -> list[Any]:
     return [jax.tree.map(lambda x, m=m: x[m * size : (m + 1) * size], batch) for m in range(parts)]
 
 
-def check_loss(loss: Any) -> None:
-    """Checks that the last layer's result is one number."""
-    if not isinstance(loss, jax.Array) or jnp.shape(loss) != ():
-        got = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
-        raise ValueError(f"layers: expected the last one to return a scalar, got {got}")
+def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
+    """What the last layer returned as a loss and its weight; None: a mean over the rows.
+
+    Raises:
+      TypeError: another kind, or not floating.
+      ValueError: not one number.
+    """
+    pair = isinstance(result, tuple) and len(result) == 2
+    loss, weight = result if pair else (result, None)
+    if isinstance(weight, int | float):
+        weight = jnp.asarray(weight)
+    for x in (loss,) if weight is None else (loss, weight):
+        if not isinstance(x, jax.Array) or jnp.shape(x) != ():
+            got = f"shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
+            raise ValueError(
+                f"layers: expected the last one to return a scalar, got {got}; a weighted loss is "
+                "a pair of scalars, its sum and its weight"
+            )
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise TypeError(
             f"layers: expected the last one to return a floating number, got {loss.dtype}"
         )
+    return loss, weight
+
+
+def mean_loss(results: Sequence[Any]) -> float:
+    """The loss of a batch, from the last layer's results for its microbatches."""
+    losses = [split_loss(result) for result in results]
+    total = sum(float(loss) for loss, _ in losses)
+    weight = sum(1.0 if weight is None else float(weight) for _, weight in losses)
+    return total / weight if weight else 0.0
 
 
 def nbytes(x: Any) -> int:
@@ -203,8 +229,24 @@ class Engine:
             kept = _moved(kept, "device")
         return programs.backward_kept(params, x, batch, key, kept, dy, sums)
 
+    def shares(
+        self, layer: Layer, params: Any, xs: Sequence[Any], batches: Sequence[Any], keys: Any
+    ) -> list[Any]:
+        """By what to multiply the last layer's loss of each microbatch, for the sum to be a mean.
+
+        Args:
+          layer, params: the last one.
+          xs, batches, keys: of each microbatch.
+        """
+        programs = self._of(layer)
+        if not programs.weighs(params, xs[0], batches[0], keys[0]):
+            return [1.0 / len(batches)] * len(batches)
+        given = zip(xs, batches, keys, strict=True)
+        total = sum(programs.weight(params, x, batch, key) for x, batch, key in given)
+        return [_reciprocal(total)] * len(batches)
+
     def last(
-        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: float, sums: Any
+        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any
     ) -> tuple[Any, Any, Any]:
         """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
@@ -263,6 +305,16 @@ class _Programs:
         self.backward = jax.jit(self._backward, donate_argnums=(5,))
         self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
         self.last = jax.jit(self._last, donate_argnums=(5,))
+        # Of the loss alone; it seldom depends on the parameters, and then little is computed.
+        self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
+        self._weighs: dict[Any, bool] = {}
+
+    def weighs(self, *given: Any) -> bool:
+        """Whether the loss comes with a weight; nothing is computed."""
+        signature = _signature(*given)
+        if signature not in self._weighs:
+            self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
+        return self._weighs[signature]
 
     def _backward(self, params: Any, x: Any, batch: Any, key: Any, dy: Any, sums: Any) -> Any:
         _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
@@ -270,8 +322,10 @@ class _Programs:
         return dx, self._added(sums, gradient)
 
     def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
-        loss, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
-        check_loss(loss)
+        def loss_of(params: Any, x: Any) -> jax.Array:
+            return split_loss(self._apply(params, x, batch, key))[0]
+
+        loss, pull = jax.vjp(loss_of, params, x)
         share = jnp.asarray(share, loss.dtype)
         gradient, dx = pull(share)
         return share * loss, dx, self._added(sums, gradient)
@@ -311,6 +365,14 @@ def widened(gradients: Any) -> Any:
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)
+
+
+@jax.jit
+def _reciprocal(weight: jax.Array) -> jax.Array:
+    """1 / weight; 0 where nothing counts, for a loss of zero without gradients."""
+    wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
+    wide = wide.astype(linalg.factor_dtype(wide.dtype))
+    return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))

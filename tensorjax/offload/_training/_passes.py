@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tensorjax.offload._training import _host
 from tensorjax.offload._training._gradients import Gradients, Looked
-from tensorjax.offload._training._layers import Engine, Layer, check_loss, nbytes
+from tensorjax.offload._training._layers import Engine, Layer, mean_loss, nbytes
 from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._weights import WeightStream
 
@@ -115,8 +115,7 @@ class Passes:
                 self._engine.wait(x)
             del params
             self._stream.done(base + number)
-        check_loss(x[0])
-        return sum(map(float, x)) / len(x)
+        return mean_loss(x)
 
     def backward(
         self,
@@ -175,12 +174,18 @@ class Passes:
         params = self._stream.take(position)
         start = time.perf_counter()
         with self._noted(layer, "backward", step):
+            keys = [self._keyed(step, number, m) for m in range(len(batches))]
+            is_last, shares = number == len(self._layers) - 1, []
+            if is_last:
+                xs = [x for x, _ in inputs[number]]
+                shares = self._engine.shares(layer, params, xs, batches, keys)
+                del xs
             for m, batch in enumerate(batches):
                 x, kept = inputs[number][m]
-                key = self._keyed(step, number, m)
-                if number == len(self._layers) - 1:
+                key = keys[m]
+                if is_last:
                     loss, dy[m], sums = self._engine.last(
-                        layer, params, x, batch, key, 1.0 / len(batches), sums
+                        layer, params, x, batch, key, shares[m], sums
                     )
                     losses.append(loss)
                 else:

@@ -68,9 +68,10 @@ class Trainer:
         without arguments that JAX can trace and that returns one. A store that has been trained
         with goes on from its committed state; of ``params``, only shapes are then used.
       optimizer: an Optax transformation, APPLIED TO EACH GROUP BY ITSELF: what looks at all of them
-        at once, such as clipping by their norm (here ``clip``) or a step size found for all, GIVES
-        OTHER RESULTS, which is logged as a warning. Labels and masks that are functions of the
-        parameters find groups by name, as in a mapping of all: so some can be kept as they are.
+        at once, such as clipping by their norm (here ``clip``) or a step size found for all, would
+        give other results, and is refused where a trial on small arrays shows it. Labels and
+        masks that are functions of the parameters find groups by name, as in a mapping of all: so
+        some can be kept as they are.
       store: a `TensorStore`, or None to keep all in memory. A trainer begins with what is committed
         there; what was written since is forgotten.
       in_memory: groups that live in host memory all the same, where they are updated in place; they
@@ -108,8 +109,9 @@ class Trainer:
 
     Raises:
       TypeError: layers, parameters, an optimiser or a store of another kind.
-      ValueError: names that do not fit, options out of range, parameters that are not finite, a
-        store that was trained with another schedule or key.
+      ValueError: names that do not fit, options out of range, parameters that are not finite, an
+        optimiser that looks at several groups at once, a store that was trained with another
+        schedule or key.
       MismatchError: a store of another model or optimiser, the difference named.
       StoreError: the store is closed, or another trainer's that is not.
       CapacityError: the store's staging memory is too small for the state of one group.
@@ -190,9 +192,13 @@ class Trainer:
         self._model = _identity.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
         if looks_across(optimizer, shapes, kinds):
-            _LOG.warning(
-                "optimizer: its updates of all groups together are not those of each group by "
-                "itself, as a trainer makes them; clip by Trainer(clip=)"
+            raise ValueError(
+                "optimizer: expected one whose updates of a group do not depend on other groups, "
+                "for a trainer updates each by itself; got one whose updates of all together are "
+                "others. Clip the norm of all gradients by Trainer(clip=) in place of "
+                "optax.clip_by_global_norm; what finds one step size for all (Prodigy, "
+                "D-Adaptation, Mechanic) or clips some groups together cannot be had: choose "
+                "optax.adamw, a fixed or scheduled step size, or optax.clip_by_block_rms"
             )
         sizes = {name: g.device.nbytes for name, g in self._groups.items()}
         on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)

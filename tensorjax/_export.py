@@ -1,0 +1,28 @@
+"""Formats in the arguments and results of programs that `jax.export` saves."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def serializable(
+    kind: Any,
+    encode: Callable[[Any], Any] = lambda aux: aux,
+    decode: Callable[[Any], Any] = lambda aux: aux,
+) -> None:
+    """Registers a pytree type, so that `jax.export.Exported.serialize` knows it.
+
+    Args:
+      kind: the type, which is registered with `jax.tree_util` already.
+      encode: its metadata as lists, numbers and strings; none by default.
+      decode: the inverse.
+    """
+    package = kind.__module__.split(".")[1].removeprefix("_")
+    jax.export.register_pytree_node_serialization(
+        kind,
+        serialized_name=f"tensorjax.{package}.{kind.__name__}",
+        serialize_auxdata=lambda aux: json.dumps(encode(aux)).encode(),
+        deserialize_auxdata=lambda saved: decode(json.loads(saved)),
+    )

@@ -1,0 +1,155 @@
+"""One operation, two implementations: which one a program holds is decided when it is lowered.
+
+A function that asks for the default backend while it is traced decides for whatever device the
+process has, not for the one that the program is lowered for: the program of `jax.export` for GPUs,
+made on a machine with CPUs, would call code that no GPU has. `on_cpu` stands in the jaxpr as one
+primitive; only when it is lowered is one of both functions traced, and nothing of the other one is
+compiled.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+class _Choice(NamedTuple):
+    """Parameters of the primitive, all hashable.
+
+    Attributes:
+      native: for a CPU.
+      otherwise: for everything else.
+      static: arguments of both that come first.
+      operands: structure of the others.
+      results: shapes and dtypes of what both return, without axes of batches.
+      alone: whether ``native`` serves programs of one device only.
+      batches: of every `jax.vmap`, from the innermost on: for each operand whether it has the axis,
+        which then is its first one; and the size.
+    """
+
+    native: Callable[..., Any]
+    otherwise: Callable[..., Any]
+    static: tuple[Any, ...]
+    operands: Any
+    results: tuple[Any, ...]
+    alone: bool
+    batches: tuple[tuple[tuple[bool, ...], Any], ...] = ()
+
+
+def on_cpu(
+    native: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    *operands: Any,
+    static: tuple[Any, ...] = (),
+    results: Sequence[jax.ShapeDtypeStruct],
+    alone: bool = True,
+) -> list[Any]:
+    """``native(*static, *operands)`` in programs for a CPU, ``otherwise(…)`` in all others.
+
+    Programs made for `jax.export` take ``otherwise`` too, for CPUs as well: they are loaded where
+    ``native`` may not be installed. It has no derivatives: the caller gives them.
+
+    Args:
+      native: a function of pytrees of arrays, of which `jax.vmap` takes batches; hashable.
+      otherwise: another one, which returns the same up to roundoff.
+      *operands: pytrees of arrays.
+      static: hashable arguments of both.
+      results: shapes and dtypes of the leaves that both return.
+      alone: for ``native`` that XLA could not split over several devices; ``otherwise`` then serves
+        programs for more than one, but for what `jax.shard_map` gives each of them.
+
+    Returns:
+      The leaves of what is returned.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    if alone and any(map(_is_placed, leaves)):
+        return jax.tree.leaves(otherwise(*static, *operands))
+    shapes = tuple((r.shape, jnp.dtype(r.dtype)) for r in results)
+    choice = _Choice(native, otherwise, static, tree, shapes, alone)
+    return _choice_p.bind(*_varying_alike(leaves), choice=choice)
+
+
+def _is_placed(x: Any) -> bool:
+    """Whether the type of x says how it lies on several devices: on meshes with explicit axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
+
+
+def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
+    """Inside `jax.shard_map`: all vary over the axes of the mesh over which any of them does."""
+    axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
+    every = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(every - own), to="varying") if every - own else x
+        for x, own in zip(leaves, axes, strict=True)
+    ]
+
+
+def _shapes(*avals: Any, choice: _Choice) -> list[Any]:
+    like, lead = avals[0], tuple(size for _, size in reversed(choice.batches))
+    out = []
+    for shape, dtype in choice.results:
+        whole = (*lead, *shape)
+        sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(whole)))
+        out.append(like.update(shape=whole, dtype=dtype, weak_type=False, sharding=sharding))
+    return out
+
+
+def _batched(leaves: Sequence[Any], axes: Sequence[Any], *, choice: _Choice) -> tuple[Any, Any]:
+    size = next(x.shape[a] for x, a in zip(leaves, axes, strict=True) if a is not None)
+    moved = [x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(leaves, axes, strict=True)]
+    level = tuple(a is not None for a in axes), size
+    out = _choice_p.bind(*moved, choice=choice._replace(batches=(*choice.batches, level)))
+    return out, [0] * len(out)
+
+
+def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
+    function = choice.native if _calls(context, choice.alone) else choice.otherwise
+
+    def flat(*leaves: Any) -> list[Any]:
+        operands = jax.tree.unflatten(choice.operands, leaves)
+        return jax.tree.leaves(function(*choice.static, *operands))
+
+    for mapped, size in choice.batches:
+        flat = jax.vmap(flat, [0 if m else None for m in mapped], axis_size=size)
+    return mlir.lower_fun(flat)(context, *values)
+
+
+def _calls(context: Any, alone: bool) -> bool:
+    """Whether the program is for CPUs, runs in this process, and on one device if it must."""
+    module = context.module_context
+    platforms = tuple(context.platforms or module.platforms)
+    if platforms != ("cpu",) or module.lowering_parameters.for_export:
+        return False
+    return not alone or _devices(module.axis_context) == 1
+
+
+def _devices(context: Any) -> int:
+    """Devices over which XLA may split what is lowered; axes of `jax.shard_map` do not count."""
+    if hasattr(context, "num_devices"):
+        return context.num_devices
+    axes = context.mesh.shape.items()
+    return math.prod(size for name, size in axes if name not in context.manual_axes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(choice: _Choice) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_choice_p.bind, choice=choice))
+
+
+def _evaluated(*leaves: Any, choice: _Choice) -> Any:
+    return _jitted(choice)(*leaves)
+
+
+_choice_p = Primitive("tensorjax_on_cpu")
+_choice_p.multiple_results = True
+_choice_p.def_impl(_evaluated)
+_choice_p.def_abstract_eval(_shapes)
+batching.primitive_batchers[_choice_p] = _batched
+mlir.register_lowering(_choice_p, _lowered)

@@ -1,0 +1,397 @@
+"""Calls of public functions on small arguments, put where a test wants them.
+
+Every name that a package exports has a case here, or a reason for having none: a new function
+without either fails `tests/test_placement.py`. A case gets ``put``, which places a pytree of
+arrays, and calls the function with what it placed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from tensorjax import convert, interop, linalg, mera, nn, optim, pde, sketch, tt, tucker
+
+Put = Callable[[Any], Any]
+SHAPE = (4, 3, 4)  # a mesh of two or four devices can be laid over two of the modes
+KEY = jax.random.key(7)
+
+
+def train(seed: int = 0, rank: int = 2, shape: tuple[int, ...] = SHAPE) -> tt.TT:
+    return tt.random(jax.random.key(seed), shape, rank, float)
+
+
+def matrix(seed: int = 0) -> tt.TTMatrix:
+    return tt.random_matrix(jax.random.key(seed), SHAPE, SHAPE, 2, float)
+
+
+def definite() -> tt.TTMatrix:
+    a = tt.identity((2, 2, 2), float)
+    return a + 0.1 * tt.matmul(tt.transpose(a), a)
+
+
+def tuckers() -> tucker.Tucker:
+    return tucker.from_dense(tt.to_dense(train()), rank=2)
+
+
+def state() -> mera.MERA:
+    return mera.random(KEY, (2, 2, 2, 2), 2, dtype=float)
+
+
+def dense() -> jax.Array:
+    return tt.to_dense(train())
+
+
+def square(seed: int = 0) -> jax.Array:
+    x = jax.random.normal(jax.random.key(seed), (4, 4), float)
+    return x + x.T
+
+
+def tangents() -> tuple[tt.TT, tt.TT]:
+    x = train()
+    return x, tt.tangent_project(x, train(1))
+
+
+def streamed(put: Put) -> tt.Stream:
+    return tt.stream_add(put(tt.stream(KEY, SHAPE, 3, float)), put(train()))
+
+
+def placed_layer(layer: Any, put: Put) -> Any:
+    nnx.update(layer, put(nnx.state(layer)))
+    return layer
+
+
+def linear() -> nnx.Linear:
+    return nnx.Linear(8, 6, rngs=nnx.Rngs(0))
+
+
+def embed() -> nnx.Embed:
+    return nnx.Embed(12, 8, rngs=nnx.Rngs(0))
+
+
+def params() -> Any:
+    cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
+    return {"cores": cores, "gates": [jnp.array([1.0, 0.0, 0.2])]}
+
+
+def arrays(module: nnx.Module) -> Any:
+    return nnx.state(module)
+
+
+def map_of(kind: Callable[..., Any]) -> Any:
+    return kind(KEY, 12, 4, dtype=float)
+
+
+TT_CASES: dict[str, Callable[[Put], Any]] = {
+    "TT": lambda put: tt.TT(put(train()).cores),
+    "TTMatrix": lambda put: tt.TTMatrix(put(matrix()).cores),
+    "add": lambda put: tt.add(put(train()), put(train(1))),
+    "chain_operator": lambda put: tt.chain_operator(3, site=put(jnp.eye(2)), dtype=float),
+    "complete": lambda put: tt.complete(
+        put(jnp.asarray(np.indices((3, 3)).reshape(2, -1).T)), put(jnp.ones(9)), (3, 3), 1,
+        max_iterations=2,
+    )[0],
+    "concatenate": lambda put: tt.concatenate([put(train()), put(train(1))], axis=1),
+    "conj": lambda put: tt.conj(put(train())),
+    "contract_modes": lambda put: tt.contract_modes(put(train()), {0: put(jnp.ones(4))}),
+    "cross": lambda put: tt.cross(
+        lambda i: np.ones(len(i)), (4, 4, 4), tol=1e-3, key=put(KEY)
+    )[0],
+    "distance": lambda put: tt.distance(put(train()), put(train(1))),
+    "effective_ranks": lambda put: tt.effective_ranks(put(train())),
+    "eigsh": lambda put: tt.eigsh(put(definite()), k=1, tol=1e-6)[:2],
+    "evaluate": lambda put: tt.evaluate(put(train()), put(jnp.zeros((5, 3), int))),
+    "from_dense": lambda put: tt.from_dense(put(dense()), rank=2),
+    "from_dense to tol": lambda put: tt.from_dense(put(dense()), tol=1e-8),
+    "from_dense to both": lambda put: tt.from_dense(put(dense()), rank=2, tol=1e-8),
+    "hadamard": lambda put: tt.hadamard(put(train()), put(train(1))),
+    "hadamard to tol": lambda put: tt.hadamard(put(train()), put(train(1)), tol=1e-8),
+    "hadamard to rank": lambda put: tt.hadamard(put(train()), put(train(1)), rank=4),
+    "inner": lambda put: tt.inner(put(train()), put(train(1))),
+    "kron": lambda put: tt.kron(put(train()), put(train(1))),
+    "linear_combination": lambda put: tt.linear_combination(
+        [put(train()), put(train(1))], rank=4
+    ),
+    "linear_combination to tol": lambda put: tt.linear_combination(
+        [put(train()), put(train(1))], tol=1e-8
+    ),
+    "matmul": lambda put: tt.matmul(put(matrix()), put(matrix(1))),
+    "matmul to tol": lambda put: tt.matmul(put(matrix()), put(matrix(1)), tol=1e-8),
+    "matrix_from_dense": lambda put: tt.matrix_from_dense(
+        put(jnp.ones((4, 4))), (2, 2), (2, 2), rank=1
+    ),
+    "matrix_from_dense to tol": lambda put: tt.matrix_from_dense(
+        put(jnp.ones((4, 4))), (2, 2), (2, 2), tol=1e-4
+    ),
+    "matvec": lambda put: tt.matvec(put(matrix()), put(train())),
+    "matvec to tol": lambda put: tt.matvec(put(matrix()), put(train()), tol=1e-8),
+    "matvec to rank": lambda put: tt.matvec(put(matrix()), put(train()), rank=4),
+    "norm": lambda put: tt.norm(put(train())),
+    "ones_like": lambda put: tt.ones_like(put(train())),
+    "orthogonalize": lambda put: tt.orthogonalize(put(train()), 1),
+    "pad": lambda put: tt.pad(put(train()), 4),
+    "random": lambda put: tt.random(put(KEY), SHAPE, 2),
+    "random_matrix": lambda put: tt.random_matrix(put(KEY), SHAPE, SHAPE, 2),
+    "rank_one": lambda put: tt.rank_one([put(jnp.ones(4)), put(jnp.ones(3))]),
+    "retract": lambda put: tt.retract(*map(put, tangents()), 2),
+    "round": lambda put: tt.round(put(train()) + put(train()), rank=2),
+    "round by svd": lambda put: tt.round(put(train()) + put(train()), rank=2, method="svd"),
+    "round to tol": lambda put: tt.round(put(train()) + put(train()), tol=1e-8),
+    "round to both": lambda put: tt.round(put(train()), rank=2, tol=1e-8),
+    "round a matrix": lambda put: tt.round(put(matrix()), tol=1e-8),
+    "sample": lambda put: tt.sample(put(KEY), put(tt.ones(SHAPE, float)), 3),
+    "scale": lambda put: tt.scale(put(train()), 2.0),
+    "scale operators": lambda put: (put(train()) + 1.0) / 3 - put(train(1)) * 2,
+    "solve": lambda put: tt.solve(put(definite()), put(tt.ones((2, 2, 2), float)), tol=1e-6)[0],
+    "stream": lambda put: tt.stream(put(KEY), SHAPE, 3, float),
+    "stream_add": streamed,
+    "stream_train": lambda put: tt.stream_train(streamed(put)),
+    "tangent_inner": lambda put: tt.tangent_inner(put(tangents()[1]), put(tangents()[1])),
+    "tangent_project": lambda put: tt.tangent_project(put(train()), put(train(1))),
+    "tangent_sum": lambda put: tt.tangent_sum([put(tangents()[1])] * 2),
+    "to_dense": lambda put: tt.to_dense(put(train())),
+    "to_dense of a matrix": lambda put: tt.to_dense(put(matrix())),
+    "transport": lambda put: tt.transport(put(train(1)), put(tangents()[1])),
+    "transpose": lambda put: tt.transpose(put(matrix())),
+    "trim": lambda put: tt.trim(put(tt.pad(train(), 4))),
+    "value_and_riemannian_grad": lambda put: tt.value_and_riemannian_grad(tt.norm)(put(train())),
+    "riemannian_grad": lambda put: tt.riemannian_grad(tt.norm)(put(train())),
+    "riemannian_descent": lambda put: tt.riemannian_descent(0.1).update(
+        put(tangents()[1]), put(tt.riemannian_descent(0.1).init(tangents()[0])),
+        put(tangents()[0]),
+    ),
+}  # fmt: skip
+
+TUCKER_CASES: dict[str, Callable[[Put], Any]] = {
+    "Tucker": lambda put: tucker.Tucker(put(tuckers()).core, put(tuckers()).factors),
+    "add": lambda put: tucker.add(put(tuckers()), put(tuckers())),
+    "distance": lambda put: tucker.distance(put(tuckers()), put(tuckers())),
+    "evaluate": lambda put: tucker.evaluate(put(tuckers()), put(jnp.zeros((5, 3), int))),
+    "from_dense": lambda put: tucker.from_dense(put(dense()), rank=2),
+    "from_dense to tol": lambda put: tucker.from_dense(put(dense()), tol=1e-8),
+    "from_dense to both": lambda put: tucker.from_dense(put(dense()), rank=2, tol=1e-8),
+    "inner": lambda put: tucker.inner(put(tuckers()), put(tuckers())),
+    "norm": lambda put: tucker.norm(put(tuckers())),
+    "ones_like": lambda put: tucker.ones_like(put(tuckers())),
+    "orthogonalize": lambda put: tucker.orthogonalize(put(tuckers())),
+    "pad": lambda put: tucker.pad(put(tuckers()), 3),
+    "round": lambda put: tucker.round(put(tuckers()), rank=2),
+    "round to tol": lambda put: tucker.round(put(tuckers()), tol=1e-8),
+    "round a train core": lambda put: tucker.round(
+        put(convert.tt_to_tucker(train(), rank=2)[0]), tol=1e-8
+    ),
+    "scale": lambda put: tucker.scale(put(tuckers()), 2.0),
+    "scale operators": lambda put: put(tuckers()) + 1.0,
+    "to_dense": lambda put: tucker.to_dense(put(tuckers())),
+}  # fmt: skip
+
+MERA_CASES: dict[str, Callable[[Put], Any]] = {
+    "MERA": lambda put: mera.MERA(put(state()).layers, put(state()).top),
+    "Layer": lambda put: mera.Layer(*(lambda x: (x.disentanglers, x.isometries))(
+        put(state().layers[0])
+    )),
+    "expectation": lambda put: mera.expectation(put(state()), put(jnp.eye(2)), 1),
+    "inner": lambda put: mera.inner(put(state()), put(state())),
+    "norm": lambda put: mera.norm(put(state())),
+    "random": lambda put: mera.random(put(KEY), (2, 2, 2, 2), 2, dtype=float),
+    "refine": lambda put: mera.refine(put(state()), put(train(0, 2, (2, 2, 2, 2))), steps=1)[0],
+    "retract": lambda put: mera.retract(put(state()), put(state())),
+    "sample": lambda put: mera.sample(put(KEY), put(state()), 3),
+    "tangent": lambda put: mera.tangent(put(state()), put(state())),
+    "to_dense": lambda put: mera.to_dense(put(state())),
+    "to_tt": lambda put: mera.to_tt(put(state())),
+    "to_tt to tol": lambda put: mera.to_tt(put(state()), tol=1e-8),
+}  # fmt: skip
+
+CONVERT_CASES: dict[str, Callable[[Put], Any]] = {
+    "tt_to_mera": lambda put: convert.tt_to_mera(put(train(0, 2, (2, 2, 2, 2))), tol=1e-3)[0],
+    "tt_to_tucker": lambda put: convert.tt_to_tucker(put(train()), rank=2),
+    "tt_to_tucker to tol": lambda put: convert.tt_to_tucker(put(train()), tol=1e-8),
+}  # fmt: skip
+
+SKETCH_CASES: dict[str, Callable[[Put], Any]] = {
+    **{
+        name: lambda put, name=name: getattr(sketch, name)(put(KEY), 12, 4, dtype=float)
+        for name in ("cp_rows", "gaussian", "khatri_rao", "sparse", "tt_rows", "ttrp")
+    },
+    "apply": lambda put: sketch.apply(put(map_of(sketch.ttrp)), put(jnp.ones((8, 12)))),
+    "apply a sparse map": lambda put: sketch.apply(
+        put(map_of(sketch.sparse)), put(jnp.ones((8, 12)))
+    ),
+    "apply to a train": lambda put: sketch.apply(
+        put(sketch.ttrp(KEY, SHAPE, (2, 2, 2), dtype=float)), put(train())
+    ),
+    "to_tt_matrix": lambda put: sketch.to_tt_matrix(put(map_of(sketch.ttrp))),
+    "variance": lambda put: sketch.variance(put(map_of(sketch.ttrp)), put(jnp.ones((5, 12)))),
+}  # fmt: skip
+
+LINALG_CASES: dict[str, Callable[[Put], Any]] = {
+    "adjoint": lambda put: linalg.adjoint(put(square())),
+    "eigh": lambda put: linalg.eigh(put(square())),
+    "energy": lambda put: linalg.energy(put(square())),
+    "gram": lambda put: linalg.gram(put(square())),
+    "matmul": lambda put: linalg.matmul(put(square()), put(square(1))),
+    "polar": lambda put: linalg.polar(put(square())),
+    "qr": lambda put: linalg.qr(put(square())),
+    "svd": lambda put: linalg.svd(put(square())),
+    "triangle": lambda put: linalg.triangle(put(square())),
+    "truncated_svd": lambda put: linalg.truncated_svd(put(square()), rank=2),
+    "truncated_svd to tol": lambda put: linalg.truncated_svd(put(square()), tol=1e-2),
+}  # fmt: skip
+
+INTEROP_CASES: dict[str, Callable[[Put], Any]] = {
+    "from_numpy": lambda put: interop.from_numpy(list(put(train()).cores)),
+}
+
+NN_CASES: dict[str, Callable[[Put], Any]] = {
+    **{
+        name: lambda put, name=name: placed_layer(
+            getattr(nn, name)(8, 6, rank=2, order=2, rngs=nnx.Rngs(0)), put
+        )(put(jnp.ones((4, 8), jnp.float32)))
+        for name in ("TTLinear", "TuckerLinear", "CPLinear")
+    },
+    **{
+        name: lambda put, name=name: placed_layer(
+            getattr(nn, name)(12, 8, rank=2, order=2, rngs=nnx.Rngs(0)), put
+        )(put(jnp.arange(4)))
+        for name in ("TTEmbedding", "TuckerEmbedding", "CPEmbedding")
+    },
+    "from_embedding": lambda put: arrays(
+        nn.from_embedding(placed_layer(embed(), put), tol=0.1)[0]
+    ),
+    "from_linear": lambda put: arrays(nn.from_linear(placed_layer(linear(), put), tol=0.1)[0]),
+    "from_linear to Tucker": lambda put: arrays(
+        nn.from_linear(placed_layer(linear(), put), tol=0.1, format="tucker")[0]
+    ),
+    "tensorize": lambda put: arrays(
+        nn.tensorize(nnx.Sequential(placed_layer(linear(), put)), {"*": nn.TT(rank=2)})
+    ),
+    "to_embedding": lambda put: arrays(nn.to_embedding(placed_layer(
+        nn.TTEmbedding(12, 8, rank=2, rngs=nnx.Rngs(0)), put
+    ))),
+    "to_linear": lambda put: arrays(nn.to_linear(placed_layer(
+        nn.TTLinear(8, 6, rank=2, rngs=nnx.Rngs(0)), put
+    ))),
+}  # fmt: skip
+
+OPTIM_CASES: dict[str, Callable[[Put], Any]] = {
+    "canonical": lambda put: optim.canonical(put(params())),
+    "prune": lambda put: optim.prune(put(params()), 20),
+    "rank_adaptive": lambda put: optim.rank_adaptive(optax.sgd(0.1)).update(
+        put(params()), put(optim.rank_adaptive(optax.sgd(0.1)).init(params())), put(params()),
+        value=put(jnp.asarray(1.0)),
+    ),
+    "shrink": lambda put: optim.shrink(put(params()), put(optax.adam(0.1).init(params()))),
+}  # fmt: skip
+
+BOX = pde.Box.fourier(2, 8, 5.0)
+GAUSSIAN = pde.Gaussian(np.zeros(2), np.eye(2))
+
+
+def started(put: Put) -> Any:
+    problem = pde.OrnsteinUhlenbeck(-np.eye(2), 0.1 * np.eye(2), GAUSSIAN, BOX)
+    state = pde.State(put(density()), pde.affine(np.eye(2)), 0.0)
+    limits = {"edge_limit": 1.0, "resolution_limit": 1.0}
+    return pde.integrate(problem, t1=0.1, dt=0.05, tol=1e-3, start=state, **limits).ys[-1].v
+
+
+def density() -> tt.TT:
+    return GAUSSIAN.train(BOX, pde.affine(np.eye(2)), 1e-6)
+
+
+PDE_CASES: dict[str, Callable[[Put], Any]] = {
+    "evaluate": lambda put: pde.evaluate(
+        put(density()), pde.affine(np.eye(2)), BOX, np.zeros((3, 2))
+    ),
+    "integrate": started,
+    "mass": lambda put: pde.mass(put(density()), pde.affine(np.eye(2)), BOX),
+    "moments": lambda put: pde.moments(put(density()), pde.affine(np.eye(2)), BOX),
+}  # fmt: skip
+
+CASES = {
+    tt: TT_CASES,
+    tucker: TUCKER_CASES,
+    mera: MERA_CASES,
+    convert: CONVERT_CASES,
+    sketch: SKETCH_CASES,
+    linalg: LINALG_CASES,
+    interop: INTEROP_CASES,
+    nn: NN_CASES,
+    optim: OPTIM_CASES,
+    pde: PDE_CASES,
+}
+_NO_ARRAYS = "takes no arrays"
+_NUMPY = "returns NumPy arrays or Python numbers"
+_STEP = "array arithmetic of one factorisation, as JAX does it"
+EXEMPT: dict[Any, dict[str, str]] = {
+    tt: {
+        **dict.fromkeys(("identity", "ones", "quantics_grid", "zeros"), _NO_ARRAYS),
+        **dict.fromkeys(("index_to_quantics", "quantics_to_index"), _NUMPY),
+        "riemannian_cg": "as riemannian_descent",
+    },
+    tucker: {},
+    mera: {
+        "conjugate_gradient": "an optimiser: `refine` runs it",
+        "stiefel": "an optimiser: `refine` runs it",
+        "wirings": _NO_ARRAYS,
+    },
+    convert: {},
+    sketch: {
+        "johnson_lindenstrauss_min_dim": _NO_ARRAYS,
+        "variance_bound": _NUMPY,
+    },
+    linalg: {
+        **dict.fromkeys(
+            ("Method", "choose", "epsilon", "exponents_held", "factor_dtype"), _NO_ARRAYS
+        ),
+        **dict.fromkeys(("is_host", "squares_fit"), _NUMPY),
+        **dict.fromkeys(
+            (
+                "after", "exponent_of", "identity_like", "leading_eigenvectors", "left_basis",
+                "normalized", "orthonormal_rows", "power_of_two", "project", "random_like",
+                "range_finder", "root", "scale_columns", "scaled", "square_factor",
+                "where_positive",
+            ),
+            _STEP,
+        ),
+    },
+    interop: {
+        "to_numpy": _NUMPY,
+        "to_quimb": "foreign objects",
+        "from_quimb": "foreign objects, which hold NumPy arrays",
+        "to_tensornetwork": "foreign objects",
+        "from_tensornetwork": "foreign objects, whose arrays become cores as they are",
+    },
+    nn: {
+        "factor": _NO_ARRAYS,
+        "summary": "returns text",
+        **dict.fromkeys(("CP", "TT", "Dense", "LowRank", "Spec", "Tucker"), _NO_ARRAYS),
+        **dict.fromkeys(("Embedding", "TensorLinear"), "base class"),
+        **dict.fromkeys(("PaddedEmbed", "TensorLinearGeneral"), "made by `tensorize`"),
+    },
+    optim: {
+        **dict.fromkeys(("labels", "ranks", "size", "status"), _NUMPY),
+        "shrink_model": "`shrink` in place",
+    },
+    pde: {
+        **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
+        **dict.fromkeys(("edge_mass", "marginal", "resolution"), _NUMPY),
+        **dict.fromkeys(("load", "save"), "files"),
+    },
+}  # fmt: skip
+
+
+def missing(module: Any) -> set[str]:
+    """Exported functions, and classes that are called, without a case or a reason for none."""
+    known = {*(name.split()[0] for name in CASES[module]), *EXEMPT[module]}
+    return {n for n in module.__all__ if n not in known and _computes(getattr(module, n))}
+
+
+def _computes(x: Any) -> bool:
+    if isinstance(x, type):  # results of functions, and descriptions, apart
+        return issubclass(x, nnx.Module)
+    return callable(x)

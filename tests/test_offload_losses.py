@@ -1,0 +1,147 @@
+"""Losses that are weighted means, and what of a model may be trained."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+pytest.importorskip("xxhash", reason="the store has an extra of its own")
+
+from tensorjax import offload
+
+
+def hidden(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+    return jnp.tanh(batch["x"] @ params[0])
+
+
+def weighted(params: Any, x: jax.Array, batch: Any, key: Any) -> tuple[jax.Array, jax.Array]:
+    """Squares of the rows that count."""
+    rows = jnp.sum((x @ params[0] - batch["y"]) ** 2, axis=1)
+    return jnp.sum(batch["weights"] * rows), jnp.sum(batch["weights"])
+
+
+def layers(last: Any = weighted) -> list[offload.Layer]:
+    return [offload.Layer(name="a", apply=hidden), offload.Layer(name="b", apply=last)]
+
+
+def params(rng: np.random.Generator) -> Any:
+    return {"a": rng.standard_normal((5, 4)), "b": rng.standard_normal((4, 2))}
+
+
+def padded(rng: np.random.Generator, kind: str) -> Any:
+    """A batch of eight rows, of which some are padding."""
+    weights = {
+        "at the end": np.arange(8) < 5,
+        "anywhere": rng.random(8) < 0.5,
+        "any weights": rng.random(8) * 3,
+        "one row": np.arange(8) == 6,
+        "none": np.zeros(8),
+    }[kind]
+    return {
+        "x": rng.standard_normal((8, 5)),
+        "y": rng.standard_normal((8, 2)),
+        "weights": weights.astype(float),
+    }
+
+
+KINDS = ("at the end", "anywhere", "any weights", "one row", "none")
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_a_weighted_mean_does_not_depend_on_microbatches(
+    rng: np.random.Generator, microbatches: int
+) -> None:
+    start = params(rng)
+    with offload.Trainer(layers(), start, optax.sgd(0.1), microbatches=microbatches) as trainer:
+        now = start
+        for kind in KINDS:
+            batch = padded(rng, kind)
+
+            def loss(p: Any, batch: Any = batch) -> jax.Array:
+                total, weight = weighted((p["b"],), hidden((p["a"],), None, batch, None), batch, 0)
+                return total / jnp.where(weight == 0, 1.0, weight)
+
+            value, gradient = jax.value_and_grad(loss)(now)
+            now = jax.tree.map(lambda p, g: p - 0.1 * g, now, gradient)
+            assert trainer.evaluate(batch) == pytest.approx(float(value), rel=1e-10)
+            assert trainer.step(batch).loss == pytest.approx(float(value), rel=1e-10)
+        got = trainer.params()
+    for name, x in now.items():
+        np.testing.assert_allclose(got[name], x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (lambda s, w: (s, w, w), ValueError),
+        (lambda s, w: (s[None], w), ValueError),
+        (lambda s, w: (s, w[None]), ValueError),
+        (lambda s, w: {"sum": s, "weight": w}, ValueError),
+        (lambda s, w: (jnp.int32(1), w), TypeError),
+    ],
+)
+def test_other_results_of_the_last_layer_are_named(
+    rng: np.random.Generator, result: Any, error: type[Exception]
+) -> None:
+    def last(params: Any, x: jax.Array, batch: Any, key: Any) -> Any:
+        return result(*weighted(params, x, batch, key))
+
+    with offload.Trainer(layers(last), params(rng), optax.sgd(0.1)) as trainer:
+        with pytest.raises(error, match="layers: expected the last one to return"):
+            trainer.step(padded(rng, "anywhere"))
+        with pytest.raises(error, match="layers: expected the last one to return"):
+            trainer.evaluate(padded(rng, "anywhere"))
+
+
+class Normed(nnx.Module):
+    """A linear layer whose outputs are normalised by running statistics."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+
+def linen_variables(*, collection: bool) -> Any:
+    """As `flax.linen` has them."""
+    statistics = {"BatchNorm_0": {"mean": jnp.zeros(4), "var": jnp.ones(4)}}
+    if not collection:
+        return {"inner": statistics}
+    trained = {"BatchNorm_0": {"scale": jnp.ones(4), "bias": jnp.zeros(4)}}
+    return {"params": trained, "batch_stats": statistics}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        lambda: nnx.split(Normed(nnx.Rngs(0)))[1],
+        lambda: nnx.state(Normed(nnx.Rngs(0)), nnx.BatchStat),
+        lambda: nnx.to_pure_dict(nnx.state(Normed(nnx.Rngs(0)))),
+        lambda: linen_variables(collection=True),
+        lambda: linen_variables(collection=False),
+        lambda: {"deep": [{"w": jnp.ones(3)}, {"mean": jnp.ones(3), "var": jnp.ones(3)}]},
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_is_not_trained_is_refused_by_name(group: Any, lazy: bool) -> None:
+    one = [offload.Layer(name="a", apply=hidden)]
+    with pytest.raises(ValueError, match=r"a.*(mean|var).*expected trainable parameters"):
+        offload.Trainer(one, {"a": group if lazy else group()}, optax.adamw(1e-3))
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        lambda: nnx.state(Normed(nnx.Rngs(0)), nnx.Param),
+        lambda: nnx.to_pure_dict(nnx.state(Normed(nnx.Rngs(0)), nnx.Param)),
+        lambda: linen_variables(collection=True)["params"],
+        lambda: {"mean": {"w": jnp.ones((3, 3))}, "var": {"w": jnp.ones((3, 3))}},
+        lambda: {"mean": jnp.ones(3), "scale": jnp.ones(3)},
+    ],
+)
+def test_parameters_of_every_kind_are_taken(group: Any) -> None:
+    one = [offload.Layer(name="a", apply=hidden)]
+    offload.Trainer(one, {"a": group()}, optax.adamw(1e-3)).close()

@@ -1,0 +1,117 @@
+"""Times up to roundoff: ends, times to save at, restarts; and steps that a controller takes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorjax import pde
+from tensorjax.pde._solution import save_times
+from tensorjax.pde._times import reaches, snapped, step_count
+
+
+def resting(n: int = 16) -> pde.OrnsteinUhlenbeck:
+    start = pde.Gaussian(np.zeros(2), np.eye(2))
+    return pde.OrnsteinUhlenbeck(
+        np.zeros((2, 2)), 1e-3 * np.eye(2), start, pde.Box.fourier(2, n, 6.0)
+    )
+
+
+def sums(begin: float, dt: float, count: int) -> list[float]:
+    """An end by three arithmetics that differ by roundoff."""
+    total = begin
+    for _ in range(count):
+        total += dt
+    return [begin + count * dt, total, float(np.linspace(begin, begin + count * dt, count + 1)[-1])]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_are_as_many_as_meant_and_none_is_roundoff(seed: int):
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        begin = rng.choice([0.0, 1.0, -1.0]) * 10 ** rng.uniform(-3, 4)
+        begin, dt = float(np.round(begin, 3)), float(np.round(10 ** rng.uniform(-3, 1), 3))
+        count = int(rng.integers(1, 600))
+        for end in sums(begin, dt, count):
+            assert step_count(begin, end, dt) == count
+            t, made = begin, 0
+            while t < end:
+                t = end if reaches(dt, t, end) else t + dt
+                made += 1
+            assert made == count
+        assert step_count(begin, begin + (count + 0.01) * dt, dt) == count + 1
+
+
+def test_times_that_roundoff_parts_are_one():
+    assert save_times(pde.SaveAt(ts=(0.1, 0.2, 3 * 0.1)), 0.0, 0.3) == [0.1, 0.2, 0.3]
+    assert snapped([0.3, 3 * 0.1], 0.0, 1.0) == [0.3, 0.3]
+    for begin in (-0.3, 0.3, 1e5):
+        below, above = np.nextafter(begin, -np.inf), np.nextafter(begin + 0.4, np.inf)
+        assert save_times(pde.SaveAt(ts=(below, above)), begin, begin + 0.4) == [begin, begin + 0.4]
+    for wrong in ((0.1, 0.3 + 1e-9), (-1e-9, 0.1), (0.1, 0.1)):
+        with pytest.raises(ValueError, match="saveat: expected"):
+            save_times(pde.SaveAt(ts=wrong), 0.0, 0.3)
+
+
+@pytest.mark.parametrize("method", ["rk2", "ab3"])
+@pytest.mark.parametrize("controlled", [False, True])
+def test_runs_take_no_step_of_roundoff(method: Any, controlled: bool, rng: Any):
+    """Ends and times to save at by sums and by products, from any start."""
+    problem = resting()
+    for _ in range(3):
+        begin = float(np.round(rng.uniform(-1, 1), 1))
+        count, dt = int(rng.integers(2, 6)), float(rng.choice([0.1, 0.7, 0.01]))
+        ends = sums(begin, dt, count)
+        ts = [begin + k * dt for k in range(1, count)] + [float(rng.choice(ends))]
+        options: dict[str, Any] = {"saveat": pde.SaveAt(ts=ts, t1=True)}
+        if controlled:
+            options["stepsize_controller"] = pde.PIDController(1e-2)
+        solution = pde.integrate(
+            problem, t0=begin, t1=float(rng.choice(ends)), dt=dt, tol=1e-3, method=method,
+            coordinates="fixed", **options,
+        )  # fmt: skip
+        assert solution.result == pde.Result.successful
+        assert solution.stats["dt"].min() > 1e-3 * dt
+        np.testing.assert_allclose(solution.ts, ts, rtol=0, atol=1e-12)
+        assert len(solution.ys) == count
+        with pytest.raises(ValueError, match="t1: expected a time after"):
+            pde.integrate(problem, t1=max(ends), dt=dt, start=solution.final, coordinates="fixed")
+
+
+def test_flows_take_no_step_of_roundoff():
+    start = pde.Gaussian(np.zeros(2), np.diag([0.3, 0.4]))
+    drift = [pde.Power([0.0, 1.0], 0.0, 2), None]
+    problem = pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, 32, 5.0))
+    bent = pde.flows.integrate(
+        problem, pde.Fields(2, 5.0), t1=0.01 + 0.02, dt=0.01, tol=1e-2,
+        saveat=pde.SaveAt(ts=(0.01, 0.02, 0.03)),
+    ).solution  # fmt: skip
+    np.testing.assert_allclose(bent.stats["dt"], 0.01)
+    assert len(bent.ys) == 3
+
+
+def test_a_controller_goes_back_from_a_step_that_is_unstable(rng: Any):
+    """Drawn processes: whatever ends a run, it is not a step that the controller chose."""
+    for _ in range(12):
+        speed = 10 ** rng.uniform(-0.5, 0.7)
+        matrix = speed * (rng.normal(0, 0.6, (2, 2)) - rng.uniform(0, 0.7) * np.eye(2))
+        diffusion = speed * 10 ** rng.uniform(-2.5, 0.0)
+        start = pde.Gaussian(rng.normal(0, 0.3, 2), np.diag(rng.uniform(0.4, 1.2, 2)))
+        problem = pde.OrnsteinUhlenbeck(
+            matrix, diffusion * np.eye(2), start, pde.Box.fourier(2, 32, 6.0)
+        )
+        solution = pde.integrate(
+            problem, t1=0.6 / speed, tol=1e-3, coordinates="fixed",
+            method=rng.choice(["rk4", "rk2", "ab2"]), stepsize_controller=pde.PIDController(3e-3),
+        )  # fmt: skip
+        allowed = {pde.Result.successful, pde.Result.edge_mass, pde.Result.unresolved}
+        assert solution.result in allowed, solution
+    turn = pde.OrnsteinUhlenbeck(
+        np.array([[-0.5, 1.0], [-1.0, -0.5]]), 0.1 * np.eye(2),
+        pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25])), pde.Box.fourier(2, 32, 6.0),
+    )  # fmt: skip
+    solution = pde.integrate(
+        turn, t1=1.0, tol=1e-3, coordinates="fixed", stepsize_controller=pde.PIDController(1e-3)
+    )
+    assert solution.result == pde.Result.successful
+    assert solution.stats["rejected"] > 0
