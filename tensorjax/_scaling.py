@@ -5,7 +5,7 @@ one index of a bond may be many orders of magnitude larger than the path to anot
 sweep every column of every core, which belongs to one index of its right bond, is brought near one,
 and its power of two moves on into the rows of the next core (`gauged`). What a sweep then loses
 beside 1 is lost beside the result. Integers count the powers of two, and they are put back at the
-end: into one core, or into all where one could not hold them (`held`, `spread`, `restored`).
+end: into one core, or into all where one could not hold them (`held`, `restored`).
 
 Multiplying by a power of two is exact, and the exponents are constants to differentiation, on which
 the result does not depend: so derivatives are right.
@@ -103,20 +103,6 @@ def held(cores: Sequence[Any], exponent: Any, *, at: int = -1, dtype: Any = None
     return [scaled(c, rest if k == at else share) for k, c in enumerate(out)]
 
 
-def spread(exponents: Sequence[Any], dtype: Any) -> list[Any]:
-    """Exponents for cores near one: as given where ``dtype`` holds all, else of one sum and even.
-
-    Args:
-      exponents: one for each core.
-      dtype: that has to hold the cores.
-    """
-    each = jnp.stack([jnp.asarray(e, jnp.int32) for e in exponents])
-    low, high = exponents_held(dtype)
-    even, rest = jnp.divmod(each.sum(dtype=jnp.int32), len(each))
-    shared = even + (jnp.arange(len(each), dtype=jnp.int32) < rest).astype(jnp.int32)
-    return list(jnp.where(((low < each) & (each < high)).all(), each, shared))
-
-
 def near_one(cores: Sequence[Any]) -> tuple[Cores, list[Any]]:
     """Every core over its own power of two, and the exponents: cheaper than `gauged`.
 
@@ -134,5 +120,4 @@ __all__ = [
     "near_one",
     "power_of_two",
     "restored",
-    "spread",
 ]  # fmt: skip

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check, _native, linalg
+from tensorjax import _check, _native
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._operators import multiplied
 from tensorjax._placement import placed
-from tensorjax._scaling import spread
 from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.contract import einsum
 
@@ -203,12 +202,12 @@ def ones_like(x: Train) -> Train:
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(*_apart(x, y), "aijb,cijd->acijbd", type(x))
+    return _pairwise(x, y, "aijb,cijd->acijbd", type(x))
 
 
 def _train_product(x: TT, y: TT) -> TT:
     dtype = jnp.promote_types(x.dtype, y.dtype)
-    x, y = _apart(x.astype(dtype), y.astype(dtype))  # cores of one train may differ too
+    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
 
 
@@ -231,22 +230,6 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
     return jax.jvp(_by_xla, primals, tangents)
 
 
-def _apart(x: Any, y: Any) -> tuple[Any, Any]:
-    """The same trains; scaled where the product of two cores might leave the range.
-
-    Both factors of every core then have about the root of its size.
-    """
-    sizes = [linalg.exponent_of(a) for a in x.cores], [linalg.exponent_of(b) for b in y.cores]
-    exponents = [p + q for p, q in zip(*sizes, strict=True)]
-    powers = spread(exponents, x.dtype)
-    xs, ys = [], []
-    for a, b, p, q, e in zip(x.cores, y.cores, *sizes, powers, strict=True):
-        moved = e != p + q
-        xs.append(linalg.scaled(a, jnp.where(moved, e // 2 - p, 0)))
-        ys.append(linalg.scaled(b, jnp.where(moved, e - e // 2 - q, 0)))
-    return type(x)._unchecked(tuple(xs)), type(y)._unchecked(tuple(ys))
-
-
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
     """Multiplies cores pairwise; the two left bonds merge into one, and so do the right ones."""
     cores = []
@@ -262,9 +245,7 @@ def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
     return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _jitted_pairwise(a: Any, b: Any, expression: str, kind: Any) -> Any:
-    return _pairwise(*_apart(a, b), expression, kind)
+_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
 
 
 def transpose(a: TTMatrix) -> TTMatrix:

@@ -11,7 +11,6 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores import cut_ranks, zero_padded
 from tensorjax._placement import by_axes, placed, placed_by
-from tensorjax._scaling import NOTHING, gauged, lifted
 from tensorjax._train import TT, TTMatrix, single
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -194,16 +193,10 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 def _to_dense(t: TT | TTMatrix) -> jax.Array:
     # Halves first: the one large product is then a matrix product of two balanced factors.
     middle = _balanced_cut(t)
-    cores, exponent = gauged([c.reshape(c.shape[0], -1, c.shape[-1]) for c in t.cores])
-    whole, powers = _rows(cores[:middle])
+    whole = _chain(t.cores[:middle])
     if middle < t.order:
-        right, others = _rows([c.transpose(2, 1, 0) for c in reversed(cores[middle:])])
-        sizes = [c.shape[1] for c in reversed(cores[middle:])]
-        turned = right.reshape(*sizes, -1).transpose(*reversed(range(len(sizes) + 1)))
-        others = others.reshape(sizes).transpose(*reversed(range(len(sizes)))).reshape(1, -1)
-        whole = _outer(whole, turned.reshape(right.shape[-1], -1), powers, others + exponent)
-    else:
-        whole = linalg.scaled(whole, powers + exponent)
+        right = _chain(t.cores[middle:])
+        whole = linalg.matmul(whole.reshape(-1, whole.shape[-1]), right.reshape(right.shape[0], -1))
     if isinstance(t, TT):
         return whole.reshape(t.shape)
     pairs = [n for pair in zip(t.row_shape, t.col_shape, strict=True) for n in pair]
@@ -217,36 +210,13 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
     return 1 + int(np.argmin(costs)) if costs else 1
 
 
-def _rows(cores: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Cores from the left end multiplied out to (∏ n, r), each row near one; and its exponents."""
-    out, exponents = lifted(cores[0][0], axis=1)
+def _chain(cores: Sequence[jax.Array]) -> jax.Array:
+    """Multiplies neighbouring cores out to (r_left, ∏ n, r_right)."""
+    out = cores[0].reshape(cores[0].shape[0], -1, cores[0].shape[-1])
     for c in cores[1:]:
-        flat = linalg.matmul(out, c.reshape(c.shape[0], -1)).reshape(-1, c.shape[-1])
-        out, e = lifted(flat, axis=1)
-        exponents = jnp.maximum(jnp.repeat(exponents, c.shape[1], axis=0) + e, NOTHING)
-    return out, exponents
-
-
-def _outer(a: jax.Array, b: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
-    """2^p a @ b 2^q for powers p (m, 1) of the rows of a and q (1, n) of the columns of b.
-
-    What rows and columns cannot hold in their dtype, entries may: then those are scaled.
-    """
-    shift = (jnp.max(q) - jnp.max(p)) // 2  # the largest of both sides are alike
-    p, q = p + shift, q - shift
-    low, high = linalg.exponents_held(a.dtype)
-    # A row too small to be held matters where its largest entry is not.
-    lost = ((p < low) & (p + jnp.max(q) > 2 * low)).any()
-    lost = lost | ((q < low) & (q + jnp.max(p) > 2 * low)).any()
-    fits = ~lost & (jnp.max(p) < high) & (jnp.max(q) < high)
-
-    def separately(a: jax.Array, b: jax.Array) -> jax.Array:
-        return linalg.matmul(linalg.scaled(a, p), linalg.scaled(b, q))
-
-    def together(a: jax.Array, b: jax.Array) -> jax.Array:
-        return linalg.scaled(linalg.matmul(a, b), p + q)
-
-    return jax.lax.cond(fits, separately, together, a, b)
+        flat = linalg.matmul(out.reshape(-1, out.shape[-1]), c.reshape(c.shape[0], -1))
+        out = flat.reshape(out.shape[0], -1, c.shape[-1])
+    return out
 
 
 @placed

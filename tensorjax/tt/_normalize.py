@@ -8,10 +8,9 @@ import jax.numpy as jnp
 
 from tensorjax import linalg
 from tensorjax._placement import placed
-from tensorjax._scaling import near_one, spread
 from tensorjax._train import TT, TTMatrix
 from tensorjax.tt._algebra import as_train
-from tensorjax.tt._reduce import squared_norm
+from tensorjax.tt._reduce import _squared_norm, squared_norm
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -46,8 +45,8 @@ def _log_norm(t: TT) -> jax.Array:
 def normalize(t: Train) -> Train:
     """t / ‖t‖, the train of norm one in the direction of ``t``; a zero train stays as it is.
 
-    Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: the exponent of the
-    norm is shared out over the cores where the last one could not take it.
+    Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: cores are scaled
+    by powers of two, which all of them share.
 
     Args:
       t: TT or TTMatrix.
@@ -68,16 +67,21 @@ def _normalize(t: TT) -> TT:
     return _normalized(t)
 
 
-@jax.jit
+# Programs of one core each: of hundreds of cores, most alike, few are compiled.
+_near_one = jax.jit(linalg.normalized)
+_over = jax.jit(lambda core, root, e: linalg.scaled(core / root, e))
+
+
 def _normalized(t: TT) -> TT:
-    dtype = linalg.factor_dtype(t.dtype)
-    square, half = squared_norm(t.astype(dtype))
+    # Of cores near one the norm is so near to one that all of them can share its exponent.
+    small = TT._unchecked(
+        tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
+    )
+    square, half = _squared_norm(small)
     none = square <= 0
-    cores, exponents = near_one([c.astype(dtype) for c in t.cores])
-    exponents = list(exponents)
-    exponents[-1] = exponents[-1] - jnp.where(none, 0, half)
-    root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(dtype)
-    cores[-1] = cores[-1] / root
-    powers = spread(exponents, t.dtype)
-    cores = [linalg.scaled(c, e).astype(t.dtype) for c, e in zip(cores, powers, strict=True)]
-    return TT._unchecked(tuple(cores))
+    root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
+    share, rest = jnp.divmod(jnp.where(none, 0, -half), t.order)
+    roots, exponents = [root] + [jnp.ones_like(root)] * (t.order - 1), [share + rest]
+    exponents += [share] * (t.order - 1)
+    cores = map(_over, small.cores, roots, exponents)
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))

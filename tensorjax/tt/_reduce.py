@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import absorb, difference, times_right
+from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import gauged, held, near_one, restored
+from tensorjax._scaling import gauged, restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -223,46 +223,30 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
 @jax.jit
 def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
-    powers = [linalg.exponent_of(c) for c in t.cores]
     tables: list[jax.Array] = []
     rows: list[jax.Array] = []
-    pending: list[jax.Array] = []  # powers that the vector before a table takes instead of it
     for a, b in _groups(t, indices.shape[0]):
         # Rows first: what is gathered lies together.
-        alone = b - a == 1
-        table = t.cores[a] if alone else _product(t.cores[a:b], powers[a:b])
-        tables.append(table.transpose(1, 0, 2))
-        pending.append(powers[a] if alone else jnp.zeros((), jnp.int32))
+        tables.append(_product(t.cores[a:b]).transpose(1, 0, 2))
         row = jnp.zeros((), jnp.int32)
         for k in range(a, b):
             n = t.shape[k]
             i = indices[:, k].astype(jnp.int32)
             row = row * n + jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1)
         rows.append(row)
-    total, steps = sum(powers), _steps_in_range(t)
 
     def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
-        v, exponent = linalg.scaled(tables[0][rows[0], 0], -pending[0]), total
-        for k, (table, row) in enumerate(zip(tables[1:], rows[1:], strict=True), 1):
+        v = tables[0][rows[0], 0]
+        for table, row in zip(tables[1:], rows[1:], strict=True):
             # Not as a product of matrices: so the gather is fused, and never stored.
-            v = v * linalg.power_of_two(-pending[k], v.dtype)
             v = jnp.sum(v[:, None] * table[row], axis=0)
-            if k % steps == 0:
-                v, e = linalg.normalized(jax.lax.optimization_barrier(v))
-                exponent = exponent + e
-        return restored(v[0], exponent)
+        return v[0]
 
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
     if indices.shape[0] <= piece:
         return jax.vmap(entry)(tuple(rows))
     return jax.lax.map(entry, tuple(rows), batch_size=piece)
-
-
-def _steps_in_range(t: TT) -> int:
-    """How many products with cores near one a vector stands: a third of the range of exponents."""
-    growth = max(1.0, math.log2(2 * max(t.ranks)))
-    return max(1, int(jnp.finfo(t.dtype).maxexp / 3 / growth))
 
 
 def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
@@ -292,11 +276,10 @@ def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
     return groups + tail
 
 
-def _product(cores: Sequence[jax.Array], powers: Sequence[Any]) -> jax.Array:
-    """Neighbouring cores over these powers of two as one, (r, ∏ n, s)."""
-    small = [linalg.scaled(c, -e) for c, e in zip(cores, powers, strict=True)]
-    out = small[0]
-    for core in small[1:]:
+def _product(cores: Sequence[jax.Array]) -> jax.Array:
+    """Neighbouring cores as one, (r, ∏ n, s)."""
+    out = cores[0]
+    for core in cores[1:]:
         out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
         out = out.reshape(out.shape[0], -1, out.shape[-1])
     return out
@@ -339,22 +322,17 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 @jax.jit
 def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
     dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
-    small = {k: linalg.normalized(v.astype(dtype)) for k, v in vectors.items()}
-    given, exponents = near_one([c.astype(dtype) for c in t.cores])
-    exponent = sum(exponents) + sum(e for _, e in small.values())
-    pending: Any = None  # what the modes contracted since the last core make of the bond
+    pending = jnp.ones((1, 1), dtype)
     cores: list[jax.Array] = []
-    for k, core in enumerate(given):
+    for k, core in enumerate(t.cores):
+        core = core.astype(dtype)
         if k in vectors:
-            matrix = jnp.einsum("aib,i->ab", core, small[k][0], precision=_HIGHEST)
-            pending = matrix if pending is None else linalg.matmul(pending, matrix)
-            pending, e = linalg.normalized(pending)
-            exponent = exponent + e
+            matrix = jnp.einsum("aib,i->ab", core, vectors[k].astype(dtype), precision=_HIGHEST)
+            pending = jnp.matmul(pending, matrix, precision=_HIGHEST)
         else:
-            cores.append(core if pending is None else absorb(pending, core))
-            pending = None
+            cores.append(jnp.einsum("za,aib->zib", pending, core, precision=_HIGHEST))
+            pending = jnp.eye(core.shape[-1], dtype=dtype)
     if not cores:
-        return restored(pending[0, 0], exponent)
-    if pending is not None:
-        cores[-1] = times_right(cores[-1], pending)
-    return TT._unchecked(tuple(held(cores, exponent)))
+        return pending[0, 0]
+    cores[-1] = jnp.matmul(cores[-1], pending, precision=_HIGHEST)
+    return TT._unchecked(tuple(cores))
