@@ -47,7 +47,7 @@ from tensorjax._factor import (
     triangle,
     where_positive,
 )
-from tensorjax._gram import gram, orthonormal_rows, project
+from tensorjax._gram import gram, host_energy, orthonormal_rows, project
 from tensorjax._subspace import (
     METHODS,
     OVERSAMPLE,
@@ -77,6 +77,7 @@ __all__ = [
     "exponents_held",
     "factor_dtype",
     "gram",
+    "host_energy",
     "identity_like",
     "is_host",
     "leading_eigenvectors",

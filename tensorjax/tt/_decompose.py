@@ -13,11 +13,15 @@ from tensorjax._cores import balanced
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
+from tensorjax._leading import Asked
+from tensorjax.tt._tt_svd import tt_svd
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
 
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
 # matrix units idle and compress less, so the passes over the data that follow would be longer.
 _LEADING_ROWS = 64
+# Single precision serves where the share of the energy that a bond may discard is so many eps.
+_NARROW = 3
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -110,6 +114,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
+    chosen = method if chosen != "svd" and method == "auto" else chosen
     at_hand, exponent, cores = _in_range(x, budget / bonds, chosen, key)
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     train = TT(jax.device_put([c.astype(dtype) for c in cores]))
@@ -129,14 +134,27 @@ def _in_range(
     """
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            cores = _tt_svd(x, None, share, method, key)
+            cores = _host_cores(x, share, method)
         if linalg.squares_fit(cores[-1]):
             return x, 0, cores
     except (np.linalg.LinAlgError, ValueError):
         pass
     _check.finite("x", x)  # if it is not, the last core is not either
     small, exponent = linalg.normalized(x)
-    return small, exponent, _tt_svd(small, None, share, method, key)
+    return small, exponent, _host_cores(small, share, method)
+
+
+def _host_cores(x: np.ndarray, share: float, method: Method) -> list[Any]:
+    """Cores of the TT-SVD: of single precision in that, where it suffices, which is measured."""
+    asked = Asked(share=share, method=method)
+    if x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize:
+        least = linalg.epsilon(x.dtype)
+        if share >= _NARROW * least and method == "auto":
+            cores = tt_svd(x, asked._replace(narrow=True))
+            total, kept = linalg.host_energy(x), linalg.host_energy(cores[-1])
+            if total - kept <= ((x.ndim - 1) * share - least) * total:
+                return cores
+    return tt_svd(x, asked)
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:

@@ -1,0 +1,234 @@
+"""Leading singular subspaces of matrices in host memory, by the cheapest way that is accurate.
+
+A matrix whose smaller side is long is first multiplied with a few random columns. Where the range
+of these holds what must be kept, which is measured, the Gram matrix of the long side and its
+eigenvectors are never needed: many times the work. Elsewhere they are taken, at the price of the
+attempt, which is kept small beside them.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import _blas, _costs
+from tensorjax._factor import adjoint, eigh, epsilon, qr, svd
+from tensorjax._gram import host_energy, host_gram
+from tensorjax._subspace import GRAM_NOISE, Method, gram_floor, second_level
+
+# Smaller matrices are factorised exactly, sketched with no fewer columns than this.
+_LEAST_SIZE, _LEAST_COLUMNS = 2**15, 16
+# A sketch may cost this share of the exact way: where nothing is known of the rank, and where it
+# is thought to be below half the columns.
+_BLIND, _HOPEFUL = 0.15, 0.6
+# Energies are subtracted where the difference asked is this many eps; else it is formed.
+_SUBTRACTED = 1e4
+# Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
+_ONE_THREAD = 256
+
+
+class Subspace(NamedTuple):
+    """Orthonormal basis of the leading left or right singular subspace of a matrix.
+
+    Attributes:
+      basis: (m, r) columns.
+      energies: (r,) squared singular values, descending.
+      discarded: energy outside the subspace.
+      total: ‖a‖_F².
+    """
+
+    basis: Any
+    energies: Any
+    discarded: float
+    total: float
+
+
+class Asked(NamedTuple):
+    """How much of a matrix is to be kept, and by which method.
+
+    Attributes:
+      share: the share of ‖a‖_F² that may be discarded; None if ``tail`` says it, or nothing.
+      tail: the energy that may be discarded.
+      cap: the largest rank, if there is one.
+      method: "auto", "gram" or "svd", as `tensorjax.linalg.choose` admits them.
+      narrow: whether float32 and complex64 suffice for the products.
+      guess: the rank that is expected, if something is known of it.
+      part: of what may be discarded, that is; the rest is left to cuts of the basis itself.
+    """
+
+    share: float | None = None
+    tail: float | None = None
+    cap: int | None = None
+    method: Method = "auto"
+    narrow: bool = False
+    guess: int | None = None
+    part: float = 1.0
+
+
+def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
+    """The leading left (m side) or right (n side) singular subspace of a host matrix (m, n).
+
+    Args:
+      a: (m, n).
+      asked: what is to be kept.
+      right: the subspace of the rows of ``a``: a ≈ a v vᴴ, with the columns of v for a basis.
+    """
+    if asked.method == "svd":
+        return _exact(a, asked, right)
+    if asked.method == "auto" and (columns := _columns(a, asked, right)):
+        if found := _sketched(a, asked, right, columns):
+            return found
+    g = host_gram(a, right=right, narrow=asked.narrow)
+    with _blas.one_thread(len(g) <= _ONE_THREAD):
+        w, v = eigh(g)
+    w = np.maximum(w, 0)
+    if _too_coarse(w, asked):
+        w, v = second_level(adjoint(a) if right else a, w, v)
+    return _cut(w, v, asked)
+
+
+def _tail(total: float, asked: Asked) -> float:
+    if asked.share is None:
+        return -1.0 if asked.tail is None else asked.tail
+    return asked.share * total
+
+
+def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
+    """Whether one Gram matrix does not resolve energies as small as the cut."""
+    floor = gram_floor(w.dtype, 1)
+    tail = _tail(1.0 if asked.share else float(w.sum()), asked)
+    if tail >= 0:
+        return tail < 2 * GRAM_NOISE * floor * (1.0 if asked.share else float(w.sum()))
+    rank = min(asked.cap or len(w), len(w))
+    return bool(w[rank - 1] < 4 * floor * w[0])
+
+
+def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
+    """Keeps the fewest of the descending energies ``w``."""
+    suffix = np.cumsum(w[::-1])
+    total = float(suffix[-1])
+    noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
+    allowed = asked.part * _tail(total, asked)
+    dropped = 0
+    if allowed >= 0:
+        dropped = int(np.searchsorted(suffix, max(allowed - noise * total, 0), side="right"))
+    rank = max(len(w) - dropped, 1)
+    rank = rank if asked.cap is None else min(rank, asked.cap)
+    lost = float(suffix[len(w) - rank - 1]) if rank < len(w) else 0.0
+    return Subspace(v[:, :rank], w[:rank], lost, total)
+
+
+def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
+    """By an SVD; of a triangular factor where one side is much longer."""
+    a = adjoint(a) if right else a
+    a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
+    m, n = a.shape
+    if m > n:
+        q, r = qr(a)
+        u, s, _ = svd(r)
+        return _cut(s**2, q @ u, asked)
+    u, s, _ = svd(adjoint(qr(adjoint(a))[1]) if n > 2 * m else a)
+    return _cut(s**2, u, asked)
+
+
+def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
+    """Of a sketch that costs little beside the exact way; 0 if there is none."""
+    rows = a.shape[1] if right else a.shape[0]
+    if a.size < _LEAST_SIZE or rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
+        return 0
+    exact = _costs.cut(a.size, rows, min(asked.guess or rows, rows // 4))
+    most = rows // 3 if asked.guess is None else min(rows // 3, 4 * asked.guess + _LEAST_COLUMNS)
+    passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
+    for columns in (most, most // 2, most // 4, most // 8, most // 16):
+        if columns < _LEAST_COLUMNS:
+            return 0
+        known = asked.guess is not None and 2 * asked.guess < columns
+        if _costs.sketched(a.size, columns, passes) <= exact * (_HOPEFUL if known else _BLIND):
+            return columns
+    return 0
+
+
+def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
+    """From random columns, with one step of subspace iteration if need be; None if that fails.
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
+    sketch sees some of the columns only, which costs no pass; what it misses is measured.
+    """
+    total = host_energy(a)
+    tail = _tail(total, asked)
+    q = _orthonormal(_sample(a, right, columns))
+    for enough in (0.25, 1.0):  # of the tail, to be lost by the sketch: better ones follow the first
+        b = _image(a, q, right)
+        lost = _residual(a, q, b, total, right, tail)
+        if lost <= enough * tail:
+            inner = asked._replace(share=None, tail=tail - lost, part=1.0, method="gram", narrow=False)
+            small = leading(b, inner)
+            if len(small.energies) <= columns - columns // 8:
+                return small._replace(
+                    basis=q @ small.basis.astype(q.dtype),
+                    discarded=small.discarded + lost,
+                    total=total,
+                )
+        if enough < 1:
+            q = _orthonormal(_back(a, b, right))
+    return None
+
+
+def _sample(a: np.ndarray, right: bool, columns: int) -> np.ndarray:
+    """Random combinations of some columns (rows if ``right``, conjugated)."""
+    rng = np.random.default_rng(0)
+    count = a.shape[0] if right else a.shape[1]
+    chosen = rng.choice(count, min(count, 2 * columns), replace=False)
+    some = adjoint(a[chosen]) if right else a[:, chosen]
+    return some @ rng.uniform(-1, 1, (len(chosen), columns)).astype(a.real.dtype)
+
+
+def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
+    """qᴴ a, or qᴴ aᴴ if ``right``: of as many rows as q has columns."""
+    return adjoint(a @ q) if right else adjoint(q) @ a
+
+
+def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
+    """a bᴴ, or aᴴ bᴴ if ``right``."""
+    return adjoint(b @ a) if right else a @ adjoint(b)
+
+
+def _residual(
+    a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
+) -> float:
+    """‖a − q b‖², or ‖aᴴ − q b‖²."""
+    if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
+        return max(total - host_energy(b), 0.0)
+    lost, step = 0.0, max(1, 2**20 // max(a.shape))
+    rest = adjoint(b) if right else q
+    for start in range(0, a.shape[0], step):
+        rows = rest[start : start + step]
+        lost += host_energy(a[start : start + step] - rows @ (adjoint(q) if right else b))
+    return lost
+
+
+def _orthonormal(a: np.ndarray) -> np.ndarray:
+    return orthonormalized(a)[0]
+
+
+def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """QR of a tall host matrix: by Cholesky factors, twice, where its columns are far from parallel.
+
+    Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
+    algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
+    """
+    if a.size < _LEAST_SIZE or a.shape[0] < 2 * a.shape[1]:
+        return qr(a)
+    sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
+    if not sizes.min() > 0:
+        return qr(a)
+    q, r = a / sizes, np.diag(sizes).astype(a.dtype)
+    for _ in range(2):
+        try:
+            lower = np.linalg.cholesky(host_gram(q, right=True))
+        except np.linalg.LinAlgError:
+            return qr(a)
+        if np.diagonal(lower).real.min() < 1e2 * epsilon(a.dtype) ** 0.5:
+            return qr(a)
+        upper = adjoint(lower)
+        q, r = q @ np.linalg.inv(upper).astype(a.dtype), upper.astype(a.dtype) @ r
+    return q, r
