@@ -13,13 +13,18 @@ import numpy as np
 from tensorjax import _blas, _costs
 from tensorjax._factor import adjoint, eigh, epsilon, qr, svd
 from tensorjax._gram import host_energy, host_gram
-from tensorjax._subspace import GRAM_NOISE, Method, gram_floor, second_level
+from tensorjax._subspace import GRAM_NOISE, Method, gram_floor
 
+# Smaller matrices go to an SVD at once: a call costs more than the work.
+_TINY = 2**12
 # Smaller matrices are factorised exactly, sketched with no fewer columns than this.
 _LEAST_SIZE, _LEAST_COLUMNS = 2**15, 16
 # A sketch may cost this share of the exact way: where nothing is known of the rank, and where it
 # is thought to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
+# Columns that a sketch is tried on first. If it misses so many times what it may, an iteration
+# will not mend it.
+_OTHERS, _HOPELESS = 32, 50
 # Energies are subtracted where the difference asked is this many eps; else it is formed.
 _SUBTRACTED = 1e4
 # Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
@@ -82,7 +87,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
         w, v = eigh(g)
     w = np.maximum(w, 0)
     if _too_coarse(w, asked):
-        w, v = second_level(adjoint(a) if right else a, w, v)
+        return _refined(a, w, v, asked, right)
     return _cut(w, v, asked)
 
 
@@ -117,11 +122,44 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
     return Subspace(v[:, :rank], w[:rank], lost, total)
 
 
+def _refined(
+    a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool
+) -> Subspace:
+    """Where one Gram matrix sees too little: what the strong directions leave gets its own."""
+    total = float(w.sum())
+    strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
+    u = v[:, :strong]
+    rest = _rest(a, u, _image(a, u, right), right)
+    lost = host_energy(rest)
+    tail = asked.part * _tail(total, asked)
+    if lost <= tail:
+        given = asked._replace(share=None, tail=tail - lost, part=1.0)
+        return _more(_cut(w[:strong], u, given), lost, total)
+    weak, turned = eigh(host_gram(rest, right=right))
+    weak = np.maximum(weak, 0)[: len(w) - strong]
+    energies = np.concatenate([w[:strong], weak])
+    found = _cut(energies, np.zeros((0, len(energies))), asked)
+    kept = len(found.energies)
+    if kept <= strong:
+        return found._replace(basis=u[:, :kept])
+    new = turned[:, : kept - strong]
+    for _ in range(2):  # roundoff of the strong directions is all that some of the weak ones have
+        new = qr(new - u @ (adjoint(u) @ new))[0]
+    return found._replace(basis=np.concatenate([u, new], 1))
+
+
+def _more(found: Subspace, lost: float, total: float) -> Subspace:
+    return found._replace(discarded=found.discarded + lost, total=total)
+
+
 def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     """By an SVD; of a triangular factor where one side is much longer."""
     a = adjoint(a) if right else a
     a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
     m, n = a.shape
+    if a.size < _TINY:
+        u, s, _ = svd(a)
+        return _cut(s**2, u, asked)
     if m > n:
         q, r = qr(a)
         u, s, _ = svd(r)
@@ -153,9 +191,13 @@ def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspac
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.
     """
+    q, missed = _sampled(a, right, columns)
+    if asked.share is not None and missed > _HOPELESS * asked.share:
+        return None
     total = host_energy(a)
     tail = _tail(total, asked)
-    q = _orthonormal(_sample(a, right, columns))
+    if missed * total > _HOPELESS * tail:
+        return None
     for enough in (0.25, 1.0):  # of the tail, to be lost by the sketch: better ones follow the first
         b = _image(a, q, right)
         lost = _residual(a, q, b, total, right, tail)
@@ -163,23 +205,27 @@ def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspac
             inner = asked._replace(share=None, tail=tail - lost, part=1.0, method="gram", narrow=False)
             small = leading(b, inner)
             if len(small.energies) <= columns - columns // 8:
-                return small._replace(
-                    basis=q @ small.basis.astype(q.dtype),
-                    discarded=small.discarded + lost,
-                    total=total,
-                )
+                small = small._replace(basis=q @ small.basis.astype(q.dtype))
+                return _more(small, lost, total)
         if enough < 1:
-            q = _orthonormal(_back(a, b, right))
+            q = orthonormalized(_back(a, b, right))[0]
     return None
 
 
-def _sample(a: np.ndarray, right: bool, columns: int) -> np.ndarray:
-    """Random combinations of some columns (rows if ``right``, conjugated)."""
+def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
+    """A basis of random combinations of some columns, and the share that it misses of others.
+
+    Of rows, conjugated, if ``right``.
+    """
     rng = np.random.default_rng(0)
     count = a.shape[0] if right else a.shape[1]
-    chosen = rng.choice(count, min(count, 2 * columns), replace=False)
+    chosen = rng.choice(count, min(count, 2 * columns + _OTHERS), replace=False)
     some = adjoint(a[chosen]) if right else a[:, chosen]
-    return some @ rng.uniform(-1, 1, (len(chosen), columns)).astype(a.real.dtype)
+    mixed, others = some[:, _OTHERS:], some[:, :_OTHERS]
+    draw = rng.uniform(-1, 1, (mixed.shape[1], columns)).astype(a.real.dtype)
+    q = orthonormalized(mixed @ draw)[0]
+    seen = host_energy(others)
+    return q, host_energy(others - q @ (adjoint(q) @ others)) / seen if seen > 0 else 0.0
 
 
 def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
@@ -198,16 +244,12 @@ def _residual(
     """‖a − q b‖², or ‖aᴴ − q b‖²."""
     if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
         return max(total - host_energy(b), 0.0)
-    lost, step = 0.0, max(1, 2**20 // max(a.shape))
-    rest = adjoint(b) if right else q
-    for start in range(0, a.shape[0], step):
-        rows = rest[start : start + step]
-        lost += host_energy(a[start : start + step] - rows @ (adjoint(q) if right else b))
-    return lost
+    return host_energy(_rest(a, q, b, right))
 
 
-def _orthonormal(a: np.ndarray) -> np.ndarray:
-    return orthonormalized(a)[0]
+def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
+    """a − q b, or a − (q b)ᴴ."""
+    return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

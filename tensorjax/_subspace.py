@@ -285,11 +285,11 @@ def _gram_spectrum(
     else:
         near = tail < 2 * GRAM_NOISE * floor * w.sum(-1)
     if is_host(a):
-        return second_level(a, w, v) if np.any(near) else (w, v)
-    return lax.cond(xp.any(near), second_level, lambda _, w, v: (w, v), a, w, v)
+        return _second_level(a, w, v) if np.any(near) else (w, v)
+    return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
 
 
-def second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
+def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
     xp = _xp(a)
     weak = w < xp.sqrt(xp.asarray(gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
     rows = xp.where(weak[..., :, None], matmul(adjoint(v), a.astype(v.dtype)), 0)

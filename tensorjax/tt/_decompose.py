@@ -20,8 +20,10 @@ from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
 # matrix units idle and compress less, so the passes over the data that follow would be longer.
 _LEADING_ROWS = 64
+# Roundoff of so many eps for each core is small beside a tolerance.
+_ROUNDED = 20
 # Single precision serves where the share of the energy that a bond may discard is so many eps.
-_NARROW = 3
+_NARROW = 1
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -113,12 +115,18 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     bonds = max(x.ndim - 1, 1)
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
+    eps = linalg.epsilon(dtype)
+    # Of a result that is only rounded to a narrower dtype in the end, roundoff is known better.
+    narrower = np.result_type(x.dtype, np.float64).itemsize > np.dtype(dtype).itemsize
+    doubtful = tol < eps * (_ROUNDED * x.ndim if narrower else linalg.VERIFY_BELOW)
+    if narrower and not doubtful:
+        budget = (tol - x.ndim * eps / 2) ** 2
     chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
     chosen = method if chosen != "svd" and method == "auto" else chosen
     at_hand, exponent, cores = _in_range(x, budget / bonds, chosen, key)
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < linalg.VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(
+    train = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
+    if doubtful and not _holds(
         train, at_hand, exponent, tol
     ):
         return _lossless(x.astype(dtype))

@@ -27,6 +27,9 @@ _GUESS = 12
 _PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 32, 64
 # Bonds on the right that are wider than this are not cut a second time.
 _CLEANED = 256
+# Energies beside the largest from which on singular vectors recovered from the other side's need
+# no more than one small correction.
+_CLEAN = 1e-8
 # A factor lacks this part of what its bonds may discard.
 _FACTOR = 0.01
 # Entries that are widened at a time.
@@ -83,6 +86,12 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
         if asked.share is not None:
             asked = asked._replace(share=None, tail=asked.share * found.total)
         rank = found.basis.shape[1]
+        if cut.right and last - first == 2:
+            basis = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
+            u, r = _scaled_columns(_times(matrix, basis), found.energies)
+            lefts.append(u.reshape(left, shape[first], -1))
+            core, first, left = r @ adjoint(basis), bond, len(r)
+            break
         group = whole = _group(found, shape[bond:last] if cut.right else shape[first:bond], bond)
         if rank < side or part < 1:
             edge = right if cut.right else left
@@ -111,6 +120,17 @@ def _times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
     for start in range(0, len(a), step):
         out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
     return out
+
+
+def _scaled_columns(a: Any, energies: Any) -> tuple[Any, Any]:
+    """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
+    if not energies[-1] > _CLEAN * energies[0]:
+        return orthonormalized(a)
+    s = np.sqrt(energies)
+    u = a * (1 / s).astype(a.dtype)
+    lower = np.linalg.cholesky(host_gram(u, right=True))  # the identity but for roundoff over s²
+    q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
+    return q, (adjoint(lower) * s).astype(a.dtype)
 
 
 def _next_guess(rank: int, side: int) -> int:
@@ -205,10 +225,20 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
     """q r ≈ a, but for an energy of ``spare``."""
     q, r = orthonormalized(a)
-    if spare is None or not spare > 0 or len(r) > _CLEANED:
+    if spare is None or not spare > 0 or len(r) > _CLEANED or _needed(r, spare):
         return q, r
     u = leading(r, Asked(tail=spare, method="svd")).basis
     return (q, r) if len(u) == u.shape[1] else (q @ u, adjoint(u) @ r)
+
+
+def _needed(r: Any, spare: float) -> bool:
+    """Whether the least singular value is surely too large to be left out."""
+    if r.shape[0] != r.shape[1]:
+        return False
+    try:
+        return host_energy(np.linalg.inv(r)) * spare < 1
+    except np.linalg.LinAlgError:
+        return False
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
@@ -251,7 +281,8 @@ def _best(
             ends = (left, rank) if cut.right else (rank, right)
             seconds += _best(ends[0], rest, ends[1], guess, ahead - 1)[0]
         if cut.right:  # cores on the right are orthogonalised once more
-            seconds += 4 * _costs.product(rank * modes[-1] * right, rank)
+            rows = min(guess, size / (side * rest[-1])) * rest[-1]
+            seconds += 4 * _costs.product(rows * rank, rank)
         found.append((seconds, cut))
     return min(found, key=lambda pair: pair[0])
 
