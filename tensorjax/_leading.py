@@ -27,6 +27,8 @@ _BLIND, _HOPEFUL = 0.15, 0.6
 _OTHERS, _HOPELESS = 32, 50
 # Energies are subtracted where the difference asked is this many eps; else it is formed.
 _SUBTRACTED = 1e4
+# Columns with no pivot below this, after scaling, are orthonormal to roundoff at once.
+_UPRIGHT = 0.5
 # Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
 _ONE_THREAD = 256
 
@@ -173,14 +175,16 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
     rows = a.shape[1] if right else a.shape[0]
     if a.size < _LEAST_SIZE or rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
-    exact = _costs.cut(a.size, rows, min(asked.guess or rows, rows // 4))
-    most = rows // 3 if asked.guess is None else min(rows // 3, 4 * asked.guess + _LEAST_COLUMNS)
+    known = asked.guess is not None and 4 * asked.guess <= rows
+    exact = _costs.cut(a.size, rows, asked.guess if known else rows // 4)
+    most = min(rows // 3, 3 * asked.guess + _LEAST_COLUMNS) if known else rows // 8
     passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
     for columns in (most, most // 2, most // 4, most // 8, most // 16):
         if columns < _LEAST_COLUMNS:
             return 0
-        known = asked.guess is not None and 2 * asked.guess < columns
-        if _costs.sketched(a.size, columns, passes) <= exact * (_HOPEFUL if known else _BLIND):
+        if _costs.sketched(a.size, columns, passes) <= exact * (
+            _HOPEFUL if known and columns > 2 * asked.guess else _BLIND
+        ):
             return columns
     return 0
 
@@ -263,14 +267,25 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
     if not sizes.min() > 0:
         return qr(a)
-    q, r = a / sizes, np.diag(sizes).astype(a.dtype)
-    for _ in range(2):
+    q, r = a, None
+    for scale in (sizes, None):
+        g = host_gram(q, right=True)
+        if scale is not None:
+            g /= np.outer(scale, scale)
         try:
-            lower = np.linalg.cholesky(host_gram(q, right=True))
+            lower = np.linalg.cholesky(g)
         except np.linalg.LinAlgError:
             return qr(a)
-        if np.diagonal(lower).real.min() < 1e2 * epsilon(a.dtype) ** 0.5:
+        pivot = np.diagonal(lower).real.min()
+        if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
             return qr(a)
+        inverse = adjoint(np.linalg.inv(lower))
         upper = adjoint(lower)
-        q, r = q @ np.linalg.inv(upper).astype(a.dtype), upper.astype(a.dtype) @ r
-    return q, r
+        if scale is not None:
+            inverse, upper = inverse / scale[:, None], upper * scale
+        q = q @ inverse.astype(a.dtype)
+        r = upper if r is None else upper @ r
+        if pivot > _UPRIGHT:  # the error of one pass grows with the squared condition number
+            break
+    assert r is not None
+    return q, r.astype(a.dtype)

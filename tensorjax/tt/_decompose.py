@@ -21,9 +21,11 @@ from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
 # matrix units idle and compress less, so the passes over the data that follow would be longer.
 _LEADING_ROWS = 64
 # Roundoff of so many eps for each core is small beside a tolerance.
-_ROUNDED = 20
+_ROUNDED = 8
+# Threads of a BLAS cost smaller arrays more than they gain.
+_THREADS = 2**18
 # Single precision serves where the share of the energy that a bond may discard is so many eps.
-_NARROW = 1
+_NARROW = 0.25
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -142,7 +144,8 @@ def _in_range(
     """
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            cores = _host_cores(x, share, method)
+            with _blas.one_thread(x.size < _THREADS):
+                cores = _host_cores(x, share, method)
         if linalg.squares_fit(cores[-1]):
             return x, 0, cores
     except (np.linalg.LinAlgError, ValueError):

@@ -16,20 +16,25 @@ import numpy as np
 
 from tensorjax import _costs
 from tensorjax._cores import absorb, tall
-from tensorjax._factor import adjoint
+from tensorjax._factor import adjoint, epsilon
 from tensorjax._gram import host_energy, host_gram, project
+from tensorjax._subspace import Method
 from tensorjax._leading import Asked, Subspace, leading, orthonormalized
 
 # The rank that is expected of data nothing is known of.
 _GUESS = 12
 # Arrays from this size on are probed for their rank first: at a bond of so many rows at most, on
-# so many pieces of so many columns.
-_PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 32, 64
+# so many pieces, at least, of so many columns.
+_PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 8, 64
 # Bonds on the right that are wider than this are not cut a second time.
 _CLEANED = 256
+# Smaller arrays are cut from left to right.
+_PLAIN = 2**16
 # Energies beside the largest from which on singular vectors recovered from the other side's need
 # no more than one small correction.
 _CLEAN = 1e-8
+# Factors with more rows go to Gram matrices.
+_LONG = 32
 # A factor lacks this part of what its bonds may discard.
 _FACTOR = 0.01
 # Entries that are widened at a time.
@@ -75,33 +80,34 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
     lefts: list[Any] = []
     rights: list[_Group] = []
     while last - first > 1:
-        cut = _cheapest(left, shape[first:last], right, asked.guess or _GUESS)
+        cut = _next_cut(left, shape[first:last], right, asked.guess or _GUESS)
         bond = last - cut.modes if cut.right else first + cut.modes
         matrix = core.reshape(left * math.prod(shape[first:bond]), -1)
         cap = None if caps is None else min(caps[bond - 1], *matrix.shape)
-        side = matrix.shape[cut.right]
+        # One mode is taken from what is right of it where that is the shorter side.
+        alone = bond == first + 1 and (cut.right or matrix.shape[0] > matrix.shape[1])
+        side = matrix.shape[cut.right or alone]
         # Inner bonds are cut first, in a factor of the matrix: they take noise off the last.
-        part = _FACTOR if cut.modes > 1 and side <= _CLEANED and caps is None else 1.0
-        found = leading(matrix, asked._replace(cap=cap, part=part), right=cut.right)
+        inner = cut.modes > 1 and not alone and side <= _CLEANED and caps is None
+        part = _FACTOR if inner else 1.0
+        found = leading(matrix, asked._replace(cap=cap, part=part), right=cut.right or alone)
         if asked.share is not None:
             asked = asked._replace(share=None, tail=asked.share * found.total)
         rank = found.basis.shape[1]
-        if cut.right and last - first == 2:
-            basis = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
-            u, r = _scaled_columns(_times(matrix, basis), found.energies)
+        if alone:
+            v = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
+            u, r = _scaled_columns(_times(matrix, v), found.energies, x.dtype)
             lefts.append(u.reshape(left, shape[first], -1))
-            core, first, left = r @ adjoint(basis), bond, len(r)
-            break
-        group = whole = _group(found, shape[bond:last] if cut.right else shape[first:bond], bond)
-        if rank < side or part < 1:
+            core, first, left = r @ adjoint(v), bond, len(r)
+            asked = asked._replace(guess=_next_guess(rank, side))
+            continue
+        group = _group(found, shape[bond:last] if cut.right else shape[first:bond], bond)
+        if rank < side or not (part == 1 or found.energies[-1] > (asked.tail or 0)):
             edge = right if cut.right else left
             group, basis = _split_off(found, group, edge, asked, caps, cut.right)
             rank = basis.shape[1]
-        if rank < side:
             basis = basis.astype(x.dtype, copy=False) if asked.narrow else basis
             core = _times(matrix, basis) if cut.right else project(basis, matrix)
-        else:
-            group = whole
         if cut.right:
             rights, last, right = [group, *rights], bond, rank
         else:
@@ -122,13 +128,16 @@ def _times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
     return out
 
 
-def _scaled_columns(a: Any, energies: Any) -> tuple[Any, Any]:
+def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)
     u = a * (1 / s).astype(a.dtype)
-    lower = np.linalg.cholesky(host_gram(u, right=True))  # the identity but for roundoff over s²
+    # The columns are orthogonal but for roundoff over s².
+    if epsilon(a.dtype) * energies[0] < 10 * epsilon(dtype) * energies[-1]:
+        return u, np.diag(s.astype(a.dtype))
+    lower = np.linalg.cholesky(host_gram(u, right=True))
     q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
     return q, (adjoint(lower) * s).astype(a.dtype)
 
@@ -173,7 +182,7 @@ def _split_off(
     mirror = (*range(count + 1)[::-1], count + 1)
     weighted = (basis * np.sqrt(found.energies).astype(basis.dtype)).reshape(*sizes, rank)
     weighted = weighted.transpose(mirror) if right else weighted
-    cores, lost = _split(weighted, asked.tail, found.discarded, caps)
+    cores, lost = _split(weighted, asked.tail, found.discarded, caps, asked.method)
     product: Any = cores[0].reshape(-1, cores[0].shape[2])
     for core in cores[1:]:
         product = (product @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[2])
@@ -185,7 +194,7 @@ def _split_off(
 
 
 def _split(
-    x: Any, tail: float | None, gone: float, caps: Sequence[int] | None
+    x: Any, tail: float | None, gone: float, caps: Sequence[int] | None, method: Method
 ) -> tuple[list[Any], list[float]]:
     """Isometric cores (r, n, s) of an array (r_0, n_1, …, n_k, m): their span holds its columns.
 
@@ -199,7 +208,8 @@ def _split(
         matrix = x.reshape(left * n, -1)
         allowed = None if tail is None else tail if inner else max(tail - gone, 0.0)
         cap = (None if caps is None else caps[k]) if inner else columns
-        small = leading(matrix, Asked(tail=allowed, cap=cap, method="svd"))
+        exact: Method = "svd" if method == "svd" or len(matrix) < _LONG else "gram"
+        small = leading(matrix, Asked(tail=allowed, cap=cap, method=exact))
         cores.append(small.basis.reshape(left, n, -1))
         lost.append(small.discarded + (0.0 if inner else gone))
         x, left = adjoint(small.basis) @ matrix, small.basis.shape[1]
@@ -224,7 +234,10 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
     """q r ≈ a, but for an energy of ``spare``."""
-    q, r = orthonormalized(a)
+    if a.shape[0] <= a.shape[1]:
+        q, r = np.eye(len(a), dtype=a.dtype), a
+    else:
+        q, r = orthonormalized(a)
     if spare is None or not spare > 0 or len(r) > _CLEANED or _needed(r, spare):
         return q, r
     u = leading(r, Asked(tail=spare, method="svd")).basis
@@ -247,19 +260,25 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
         return max(caps)
     if x.size < _PROBED or asked.method == "svd":
         return None
-    rows = 1
+    rows, most = 1, min(_PROBED_ROWS, x.size // 2**16)
     for n in x.shape:
-        if rows > 1 and rows * n > _PROBED_ROWS:
+        if rows > 1 and rows * n > most:
             break
         rows *= n
-    columns = x.size // rows
-    if rows > 4 * _PROBED_ROWS or columns < 4 * _PIECES * _PIECE:
+    columns, pieces = x.size // rows, max(_PIECES, rows // 2)
+    if rows > 4 * _PROBED_ROWS or columns < 4 * pieces * _PIECE:
         return None
     matrix = x.reshape(rows, columns)
-    starts = np.random.default_rng(0).integers(columns - _PIECE, size=_PIECES)
+    starts = np.random.default_rng(0).integers(columns - _PIECE, size=pieces)
     some = np.concatenate([matrix[:, s : s + _PIECE] for s in starts], 1)
     rank = leading(some, Asked(share=asked.share, method="gram")).basis.shape[1]
     return 2 * rank if rank > 0.8 * rows else rank + rank // 4 + 2
+
+
+def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
+    """The cheapest; of small arrays always the first, for a choice costs more than it saves."""
+    small = left * math.prod(modes) * right < _PLAIN
+    return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -275,14 +294,15 @@ def _best(
     found: list[tuple[float, _Cut]] = []
     for cut, side in _candidates(left, modes, right):
         rank = min(guess, side)
-        seconds = _costs.cut(size, side, rank)
+        seconds = _costs.cut(size, side, rank, cut.right)
         rest = modes[: len(modes) - cut.modes] if cut.right else modes[cut.modes :]
         if ahead and len(rest) > 1:
             ends = (left, rank) if cut.right else (rank, right)
             seconds += _best(ends[0], rest, ends[1], guess, ahead - 1)[0]
         if cut.right:  # cores on the right are orthogonalised once more
-            rows = min(guess, size / (side * rest[-1])) * rest[-1]
-            seconds += 4 * _costs.product(rows * rank, rank)
+            more = min(4 * guess, side)  # the rank may turn out to be higher
+            rows = min(more, size / (side * rest[-1])) * rest[-1]
+            seconds += (1 if len(rest) == 1 else 4) * _costs.product(rows * more, more)
         found.append((seconds, cut))
     return min(found, key=lambda pair: pair[0])
 
