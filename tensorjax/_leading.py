@@ -13,8 +13,20 @@ import numpy as np
 from tensorjax import _blas, _costs
 from tensorjax._factor import adjoint, eigh, epsilon, qr, svd
 from tensorjax._gram import host_energy, host_gram
-from tensorjax._subspace import GRAM_NOISE, Method, gram_floor
+from tensorjax._subspace import GRAM_NOISE, Method, choose, gram_floor
 
+# Entries that are widened at a time.
+_WIDENED = 2**18
+# Energies beside the largest from which on singular vectors recovered from the other side's need
+# no more than one small correction.
+_CLEAN = 1e-8
+# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified. Of
+# results that are only rounded to a narrower dtype in the end, roundoff of each part is known.
+VERIFY_BELOW, _ROUNDED = 1e4, 8
+# Single precision serves where the share of the energy that a bond may discard is so many eps.
+_SINGLE = 0.25
+# Threads of a BLAS cost smaller arrays more than they gain.
+THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
 _TINY = 2**12
 # Smaller matrices are factorised exactly, sketched with no fewer columns than this.
@@ -71,6 +83,14 @@ class Asked(NamedTuple):
     part: float = 1.0
 
 
+def asked_of(method: Method, share: float | None, given: Any) -> Asked:
+    """With the method that keeps a share of the energy: Gram matrices and sketches, or SVDs."""
+    admitted = choose(method, share, np.result_type(given, np.float64))
+    if method == "auto" and (share is None or admitted != "svd"):
+        return Asked(share=share)
+    return Asked(share=share, method="gram" if admitted == "randomized" else admitted)
+
+
 def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
     """The leading left (m side) or right (n side) singular subspace of a host matrix (m, n).
 
@@ -81,9 +101,9 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
     """
     if asked.method == "svd":
         return _exact(a, asked, right)
-    if asked.method == "auto" and (columns := _columns(a, asked, right)):
-        if found := _sketched(a, asked, right, columns):
-            return found
+    columns = _columns(a, asked, right)
+    if columns and (found := _sketched(a, asked, right, columns)):
+        return found
     g = host_gram(a, right=right, narrow=asked.narrow)
     with _blas.one_thread(len(g) <= _ONE_THREAD):
         w, v = eigh(g)
@@ -124,9 +144,7 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
     return Subspace(v[:, :rank], w[:rank], lost, total)
 
 
-def _refined(
-    a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool
-) -> Subspace:
+def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
     """Where one Gram matrix sees too little: what the strong directions leave gets its own."""
     total = float(w.sum())
     strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
@@ -173,7 +191,11 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
     """Of a sketch that costs little beside the exact way; 0 if there is none."""
     rows = a.shape[1] if right else a.shape[0]
-    if a.size < _LEAST_SIZE or rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
+    if (
+        a.size < _LEAST_SIZE
+        or rows < 4 * _LEAST_COLUMNS
+        or (asked.share, asked.tail) == (None,) * 2
+    ):
         return 0
     known = asked.guess is not None and 4 * asked.guess <= rows
     exact = _costs.cut(a.size, rows, asked.guess if known else rows // 4)
@@ -202,11 +224,16 @@ def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspac
     tail = _tail(total, asked)
     if missed * total > _HOPELESS * tail:
         return None
-    for enough in (0.25, 1.0):  # of the tail, to be lost by the sketch: better ones follow the first
+    for enough in (
+        0.25,
+        1.0,
+    ):  # of the tail, to be lost by the sketch: better ones follow the first
         b = _image(a, q, right)
         lost = _residual(a, q, b, total, right, tail)
         if lost <= enough * tail:
-            inner = asked._replace(share=None, tail=tail - lost, part=1.0, method="gram", narrow=False)
+            inner = asked._replace(
+                share=None, tail=tail - lost, part=1.0, method="gram", narrow=False
+            )
             small = leading(b, inner)
             if len(small.energies) <= columns - columns // 8:
                 small = small._replace(basis=q @ small.basis.astype(q.dtype))
@@ -257,7 +284,7 @@ def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarra
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """QR of a tall host matrix: by Cholesky factors, twice, where its columns are far from parallel.
+    """QR of a tall host matrix: by Cholesky factors where its columns are far from parallel.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
@@ -289,3 +316,58 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             break
     assert r is not None
     return q, r.astype(a.dtype)
+
+
+def scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
+    """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
+    if not energies[-1] > _CLEAN * energies[0]:
+        return orthonormalized(a)
+    s = np.sqrt(energies)
+    u = a * (1 / s).astype(a.dtype)
+    # The columns are orthogonal but for roundoff over s².
+    if epsilon(a.dtype) * energies[0] < 10 * epsilon(dtype) * energies[-1]:
+        return u, np.diag(s.astype(a.dtype))
+    lower = np.linalg.cholesky(host_gram(u, right=True))
+    q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
+    return q, (adjoint(lower) * s).astype(a.dtype)
+
+
+def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """a v, in the precision of v."""
+    if a.dtype == v.dtype:
+        return a @ v
+    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
+    step = max(1, _WIDENED // a.shape[1])
+    for start in range(0, len(a), step):
+        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
+    return out
+
+
+def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
+    """The share of the energy that cuts may discard, and whether the outcome is to be measured.
+
+    The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
+    """
+    eps = epsilon(dtype)
+    narrower = np.result_type(given, np.float64).itemsize > np.dtype(dtype).itemsize
+    if tol < eps * (_ROUNDED * parts if narrower else VERIFY_BELOW):
+        return max(tol**2 - parts * (eps / 2) ** 2, tol**2 / 4), True
+    return (tol - parts * eps / 2) ** 2 if narrower else tol**2, False
+
+
+def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
+    """``compress(x, asked)`` in the precision of ``x`` where that suffices, which is measured.
+
+    Args:
+      x: host array.
+      asked: of each of so many ``bonds``.
+      compress: returns arrays of which the last has the norm.
+    """
+    least = epsilon(x.dtype)
+    single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
+    if single and asked.method == "auto" and asked.share and asked.share >= _SINGLE * least:
+        out = compress(x, asked._replace(narrow=True))
+        total = host_energy(x)
+        if total - host_energy(out[-1]) <= (bonds * asked.share - least) * total:
+            return out
+    return compress(x, asked)

@@ -48,6 +48,7 @@ from tensorjax._factor import (
     where_positive,
 )
 from tensorjax._gram import gram, host_energy, orthonormal_rows, project
+from tensorjax._leading import VERIFY_BELOW
 from tensorjax._subspace import (
     METHODS,
     OVERSAMPLE,
@@ -101,8 +102,6 @@ __all__ = [
     "truncated_svd",
     "where_positive",
 ]
-# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
-VERIFY_BELOW = 1e4
 
 
 class SVD(NamedTuple):

@@ -10,22 +10,16 @@ import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
 from tensorjax._cores import balanced
+from tensorjax._leading import THREADS, Asked, asked_of, budget, in_single
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
-from tensorjax._leading import Asked
-from tensorjax.tt._tt_svd import tt_svd
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
+from tensorjax.tt._tt_svd import tt_svd
 
 # The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
 # matrix units idle and compress less, so the passes over the data that follow would be longer.
 _LEADING_ROWS = 64
-# Roundoff of so many eps for each core is small beside a tolerance.
-_ROUNDED = 8
-# Threads of a BLAS cost smaller arrays more than they gain.
-_THREADS = 2**18
-# Single precision serves where the share of the energy that a bond may discard is so many eps.
-_NARROW = 0.25
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -91,12 +85,14 @@ def from_dense(
             return pad(train, ranks)
     _check.finite("x", x)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
+    assert ranks is not None
+    if method != "randomized" and _check.on_cpu(x, tol):
+        return pad(_ranked(x, ranks, share, method, dtype), ranks)
     if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
     if tol is not None and share is None:
         chosen = "svd"  # a traced tolerance may be anything
-    assert ranks is not None
     return _static(jnp.asarray(x), tol, key, ranks, chosen)
 
 
@@ -110,62 +106,58 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
+def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
+    """On the host, to ranks: nothing is compiled, and cuts are chosen by what is known of them."""
+    host = np.asarray(x)
+    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
+        host = host.astype(np.float32)
+    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
+    _, exponent, cores = _in_range(host, asked_of(method, share, host.dtype), ranks)
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
+    place = {"device": x.sharding} if isinstance(x, jax.Array) else {}
+    return TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores], **place)))
+
+
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
     """On the host: LAPACK, exact ranks, no compilation."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
         x = x.astype(np.float32)
     bonds = max(x.ndim - 1, 1)
-    # Part of the tolerance pays for rounding the cores to a narrower dtype.
-    budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
-    eps = linalg.epsilon(dtype)
-    # Of a result that is only rounded to a narrower dtype in the end, roundoff is known better.
-    narrower = np.result_type(x.dtype, np.float64).itemsize > np.dtype(dtype).itemsize
-    doubtful = tol < eps * (_ROUNDED * x.ndim if narrower else linalg.VERIFY_BELOW)
-    if narrower and not doubtful:
-        budget = (tol - x.ndim * eps / 2) ** 2
-    chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
-    chosen = method if chosen != "svd" and method == "auto" else chosen
-    at_hand, exponent, cores = _in_range(x, budget / bonds, chosen, key)
+    share, doubtful = budget(tol, x.ndim, x.dtype, dtype)
+    share /= bonds
+    at_hand, exponent, cores = _in_range(x, asked_of(method, share, x.dtype))
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     train = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
-    if doubtful and not _holds(
-        train, at_hand, exponent, tol
-    ):
+    if doubtful and not _holds(train, at_hand, exponent, tol):
         return _lossless(x.astype(dtype))
     return train
 
 
 def _in_range(
-    x: np.ndarray, share: float, method: Method, key: Any
+    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
     """x over a power of two, 1 if squares are in range as it is; its exponent; cores of the TT-SVD.
 
     That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
     """
+
+    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
+        return tt_svd(x, asked, caps)
+
+    def cores(x: np.ndarray) -> list[Any]:
+        with _blas.one_thread(x.size < THREADS):
+            return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
+
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            with _blas.one_thread(x.size < _THREADS):
-                cores = _host_cores(x, share, method)
-        if linalg.squares_fit(cores[-1]):
-            return x, 0, cores
+            found = cores(x)
+        if linalg.squares_fit(found[-1]):
+            return x, 0, found
     except (np.linalg.LinAlgError, ValueError):
         pass
     _check.finite("x", x)  # if it is not, the last core is not either
     small, exponent = linalg.normalized(x)
-    return small, exponent, _host_cores(small, share, method)
-
-
-def _host_cores(x: np.ndarray, share: float, method: Method) -> list[Any]:
-    """Cores of the TT-SVD: of single precision in that, where it suffices, which is measured."""
-    asked = Asked(share=share, method=method)
-    if x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize:
-        least = linalg.epsilon(x.dtype)
-        if share >= _NARROW * least and method == "auto":
-            cores = tt_svd(x, asked._replace(narrow=True))
-            total, kept = linalg.host_energy(x), linalg.host_energy(cores[-1])
-            if total - kept <= ((x.ndim - 1) * share - least) * total:
-                return cores
-    return tt_svd(x, asked)
+    return small, exponent, cores(small)
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:

@@ -15,11 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _costs
-from tensorjax._cores import absorb, tall
-from tensorjax._factor import adjoint, epsilon
-from tensorjax._gram import host_energy, host_gram, project
+from tensorjax._cores import absorb
+from tensorjax._factor import adjoint
+from tensorjax._gram import host_energy, project
+from tensorjax._leading import (
+    Asked,
+    Subspace,
+    leading,
+    orthonormalized,
+    scaled_columns,
+    times,
+)
 from tensorjax._subspace import Method
-from tensorjax._leading import Asked, Subspace, leading, orthonormalized
 
 # The rank that is expected of data nothing is known of.
 _GUESS = 12
@@ -30,15 +37,10 @@ _PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 8, 64
 _CLEANED = 256
 # Smaller arrays are cut from left to right.
 _PLAIN = 2**16
-# Energies beside the largest from which on singular vectors recovered from the other side's need
-# no more than one small correction.
-_CLEAN = 1e-8
 # Factors with more rows go to Gram matrices.
 _LONG = 32
 # A factor lacks this part of what its bonds may discard.
 _FACTOR = 0.01
-# Entries that are widened at a time.
-_WIDENED = 2**18
 # Bonds with more rows than this, or fewer, are looked at only if there is no other on their side.
 _FEW, _MANY = 8, 1024
 
@@ -96,7 +98,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
         rank = found.basis.shape[1]
         if alone:
             v = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
-            u, r = _scaled_columns(_times(matrix, v), found.energies, x.dtype)
+            u, r = scaled_columns(times(matrix, v), found.energies, x.dtype)
             lefts.append(u.reshape(left, shape[first], -1))
             core, first, left = r @ adjoint(v), bond, len(r)
             asked = asked._replace(guess=_next_guess(rank, side))
@@ -107,7 +109,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
             group, basis = _split_off(found, group, edge, asked, caps, cut.right)
             rank = basis.shape[1]
             basis = basis.astype(x.dtype, copy=False) if asked.narrow else basis
-            core = _times(matrix, basis) if cut.right else project(basis, matrix)
+            core = times(matrix, basis) if cut.right else project(basis, matrix)
         if cut.right:
             rights, last, right = [group, *rights], bond, rank
         else:
@@ -115,31 +117,6 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
             first, left = bond, rank
         asked = asked._replace(guess=_next_guess(rank, side))
     return lefts + _norm_to_the_right(core.reshape(left, shape[first], right), rights, asked)
-
-
-def _times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """a v, in the precision of v."""
-    if a.dtype == v.dtype:
-        return a @ v
-    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
-    step = max(1, _WIDENED // a.shape[1])
-    for start in range(0, len(a), step):
-        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
-    return out
-
-
-def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
-    if not energies[-1] > _CLEAN * energies[0]:
-        return orthonormalized(a)
-    s = np.sqrt(energies)
-    u = a * (1 / s).astype(a.dtype)
-    # The columns are orthogonal but for roundoff over s².
-    if epsilon(a.dtype) * energies[0] < 10 * epsilon(dtype) * energies[-1]:
-        return u, np.diag(s.astype(a.dtype))
-    lower = np.linalg.cholesky(host_gram(u, right=True))
-    q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
-    return q, (adjoint(lower) * s).astype(a.dtype)
 
 
 def _next_guess(rank: int, side: int) -> int:
@@ -175,7 +152,11 @@ def _split_off(
         core = basis.reshape(-1, edge, rank) if right else basis.reshape(edge, -1, rank)
         return group._replace(cores=[core.transpose(2, 0, 1).conj() if right else core]), basis
     if caps is not None:
-        inner = range(group.bond, group.bond + count) if right else range(group.bond - count, group.bond)
+        inner = (
+            range(group.bond, group.bond + count)
+            if right
+            else range(group.bond - count, group.bond)
+        )
         caps = [caps[k] for k in inner][: count - 1]
         caps = caps[::-1] if right else caps
     sizes = (*group.modes, edge) if right else (edge, *group.modes)
@@ -225,7 +206,9 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
     cores = []
     for group in rights:
         for k, n in enumerate(group.modes):
-            spare = None if asked.tail is None else asked.tail - group.lost[len(group.modes) - 1 - k]
+            spare = (
+                None if asked.tail is None else asked.tail - group.lost[len(group.modes) - 1 - k]
+            )
             q, r = _orthonormal_columns(core.reshape(-1, math.prod(core.shape[2:])), spare)
             cores.append(q.reshape(*core.shape[:2], -1))
             core = absorb(r, group.cores[k]) if group.cores else r.reshape(len(r), n, -1)
@@ -307,9 +290,7 @@ def _best(
     return min(found, key=lambda pair: pair[0])
 
 
-def _candidates(
-    left: float, modes: tuple[int, ...], right: float
-) -> list[tuple[_Cut, float]]:
+def _candidates(left: float, modes: tuple[int, ...], right: float) -> list[tuple[_Cut, float]]:
     """Cuts and the lengths of their sides, the other side being no shorter."""
     size = left * math.prod(modes) * right
     out = []
