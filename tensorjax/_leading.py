@@ -24,7 +24,8 @@ _CLEAN = 1e-8
 # results that are only rounded to a narrower dtype in the end, roundoff of each part is known.
 VERIFY_BELOW, _ROUNDED = 1e4, 8
 # Single precision serves where the share of the energy that a bond may discard is so many eps.
-_SINGLE = 0.25
+# Roundoff of their Gram matrices adds up over all rows, and must not look like a rank.
+_SINGLE, _COARSE = 0.25, 64
 # Threads of a BLAS cost smaller arrays more than they gain.
 THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
@@ -69,7 +70,8 @@ class Asked(NamedTuple):
       tail: the energy that may be discarded.
       cap: the largest rank, if there is one.
       method: "auto", "gram" or "svd", as `tensorjax.linalg.choose` admits them.
-      narrow: whether float32 and complex64 suffice for the products.
+      narrow: whether float32 and complex64 suffice for projections.
+      coarse: whether they suffice for Gram matrices too.
       guess: the rank that is expected, if something is known of it.
       part: of what may be discarded, that is; the rest is left to cuts of the basis itself.
     """
@@ -79,6 +81,7 @@ class Asked(NamedTuple):
     cap: int | None = None
     method: Method = "auto"
     narrow: bool = False
+    coarse: bool = False
     guess: int | None = None
     part: float = 1.0
 
@@ -104,7 +107,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
     columns = _columns(a, asked, right)
     if columns and (found := _sketched(a, asked, right, columns)):
         return found
-    g = host_gram(a, right=right, narrow=asked.narrow)
+    g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas.one_thread(len(g) <= _ONE_THREAD):
         w, v = eigh(g)
     w = np.maximum(w, 0)
@@ -366,7 +369,7 @@ def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
     least = epsilon(x.dtype)
     single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
     if single and asked.method == "auto" and asked.share and asked.share >= _SINGLE * least:
-        out = compress(x, asked._replace(narrow=True))
+        out = compress(x, asked._replace(narrow=True, coarse=asked.share >= _COARSE * least))
         total = host_energy(x)
         if total - host_energy(out[-1]) <= (bonds * asked.share - least) * total:
             return out
