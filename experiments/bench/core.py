@@ -69,7 +69,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        return cls(only=(*cls.only, "shapes"), repeats=3, small=True, shapes=4)
+        return cls(only=(*cls.only, "shapes"), repeats=3, small=True, shapes=2)
 
 
 def run(config: Config, run: Run) -> None:

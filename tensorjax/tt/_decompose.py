@@ -1,4 +1,4 @@
-"""Dense arrays into tensor trains: TT-SVD, with its unfoldings merged for speed."""
+"""Dense arrays into tensor trains: TT-SVD, on the host or as a program of static shapes."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas, _check, _native, linalg
+from tensorjax import _blas, _check, _costs, _native, linalg
 from tensorjax._cores import balanced
 from tensorjax._leading import THREADS, Asked, asked_of, budget, in_single
 from tensorjax._train import TT, TTMatrix
@@ -17,9 +17,8 @@ from tensorjax.tt._algebra import unfold
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
 from tensorjax.tt._tt_svd import tt_svd
 
-# The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
-# matrix units idle and compress less, so the passes over the data that follow would be longer.
-_LEADING_ROWS = 64
+# The rank that is expected of data nothing is known of.
+_GUESS = 12
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -64,9 +63,10 @@ def from_dense(
       TT(shape=(8, 8, 8), ranks=(1, 2, 2, 1), dtype=float32)
 
     Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures,
-    ours: the first cut is made where the leading modes give 64 rows, and the block left of it is
-    cut after it; subspaces come from Gram matrices where `linalg.choose` finds them accurate
-    enough.
+    ours: bonds are cut in the order, from either end and by the method (Gram matrix, random sketch
+    or SVD) that a model of the costs forecasts to be the fastest, among those that `linalg.choose`
+    finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
+    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
     x = _check.inexact("x", x)
     if x.ndim == 0:
@@ -202,7 +202,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
         rank = None if ranks is None else min(ranks[bond], *matrix.shape)
         return linalg.left_basis(matrix, rank=rank, method=method, key=keys[bond], **allowed)
 
-    lead = _leading_modes(shape)
+    lead = _leading_modes(shape, ranks)
     flat = x.reshape(math.prod(shape[:lead]), -1)
     if lead == 1:
         return _split(x[None, ..., None], basis, 0, share, None)
@@ -240,14 +240,21 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
     return [*cores, x.reshape(left, modes[-1], right)]
 
 
-def _leading_modes(shape: Sequence[int]) -> int:
-    """How many leading modes the first cut groups."""
-    rows, total = 1, math.prod(shape)
-    for k, n in enumerate(shape[:-1]):
-        rows *= n
-        if rows >= _LEADING_ROWS or rows * rows >= total:
-            return k + 1
-    return max(len(shape) - 1, 1)
+def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
+    """How many leading modes the first cut groups, for the least work."""
+    bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
+
+    def seconds(lead: int) -> float:
+        spent, size, rows = 0.0, float(math.prod(shape)), 1.0
+        for k, n in enumerate(shape[:-1], 1):
+            rows *= n
+            if k >= lead:
+                rank = min(bounds[k - 1], rows, size / rows)
+                spent += _costs.cut(size, min(rows, size / rows), rank)
+                size, rows = size * rank / rows, rank
+        return spent
+
+    return min(range(1, max(len(shape), 2)), key=seconds)
 
 
 @_check.at_once
