@@ -1,5 +1,7 @@
 """Gram matrices, and the orthonormal bases and projections that go with them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,10 +72,10 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
         a = a.astype(wide, copy=False)
         return adjoint(a) @ a if right else a @ adjoint(a)
     rows, columns = a.shape[::-1] if right else a.shape
-    out = np.zeros((rows, rows), wide)
+    out: Any = np.zeros((rows, rows), wide)
     step = max(_STRIP, _IN_CACHE // rows)
     for start in range(0, columns, step):
-        piece = a[start : start + step].T if right else a[:, start : start + step]
+        piece: Any = a[start : start + step].T if right else a[:, start : start + step]
         if not narrow:
             piece = piece.astype(wide, copy=False)
         if piece.dtype.kind == "f":

@@ -200,15 +200,16 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
         or (asked.share, asked.tail) == (None,) * 2
     ):
         return 0
-    known = asked.guess is not None and 4 * asked.guess <= rows
-    exact = _costs.cut(a.size, rows, asked.guess if known else rows // 4)
-    most = min(rows // 3, 3 * asked.guess + _LEAST_COLUMNS) if known else rows // 8
+    guess = rows // 4 if asked.guess is None else asked.guess
+    known = asked.guess is not None and 4 * guess <= rows
+    exact = _costs.cut(a.size, rows, min(guess, rows // 4))
+    most = min(rows // 3, 3 * guess + _LEAST_COLUMNS) if known else rows // 8
     passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
     for columns in (most, most // 2, most // 4, most // 8, most // 16):
         if columns < _LEAST_COLUMNS:
             return 0
         if _costs.sketched(a.size, columns, passes) <= exact * (
-            _HOPEFUL if known and columns > 2 * asked.guess else _BLIND
+            _HOPEFUL if known and columns > 2 * guess else _BLIND
         ):
             return columns
     return 0
@@ -256,7 +257,7 @@ def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, floa
     chosen = rng.choice(count, min(count, 2 * columns + _OTHERS), replace=False)
     some = adjoint(a[chosen]) if right else a[:, chosen]
     mixed, others = some[:, _OTHERS:], some[:, :_OTHERS]
-    draw = rng.uniform(-1, 1, (mixed.shape[1], columns)).astype(a.real.dtype)
+    draw = rng.uniform(-1, 1, (mixed.shape[1], columns)).astype(np.finfo(a.dtype).dtype)
     q = orthonormalized(mixed @ draw)[0]
     seen = host_energy(others)
     return q, host_energy(others - q @ (adjoint(q) @ others)) / seen if seen > 0 else 0.0

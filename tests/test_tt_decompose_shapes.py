@@ -62,7 +62,7 @@ def forecast(shape, guess: int) -> tuple[float, float]:
         return spent
 
     first = _tt_svd._Cut(1, False)
-    chosen = walk(lambda a, modes, b: _tt_svd._cheapest(a, modes, b, guess))
+    chosen = walk(lambda a, modes, b: _tt_svd._next_cut(a, modes, b, guess))
     return chosen, walk(lambda *_: first)
 
 

@@ -80,10 +80,10 @@ def _middle(shape: tuple[int, ...]) -> int:
     return max(min(a, math.prod(shape) // a) for a in left)
 
 
-def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Independent normal entries."""
     x = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
+    if np.dtype(dtype).kind == "c":
         x = x + 1j * rng.standard_normal(shape)
     return x.astype(dtype)
 
@@ -94,7 +94,7 @@ def _smooth(shape: tuple[int, ...]) -> Any:
 
 
 def train(
-    rng: np.random.Generator, shape: tuple[int, ...], rank: int, dtype: str
+    rng: np.random.Generator, shape: tuple[int, ...], rank: int, dtype: Any
 ) -> list[np.ndarray]:
     """Normal cores of this TT-rank, less where the modes leave no use for it."""
     ranks, total = [1], math.prod(shape)

@@ -42,7 +42,7 @@ _LONG = 32
 # A factor lacks this part of what its bonds may discard.
 _FACTOR = 0.01
 # Bonds with more rows than this, or fewer, are looked at only if there is no other on their side.
-_FEW, _MANY = 8, 1024
+_FEW, _MANY = 4, 1024
 
 
 class _Group(NamedTuple):
@@ -240,7 +240,7 @@ def _needed(r: Any, spare: float) -> bool:
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
     """The rank to expect, from some columns of an unfolding; None if that is not worth its time."""
     if caps is not None:
-        return max(caps)
+        return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":
         return None
     rows, most = 1, min(_PROBED_ROWS, x.size // 2**16)
@@ -271,7 +271,7 @@ def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut
 
 
 def _best(
-    left: float, modes: tuple[int, ...], right: float, guess: int, ahead: int
+    left: float, modes: Sequence[int], right: float, guess: int, ahead: int
 ) -> tuple[float, _Cut]:
     size = left * math.prod(modes) * right
     found: list[tuple[float, _Cut]] = []
@@ -290,7 +290,7 @@ def _best(
     return min(found, key=lambda pair: pair[0])
 
 
-def _candidates(left: float, modes: tuple[int, ...], right: float) -> list[tuple[_Cut, float]]:
+def _candidates(left: float, modes: Sequence[int], right: float) -> list[tuple[_Cut, float]]:
     """Cuts and the lengths of their sides, the other side being no shorter."""
     size = left * math.prod(modes) * right
     out = []
