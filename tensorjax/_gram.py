@@ -24,8 +24,6 @@ _GRAM_CHUNK = 16_384
 # Host matrices are multiplied at once up to so many entries, and in pieces of so many otherwise,
 # of so many columns at least: small enough for a cache, long enough for a BLAS.
 _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
-# From this many rows on, the BLAS is quicker than the compiled pass.
-_NATIVE_ROWS = 64
 
 
 def gram(a: Array) -> Array:
@@ -66,8 +64,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
     if a.dtype == np.float64:
         if right:
             return a.T @ a
-        fast = a.shape[0] <= _NATIVE_ROWS and _native.is_wide(a)
-        return _native.gram(a) if fast else a @ a.T
+        return _native.gram(a) if _native.is_wide(a) else a @ a.T
     if a.size < _SMALL:
         a = a.astype(wide, copy=False)
         return adjoint(a) @ a if right else a @ adjoint(a)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import _blas, _costs
+from tensorjax import _blas, _costs, _native
 from tensorjax._factor import adjoint, eigh, epsilon, qr, svd
 from tensorjax._gram import host_energy, host_gram
 from tensorjax._subspace import GRAM_NOISE, Method, choose, gram_floor
@@ -31,7 +31,7 @@ THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
 _TINY = 2**12
 # Smaller matrices are factorised exactly, sketched with no fewer columns than this.
-_LEAST_SIZE, _LEAST_COLUMNS = 2**15, 16
+_LEAST_SIZE, _LEAST_COLUMNS = 2**17, 16
 # A sketch may cost this share of the exact way: where nothing is known of the rank, and where it
 # is thought to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
@@ -42,8 +42,10 @@ _OTHERS, _HOPELESS = 32, 50
 _SUBTRACTED = 1e4
 # Columns with no pivot below this, after scaling, are orthonormal to roundoff at once.
 _UPRIGHT = 0.5
+# Smaller matrices go to Householder's QR.
+_SHORT = 2**15
 # Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
-_ONE_THREAD = 256
+_ONE_THREAD, _MIDDLING = 256, 2**21
 
 
 class Subspace(NamedTuple):
@@ -102,6 +104,18 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
       asked: what is to be kept.
       right: the subspace of the rows of ``a``: a ≈ a v vᴴ, with the columns of v for a basis.
     """
+    with _blas.one_thread(alone(a, right)):
+        return _leading(a, asked, right)
+
+
+def alone(a: np.ndarray, right: bool = False) -> bool:
+    """Whether one thread of the BLAS is best: little work, or passes that have their own."""
+    side = a.shape[1] if right else a.shape[0]
+    few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
+    return few or a.size < THREADS
+
+
+def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     if asked.method == "svd":
         return _exact(a, asked, right)
     columns = _columns(a, asked, right)
@@ -293,7 +307,7 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
     """
-    if a.size < _LEAST_SIZE or a.shape[0] < 2 * a.shape[1]:
+    if a.size < _SHORT or a.shape[0] < 2 * a.shape[1]:
         return qr(a)
     sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
     if not sizes.min() > 0:

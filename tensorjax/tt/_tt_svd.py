@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import _costs
+from tensorjax import _blas, _costs
 from tensorjax._cores import absorb
 from tensorjax._factor import adjoint
 from tensorjax._gram import host_energy, project
 from tensorjax._leading import (
     Asked,
     Subspace,
+    alone,
     leading,
     orthonormalized,
     scaled_columns,
@@ -29,7 +30,7 @@ from tensorjax._leading import (
 from tensorjax._subspace import Method
 
 # The rank that is expected of data nothing is known of.
-_GUESS = 12
+_GUESS = 6
 # Arrays from this size on are probed for their rank first: at a bond of so many rows at most, on
 # so many pieces, at least, of so many columns.
 _PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 8, 64
@@ -87,16 +88,16 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
         matrix = core.reshape(left * math.prod(shape[first:bond]), -1)
         cap = None if caps is None else min(caps[bond - 1], *matrix.shape)
         # One mode is taken from what is right of it where that is the shorter side.
-        alone = bond == first + 1 and (cut.right or matrix.shape[0] > matrix.shape[1])
-        side = matrix.shape[cut.right or alone]
+        single = bond == first + 1 and (cut.right or matrix.shape[0] > matrix.shape[1])
+        side = matrix.shape[cut.right or single]
         # Inner bonds are cut first, in a factor of the matrix: they take noise off the last.
-        inner = cut.modes > 1 and not alone and side <= _CLEANED and caps is None
+        inner = cut.modes > 1 and not single and side <= _CLEANED and caps is None
         part = _FACTOR if inner else 1.0
-        found = leading(matrix, asked._replace(cap=cap, part=part), right=cut.right or alone)
+        found = leading(matrix, asked._replace(cap=cap, part=part), right=cut.right or single)
         if asked.share is not None:
             asked = asked._replace(share=None, tail=asked.share * found.total)
         rank = found.basis.shape[1]
-        if alone:
+        if single:
             v = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
             u, r = scaled_columns(times(matrix, v), found.energies, x.dtype)
             lefts.append(u.reshape(left, shape[first], -1))
@@ -109,7 +110,8 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
             group, basis = _split_off(found, group, edge, asked, caps, cut.right)
             rank = basis.shape[1]
             basis = basis.astype(x.dtype, copy=False) if asked.narrow else basis
-            core = times(matrix, basis) if cut.right else project(basis, matrix)
+            with _blas.one_thread(alone(matrix, cut.right)):
+                core = times(matrix, basis) if cut.right else project(basis, matrix)
         if cut.right:
             rights, last, right = [group, *rights], bond, rank
         else:
@@ -121,7 +123,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
 
 def _next_guess(rank: int, side: int) -> int:
     """Of the next bond: as the last one, with room, or more than that if it needed all."""
-    return 4 * rank if rank == side else rank + rank // 4 + 2
+    return 2 * rank if rank == side else rank + rank // 4 + 2
 
 
 def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
@@ -189,7 +191,8 @@ def _split(
         matrix = x.reshape(left * n, -1)
         allowed = None if tail is None else tail if inner else max(tail - gone, 0.0)
         cap = (None if caps is None else caps[k]) if inner else columns
-        exact: Method = "svd" if method == "svd" or len(matrix) < _LONG else "gram"
+        tall = matrix.shape[0] > 2 * matrix.shape[1]
+        exact: Method = "svd" if method == "svd" or tall or len(matrix) < _LONG else "gram"
         small = leading(matrix, Asked(tail=allowed, cap=cap, method=exact))
         cores.append(small.basis.reshape(left, n, -1))
         lost.append(small.discarded + (0.0 if inner else gone))
@@ -275,7 +278,7 @@ def _best(
 ) -> tuple[float, _Cut]:
     size = left * math.prod(modes) * right
     found: list[tuple[float, _Cut]] = []
-    for cut, side in _candidates(left, modes, right):
+    for cut, side in _candidates(left, modes, right, guess):
         rank = min(guess, side)
         seconds = _costs.cut(size, side, rank, cut.right)
         rest = modes[: len(modes) - cut.modes] if cut.right else modes[cut.modes :]
@@ -290,8 +293,13 @@ def _best(
     return min(found, key=lambda pair: pair[0])
 
 
-def _candidates(left: float, modes: Sequence[int], right: float) -> list[tuple[_Cut, float]]:
-    """Cuts and the lengths of their sides, the other side being no shorter."""
+def _candidates(
+    left: float, modes: Sequence[int], right: float, guess: int
+) -> list[tuple[_Cut, float]]:
+    """Cuts and the lengths of their sides, the other side being no shorter.
+
+    A side that is no longer than the rank would stay whole: a pass over the data for nothing.
+    """
     size = left * math.prod(modes) * right
     out = []
     for towards_right in (False, True):
@@ -306,6 +314,6 @@ def _candidates(left: float, modes: Sequence[int], right: float) -> list[tuple[_
             if side > _MANY:
                 break
     if out:
-        return out
+        return [c for c in out if c[1] > guess] or out
     ends = [(_Cut(1, False), left * modes[0]), (_Cut(1, True), right * modes[-1])]
     return [min(ends, key=lambda pair: pair[1])]
