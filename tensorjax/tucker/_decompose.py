@@ -67,6 +67,8 @@ def from_dense(
 
     Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the
     higher-order singular value decomposition", SIAM J. Sci. Comput. 34 (2012), algorithm 1.
+    Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
+    modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
     x = _check.inexact("x", x)
     if x.ndim == 0:
