@@ -24,6 +24,15 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def on_cpu(x: Any, *others: Any) -> bool:
+    """Whether an array is concrete, as the others are, and lies in the memory of one CPU."""
+    if is_traced(x, *others):
+        return False
+    if isinstance(x, jax.Array):
+        return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
+    return jax.default_backend() == "cpu"
+
+
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
     """Computes with concrete arguments as outside, though a program around it is being traced."""
 

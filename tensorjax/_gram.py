@@ -1,5 +1,7 @@
 """Gram matrices, and the orthonormal bases and projections that go with them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,9 @@ from tensorjax._factor import (
 # Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
 # transpose is several times slower in one piece.
 _GRAM_CHUNK = 16_384
+# Host matrices are multiplied at once up to so many entries, and in pieces of so many otherwise,
+# of so many columns at least: small enough for a cache, long enough for a BLAS.
+_SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
 def gram(a: Array) -> Array:
@@ -27,16 +32,9 @@ def gram(a: Array) -> Array:
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
     the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
     """
-    m, n = a.shape[-2:]
+    n = a.shape[-1]
     if is_host(a):
-        wide = np.result_type(a.dtype, np.float64)
-        if wide == a.dtype:
-            return _native.gram(a) if _native.is_wide(a) else a @ adjoint(a)
-        out = np.zeros((*a.shape[:-1], m), wide)
-        for start in range(0, n, _GRAM_CHUNK):
-            chunk = a[..., start : start + _GRAM_CHUNK].astype(wide)
-            out += chunk @ adjoint(chunk)
-        return out
+        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))
     if n < 2 * _GRAM_CHUNK or a.ndim > 2:
         return matmul(a, adjoint(a))
     whole = n // _GRAM_CHUNK
@@ -48,6 +46,53 @@ def gram(a: Array) -> Array:
     rest = a[:, whole * _GRAM_CHUNK :]
     total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
     return total
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.result_type(a.dtype, np.float64), copy=False)
+
+
+def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np.ndarray:
+    """a aᴴ of a host matrix, or aᴴ a if ``right``, in double precision.
+
+    Args:
+      a: (m, n), real or complex.
+      right: the Gram matrix of the columns.
+      narrow: multiply float32 and complex64 as they are, and only add up in double precision.
+    """
+    wide = np.result_type(a.dtype, np.float64)
+    if a.dtype == np.float64:
+        if right:
+            return a.T @ a
+        return _native.gram(a) if _native.is_wide(a) else a @ a.T
+    if a.size < _SMALL:
+        a = a.astype(wide, copy=False)
+        return adjoint(a) @ a if right else a @ adjoint(a)
+    rows, columns = a.shape[::-1] if right else a.shape
+    out: Any = np.zeros((rows, rows), wide)
+    step = max(_STRIP, _IN_CACHE // rows)
+    for start in range(0, columns, step):
+        piece: Any = a[start : start + step].T if right else a[:, start : start + step]
+        if not narrow:
+            piece = piece.astype(wide, copy=False)
+        if piece.dtype.kind == "f":
+            out += piece @ piece.T
+            continue
+        # Two products for the real part, one for the imaginary: half the work of a complex one.
+        x, y = np.ascontiguousarray(piece.real), np.ascontiguousarray(piece.imag)
+        cross = y @ x.T
+        out.real += x @ x.T + y @ y.T
+        out.imag += cross.T - cross if right else cross - cross.T
+    return out
+
+
+def host_energy(a: np.ndarray) -> float:
+    """‖a‖_F² of a host array, added up in double precision."""
+    flat = a.reshape(-1)
+    if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
+        return float(np.vdot(flat, flat).real)
+    pieces = (flat[k : k + _IN_CACHE] for k in range(0, flat.size, _IN_CACHE))
+    return float(sum(np.vdot(w, w).real for w in map(_wide, pieces)))
 
 
 def project(u: Array, a: Array) -> Array:

@@ -33,7 +33,7 @@ METHODS = ("auto", "svd", "gram", "randomized")
 
 # Energies of a Gram matrix are wrong by a few eps of the total (measured: at most 4 on matrices of
 # 8 to 4096 rows); the factor leaves room.
-_GRAM_NOISE = 16
+GRAM_NOISE = 16
 # Singular vectors recovered from the other side's are orthonormal to eps over this or better.
 _CLEAN = 1e-8
 # Extra columns of a random sketch: the error is then within a few per cent of the best, and the
@@ -82,7 +82,7 @@ def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) 
         raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
     if share is None:
         return "svd" if method == "auto" else method
-    if share < 2 * _GRAM_NOISE * _gram_floor(dtype, levels):
+    if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):
         return "svd"
     return "gram" if method == "auto" else method
 
@@ -229,7 +229,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
     """1/x, and 0 where the energy cannot be told from roundoff."""
     size = energies.shape[-1]
-    floor = _gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
+    floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
 
@@ -260,7 +260,7 @@ def _spectrum(
     return s**2, u, False
 
 
-def _gram_floor(dtype: Any, levels: int) -> float:
+def gram_floor(dtype: Any, levels: int) -> float:
     """Share of the total energy below which one or two levels of Gram matrices see nothing."""
     return epsilon(dtype) ** (0.5 + 0.5 * levels)
 
@@ -277,13 +277,13 @@ def _gram_spectrum(
     xp = _xp(a)
     w, v = eigh(gram(a))
     w = xp.maximum(w, 0)
-    floor = _gram_floor(w.dtype, 1)
+    floor = gram_floor(w.dtype, 1)
     if share is not None:
-        near = xp.asarray(share < 2 * _GRAM_NOISE * floor)
+        near = xp.asarray(share < 2 * GRAM_NOISE * floor)
     elif tail is None:
         near = _near_floor(w, min(rank or w.shape[-1], w.shape[-1]))
     else:
-        near = tail < 2 * _GRAM_NOISE * floor * w.sum(-1)
+        near = tail < 2 * GRAM_NOISE * floor * w.sum(-1)
     if is_host(a):
         return _second_level(a, w, v) if np.any(near) else (w, v)
     return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
@@ -291,7 +291,7 @@ def _gram_spectrum(
 
 def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
     xp = _xp(a)
-    weak = w < xp.sqrt(xp.asarray(_gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
+    weak = w < xp.sqrt(xp.asarray(gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
     rows = xp.where(weak[..., :, None], matmul(adjoint(v), a.astype(v.dtype)), 0)
     w_weak, rotation = eigh(gram(rows))
     # The strong rows were set to zero, so their share of the new eigenvectors is arbitrary and
@@ -331,7 +331,7 @@ def _cut(
     xp = _xp(energies)
     if share is not None:
         tail = share * energies.sum(-1)
-    noise = _GRAM_NOISE * _gram_floor(energies.dtype, 2) if method == "gram" else 0.0
+    noise = GRAM_NOISE * gram_floor(energies.dtype, 2) if method == "gram" else 0.0
     suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
     size = energies.shape[-1]
     count = size if rank is None else min(rank, size)
@@ -364,7 +364,7 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
 def _near_floor(energies: Array, rank: int) -> Array:
     """Whether the last energy kept is so small that one Gram matrix hardly resolves it."""
-    return energies[..., rank - 1] < 4 * _gram_floor(energies.dtype, 1) * energies[..., 0]
+    return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
 def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:

@@ -47,7 +47,8 @@ from tensorjax._factor import (
     triangle,
     where_positive,
 )
-from tensorjax._gram import gram, orthonormal_rows, project
+from tensorjax._gram import gram, host_energy, orthonormal_rows, project
+from tensorjax._leading import VERIFY_BELOW
 from tensorjax._placement import placed
 from tensorjax._subspace import (
     METHODS,
@@ -78,6 +79,7 @@ __all__ = [
     "exponents_held",
     "factor_dtype",
     "gram",
+    "host_energy",
     "identity_like",
     "is_host",
     "leading_eigenvectors",
@@ -101,8 +103,6 @@ __all__ = [
     "truncated_svd",
     "where_positive",
 ]
-# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified.
-VERIFY_BELOW = 1e4
 
 
 class SVD(NamedTuple):

@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 
 from experiments import Run
 from experiments._malloc import keep_memory
-from experiments.bench import _timing, _verdicts
+from experiments.bench import _shapes, _timing, _verdicts
 from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
 from experiments.bench._library import Library, Unsupported
 from experiments.bench._peers import load
 from experiments.bench._verdicts import Result, Target
 
-Group = Literal["svd", "rounding", "arithmetic", "projection", "ranks"]
+Group = Literal["svd", "rounding", "arithmetic", "projection", "ranks", "shapes"]
 TABLES = {
     "svd": ("tt_svd", "TT-SVD of dense tensors, float64, tol 1e-6"),
     "rounding": ("rounding", "Rounding of tensor trains, float64"),
@@ -52,7 +52,10 @@ class Config:
     """Turns of every competitor; long calls get fewer."""
 
     seed: int = 0
-    """Seed of all inputs."""
+    """Seed of all inputs. For "shapes", 0 to 99 are for choosing constants, others for reports."""
+
+    shapes: int = 60
+    """Arrays drawn for "shapes"."""
 
     keep_memory: bool = False
     """Have glibc's malloc keep what is freed, for all competitors alike."""
@@ -66,7 +69,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        return cls(repeats=3, small=True)
+        return cls(only=(*cls.only, "shapes"), repeats=3, small=True, shapes=2)
 
 
 def run(config: Config, run: Run) -> None:
@@ -80,6 +83,9 @@ def run(config: Config, run: Run) -> None:
     least: list[dict[str, Any]] = []
     with double_precision():
         for group in config.only:
+            if group == "shapes":
+                run_shapes(config, run)
+                continue
             cases = GROUPS[group](sizes, np.random.default_rng(config.seed))
             rows = []
             for case in run.progress(cases, group):
@@ -92,11 +98,26 @@ def run(config: Config, run: Run) -> None:
             run.table(name, rows, caption=caption)
     if least:
         run.table("work", least, caption="The least work of each case, and the rate of ours")
+    if not found:
+        return
     caption = "Goals: time of the other over ours at least, or of ours over its at most"
     run.table("targets", [t.row() for t in found], caption=caption)
     run.figure("ratios", plot(found), caption="Time of the other over ours; | marks the goal")
     for name, value in _verdicts.summary(found).items():
         run.metric(name, value)
+
+
+def run_shapes(config: Config, run: Run) -> None:
+    """Drawn shapes beside plain NumPy: a table of all cases and one of the ratios."""
+    rng = np.random.default_rng(config.seed)
+    jobs = _shapes.jobs(rng, config.shapes, 3e5 if config.small else 3e7)
+    rows = [job.run() for job in run.progress(jobs, "shapes")]
+    run.table("shapes", rows, caption="Drawn shapes: ours beside the better of plain NumPy's ways")
+    totals = _shapes.summary(rows)
+    run.table("shapes_summary", totals, caption="Drawn shapes: our time over plain NumPy's")
+    for total in totals:
+        run.metric(f"{total['group']}: median of ours / plain", total["median"])
+        run.metric(f"{total['group']}: worst of ours / plain", total["worst"])
 
 
 @contextmanager

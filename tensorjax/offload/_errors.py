@@ -1,6 +1,7 @@
 """What can go wrong with a store, one class for each thing a caller may want to catch."""
 
 import errno
+import functools
 import logging
 import threading
 import warnings
@@ -51,3 +52,13 @@ class Notices(list[str]):
             warnings.warn(message, StoreWarning, stacklevel=4)
         else:  # warnings that are errors would end a thread of the store
             _LOG.warning(message)
+
+    def once(self, message: str) -> None:
+        """Keeps a notice for `statistics`, and logs it for the first store of the process alone."""
+        self.append(message)
+        _logged(message)
+
+
+@functools.cache
+def _logged(message: str) -> None:
+    _LOG.warning(message)

@@ -154,7 +154,6 @@ def _times(shape: Sequence[int]) -> str:
     return "·".join(map(str, shape))
 
 
-@dataclass_transform(frozen_default=True)
 def _encoded(aux: Any) -> list[Any]:
     return [dataclasses.astuple(x) if isinstance(x, Law) else x for x in aux]
 
@@ -164,6 +163,7 @@ def _decoded(saved: list[Any]) -> tuple[Any, ...]:
     return tuple(in_shape), in_size, out_size, Law(*kind)
 
 
+@dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
     """Makes a class a frozen dataclass and pytree whose named fields are the children."""
 

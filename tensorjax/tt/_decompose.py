@@ -1,4 +1,4 @@
-"""Dense arrays into tensor trains: TT-SVD, with its unfoldings merged for speed."""
+"""Dense arrays into tensor trains: TT-SVD, on the host or as a program of static shapes."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas, _check, _native, linalg
+from tensorjax import _blas, _check, _costs, _native, linalg
 from tensorjax._cores import balanced
+from tensorjax._leading import THREADS, Asked, asked_of, budget, in_single
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
+from tensorjax.tt._tt_svd import tt_svd
 
-# The first cut groups leading modes into at least this many rows. Thinner unfoldings leave the
-# matrix units idle and compress less, so the passes over the data that follow would be longer.
-_LEADING_ROWS = 64
+# The rank that is expected of data nothing is known of.
+_GUESS = 12
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -64,9 +65,10 @@ def from_dense(
       TT(shape=(8, 8, 8), ranks=(1, 2, 2, 1), dtype=float32)
 
     Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures,
-    ours: the first cut is made where the leading modes give 64 rows, and the block left of it is
-    cut after it; subspaces come from Gram matrices where `linalg.choose` finds them accurate
-    enough.
+    ours: bonds are cut in the order, from either end and by the method (Gram matrix, random sketch
+    or SVD) that a model of the costs forecasts to be the fastest, among those that `linalg.choose`
+    finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
+    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
     x = _check.inexact("x", x)
     if x.ndim == 0:
@@ -85,12 +87,14 @@ def from_dense(
             return pad(train, ranks)
     _check.finite("x", x)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
+    assert ranks is not None
+    if method != "randomized" and _check.on_cpu(x, tol):
+        return pad(_ranked(x, ranks, share, method, dtype), ranks)
     if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
     if tol is not None and share is None:
         chosen = "svd"  # a traced tolerance may be anything
-    assert ranks is not None
     return _static(jnp.asarray(x), tol, key, ranks, chosen)
 
 
@@ -104,41 +108,58 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
+def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
+    """On the host, to ranks: nothing is compiled, and cuts are chosen by what is known of them."""
+    host = np.asarray(x)
+    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
+        host = host.astype(np.float32)
+    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
+    _, exponent, cores = _in_range(host, asked_of(method, share, host.dtype), ranks)
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
+    place = {"device": x.sharding} if isinstance(x, jax.Array) else {}
+    return TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores], **place)))
+
+
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
     """On the host: LAPACK, exact ranks, no compilation."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
         x = x.astype(np.float32)
     bonds = max(x.ndim - 1, 1)
-    # Part of the tolerance pays for rounding the cores to a narrower dtype.
-    budget = max(tol**2 - x.ndim * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
-    chosen = linalg.choose(method, budget / bonds, np.result_type(x.dtype, np.float64))
-    at_hand, exponent, cores = _in_range(x, budget / bonds, chosen, key)
+    share, doubtful = budget(tol, x.ndim, x.dtype, dtype)
+    share /= bonds
+    at_hand, exponent, cores = _in_range(x, asked_of(method, share, x.dtype))
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    train = TT(jax.device_put([c.astype(dtype) for c in cores]))
-    if tol < linalg.VERIFY_BELOW * linalg.epsilon(dtype) and not _holds(
-        train, at_hand, exponent, tol
-    ):
+    train = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
+    if doubtful and not _holds(train, at_hand, exponent, tol):
         return _lossless(x.astype(dtype))
     return train
 
 
 def _in_range(
-    x: np.ndarray, share: float, method: Method, key: Any
+    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
     """x over a power of two, 1 if squares are in range as it is; its exponent; cores of the TT-SVD.
 
     That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
     """
+
+    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
+        return tt_svd(x, asked, caps)
+
+    def cores(x: np.ndarray) -> list[Any]:
+        with _blas.one_thread(x.size < THREADS):
+            return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
+
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            cores = _tt_svd(x, None, share, method, key)
-        if linalg.squares_fit(cores[-1]):
-            return x, 0, cores
+            found = cores(x)
+        if linalg.squares_fit(found[-1]):
+            return x, 0, found
     except (np.linalg.LinAlgError, ValueError):
         pass
     _check.finite("x", x)  # if it is not, the last core is not either
     small, exponent = linalg.normalized(x)
-    return small, exponent, _tt_svd(small, None, share, method, key)
+    return small, exponent, cores(small)
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -183,7 +204,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
         rank = None if ranks is None else min(ranks[bond], *matrix.shape)
         return linalg.left_basis(matrix, rank=rank, method=method, key=keys[bond], **allowed)
 
-    lead = _leading_modes(shape)
+    lead = _leading_modes(shape, ranks)
     flat = x.reshape(math.prod(shape[:lead]), -1)
     if lead == 1:
         return _split(x[None, ..., None], basis, 0, share, None)
@@ -221,14 +242,21 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
     return [*cores, x.reshape(left, modes[-1], right)]
 
 
-def _leading_modes(shape: Sequence[int]) -> int:
-    """How many leading modes the first cut groups."""
-    rows, total = 1, math.prod(shape)
-    for k, n in enumerate(shape[:-1]):
-        rows *= n
-        if rows >= _LEADING_ROWS or rows * rows >= total:
-            return k + 1
-    return max(len(shape) - 1, 1)
+def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
+    """How many leading modes the first cut groups, for the least work."""
+    bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
+
+    def seconds(lead: int) -> float:
+        spent, size, rows = 0.0, float(math.prod(shape)), 1.0
+        for k, n in enumerate(shape[:-1], 1):
+            rows *= n
+            if k >= lead:
+                rank = min(bounds[k - 1], rows, size / rows)
+                spent += _costs.cut(size, min(rows, size / rows), rank)
+                size, rows = size * rank / rows, rank
+        return spent
+
+    return min(range(1, max(len(shape), 2)), key=seconds)
 
 
 @placed

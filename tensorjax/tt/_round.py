@@ -27,6 +27,7 @@ from tensorjax._cores import (
     triangles,
     wide,
 )
+from tensorjax._leading import budget
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._scaling import gauged, held, near_one
@@ -254,10 +255,8 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
-    eps = linalg.epsilon(t.dtype)
-    # Part of the tolerance pays for rounding the cores to a narrower dtype.
-    budget = max(tol**2 - t.order * (eps / 2) ** 2, tol**2 / 4)
-    for share in (budget, budget / 100):
+    allowed, doubtful = budget(tol, t.order, wide, t.dtype)
+    for share in (allowed, allowed / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
         cores, e = _compress(host, None, share, chosen, key)
         fit = linalg.exponents_held(t.dtype)
@@ -265,7 +264,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
         out = TT._unchecked(tuple(jax.device_put(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
-        if tol >= linalg.VERIFY_BELOW * eps or _holds(cores, given, tol):
+        if not doubtful or _holds(cores, given, tol):
             return out
     return trim(t)  # exact: roundoff alone is larger than what may be discarded
 

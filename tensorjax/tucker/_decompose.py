@@ -8,12 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _blas, _check, _costs, linalg
 from tensorjax._cores import balanced
+from tensorjax._leading import (
+    THREADS,
+    Asked,
+    Subspace,
+    asked_of,
+    budget,
+    in_single,
+    leading,
+    scaled_columns,
+    times,
+)
 from tensorjax._placement import placed
 from tensorjax.linalg import Method
 from tensorjax.tucker._algebra import pad
-from tensorjax.tucker._types import Tucker, times, unfold
+from tensorjax.tucker._types import Tucker, unfold
+from tensorjax.tucker._types import times as multiplied
+
+# By rank alone no error is asked: full accuracy below this size, Gram matrices above.
+_LARGE = 2**16
+# The rank that is expected of data nothing is known of.
+_GUESS = 12
 
 
 @placed
@@ -52,13 +69,14 @@ def from_dense(
 
     Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the
     higher-order singular value decomposition", SIAM J. Sci. Comput. 34 (2012), algorithm 1.
+    Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
+    modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
     x = _check.inexact("x", x)
     if x.ndim == 0:
         raise ValueError("x: expected at least one axis, got a scalar")
     _check.shape("x.shape", x.shape)
     _check.tol_or_rank(tol, rank, x)
-    _check.finite("x", x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     tol = None if tol is None else _check.tolerance(tol, dtype)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
@@ -69,12 +87,15 @@ def from_dense(
         if all(r <= cap for r, cap in zip(t.ranks, ranks, strict=True)):
             return pad(t, ranks)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / x.ndim
-    if method == "auto" and tol is None and x.size > 2**16:
+    assert ranks is not None
+    if method != "randomized" and _check.on_cpu(x, tol):
+        return pad(_ranked(x, ranks, share, method, dtype), ranks)
+    _check.finite("x", x)
+    if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"  # as in tt.from_dense: an exact SVD would take many times longer
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
     if tol is not None and share is None:
         chosen = "svd"  # a traced tolerance may be anything
-    assert ranks is not None
     return _static(jnp.asarray(x), tol, key, ranks, chosen)
 
 
@@ -100,31 +121,116 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     """On the host: LAPACK in double precision, exact ranks, no compilation."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
         x = x.astype(np.float32)
-    wide = np.result_type(x.dtype, np.float64)
-    eps = linalg.epsilon(dtype)
-    budget = max(tol**2 - (x.ndim + 1) * (eps / 2) ** 2, tol**2 / 4)
-    chosen = linalg.choose(method, budget / x.ndim, wide)
-    at_hand, exponent, (core, factors) = _in_range(x, budget / x.ndim, chosen, key)
-    *factors, core = balanced([*factors, core], exponent, fit=linalg.exponents_held(dtype))
+    share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
+    at_hand, exponent, parts = _in_range(x, asked_of(method, share / x.ndim, x.dtype))
+    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
     out = Tucker(*jax.device_put((core.astype(dtype), [u.astype(dtype) for u in factors])))
-    if tol < linalg.VERIFY_BELOW * eps and not _holds(out, at_hand.astype(wide), exponent, tol):
+    wide = np.result_type(x.dtype, np.float64)
+    if doubtful and not _holds(out, at_hand.astype(wide), exponent, tol):
         return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
     return out
 
 
+def _ranked(
+    x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any
+) -> Tucker:
+    """On the host, to ranks, with nothing compiled."""
+    host = np.asarray(x)
+    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
+        host = host.astype(np.float32)
+    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
+    _, exponent, parts = _in_range(host, asked_of(method, share, host.dtype), ranks)
+    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
+    place = {"device": x.sharding} if isinstance(x, jax.Array) else {}
+    leaves = core.astype(dtype), [u.astype(dtype) for u in factors]
+    return Tucker(*jax.device_put(leaves, **place))
+
+
 def _in_range(
-    x: np.ndarray, share: float, method: Method, key: Any
-) -> tuple[np.ndarray, int, tuple[Any, list[Any]]]:
-    """x over a power of two, 1 if squares are in range as it is; its exponent; core and factors."""
+    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
+) -> tuple[np.ndarray, int, list[Any]]:
+    """x over a power of two, 1 if squares are in range as it is; its exponent; factors and core."""
+
+    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
+        return host_hosvd(x, asked, caps)
+
+    def parts(x: np.ndarray) -> list[Any]:
+        with _blas.one_thread(x.size < THREADS):
+            return in_single(x, asked, x.ndim, compress) if caps is None else compress(x, asked)
+
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            found = st_hosvd(x, None, share, method, key)
-        if linalg.squares_fit(found[0]):
+            found = parts(x)
+        if linalg.squares_fit(found[-1]):
             return x, 0, found
     except (np.linalg.LinAlgError, ValueError):
         pass
+    _check.finite("x", x)  # if it is not, the core is not either
     small, exponent = linalg.normalized(x)
-    return small, exponent, st_hosvd(small, None, share, method, key)
+    return small, exponent, parts(small)
+
+
+def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
+    """Factors and core of an array in host memory: `st_hosvd` from either end, by cost.
+
+    The mode that is compressed moves to the other end, so that the next one is at hand: the
+    product that compresses puts it there, and no unfolding is copied.
+    """
+    backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
+    core, factors = np.ascontiguousarray(x), []
+    for k in range(x.ndim)[::-1] if backwards else range(x.ndim):
+        n = x.shape[k]
+        cap = None if caps is None else min(caps[k], core.size // n)
+        sizes = core.shape[:-1] if backwards else core.shape[1:]
+        matrix = core.reshape(-1, n) if backwards else core.reshape(n, -1)
+        compress = _last_mode if backwards else _first_mode
+        u, image, found = compress(matrix, asked._replace(cap=cap))
+        if asked.share is not None:
+            asked = asked._replace(share=None, tail=asked.share * found.total)
+        asked = asked._replace(guess=u.shape[1] + 2)
+        core = image.reshape((-1, *sizes) if backwards else (*sizes, -1))
+        factors.append(u)
+    return [*(factors[::-1] if backwards else factors), core]
+
+
+def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
+    """Factor u (n, r) of an unfolding (n, m) and the transpose of uᴴ a."""
+    if a.shape[0] > a.shape[1]:
+        found = leading(a, asked, right=True)
+        v = _fit(found.basis, a, asked)
+        u, r = scaled_columns(times(a, v), found.energies, a.dtype)
+        return u, v.conj() @ r.T, found
+    found = leading(a, asked)
+    u = _fit(found.basis, a, asked)
+    image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
+    return u, np.ascontiguousarray(image), found
+
+
+def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
+    """The same of the transpose b (m, n) of an unfolding, with the image uᴴ bᵀ as it is."""
+    if b.shape[1] > b.shape[0]:
+        found = leading(b, asked)
+        w = _fit(found.basis, b, asked).conj()
+        u, r = scaled_columns(times(b.T, w), found.energies, b.dtype)
+        return u, r @ linalg.adjoint(w), found
+    found = leading(b, asked, right=True)
+    v = _fit(found.basis, b, asked)
+    return v.conj(), np.ascontiguousarray(times(b, v).T), found
+
+
+def _fit(basis: Any, a: Any, asked: Asked) -> Any:
+    return basis.astype(a.dtype, copy=False) if asked.narrow else basis
+
+
+def _seconds(shape: Sequence[int]) -> float:
+    """A forecast of the time that the modes take in this order."""
+    size, seconds = float(math.prod(shape)), 0.0
+    for n in shape:
+        side = min(n, size / n)
+        rank = min(side, _GUESS)
+        seconds += _costs.cut(size, side, rank)
+        size *= rank / n
+    return seconds
 
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -132,7 +238,7 @@ def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)
     core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)
-    return bool(np.linalg.norm(times(core, factors) - x) <= tol * np.linalg.norm(x))
+    return bool(np.linalg.norm(multiplied(core, factors) - x) <= tol * np.linalg.norm(x))
 
 
 def st_hosvd(

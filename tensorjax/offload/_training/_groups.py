@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax.offload._training._bundle import Bundle
 from tensorjax.offload._training._group import Group
@@ -93,12 +94,12 @@ def _statistics(group: Any, path: Any) -> str:
     last = getattr(path[-1], "key", None) if path else None
     if last not in ("mean", "var"):
         return ""
-    beside = group
+    beside: Any = group
     for key in path[:-1]:
         beside = beside[getattr(key, "key", getattr(key, "idx", None))]
-    both = [beside.get(k) for k in ("mean", "var")] if hasattr(beside, "get") else [None]
-    found = all(hasattr(x, "shape") for x in both) and both[0].shape == both[1].shape
-    return "running statistics ('mean' and 'var')" if found else ""
+    shapes = {np.shape(beside[k]) for k in ("mean", "var") if hasattr(beside.get(k), "dtype")}
+    both = all(hasattr(beside.get(k), "dtype") for k in ("mean", "var"))
+    return "running statistics ('mean' and 'var')" if both and len(shapes) == 1 else ""
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

@@ -111,8 +111,10 @@ def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
       TypeError: another kind, or not floating.
       ValueError: not one number.
     """
-    pair = isinstance(result, tuple) and len(result) == 2
-    loss, weight = result if pair else (result, None)
+    loss: Any = result
+    weight: Any = None
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, weight = result
     if isinstance(weight, int | float):
         weight = jnp.asarray(weight)
     for x in (loss,) if weight is None else (loss, weight):

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tensorjax.offload._errors import Notices
 from tensorjax.offload._store._backends import _plugins, _threads, _uring
 from tensorjax.offload._store._backends._base import Backend
-from tensorjax.offload._store._files import Say
 
 _BUILT_IN: dict[str, Callable[..., Backend]] = {
     "threads": _threads.threads,
@@ -44,7 +44,7 @@ def available() -> tuple[str, ...]:
     return ("auto", *names, *_plugins.plugins())
 
 
-def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Backend:
+def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
     """Makes the backend of a name, or passes one through that was made by the caller.
 
     Args:
@@ -86,10 +86,17 @@ def choose(backend: Any, folder: Path, say: Say, options: dict[str, Any]) -> Bac
     return _with(ways[backend], backend, options)
 
 
-def _auto(folder: Path, say: Say, options: dict[str, Any]) -> Backend:
+def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
     """io_uring where a block can be written and read by it, else threads."""
-    if options or "io_uring" not in available():
+    if options:  # which are those of threads
         return _with(_threads.threads, "threads", options)
+    if "io_uring" not in available():
+        say.once(
+            "io_uring was not built on installation (it takes a C compiler and the headers of "
+            "liburing, such as Debian's liburing-dev): going on with a pool of threads; install "
+            "tensorjax again with both, or ask for backend='threads'"
+        )
+        return _threads.threads()
     folder.mkdir(parents=True, exist_ok=True)
     if why := _uring.probe(folder)["io_uring"]:
         say(f"io_uring does not work here ({why}); going on with a pool of threads")

@@ -1,0 +1,221 @@
+"""Compression and arithmetic on drawn shapes, beside a few lines of NumPy each, by turns."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench import _drawn, _plain
+from experiments.bench._drawn import Dense
+from tensorjax import sketch, tt, tucker
+
+Call = Callable[[], Any]
+# Calls longer than this are timed twice at most; others up to so many times, for so long.
+_LONG, _TURNS, _SECONDS = 2.0, 9, 1.5
+# Gram matrices lose half of the digits: below these errors, in double and in single precision,
+# they are no fair way.
+_GRAM = {"double": 1e-7, "single": 1e-3}
+# An SVD of every unfolding is tried up to this size where a Gram matrix will do.
+_SVD = 2**18
+
+
+@dataclass
+class Job:
+    """One piece of work: ours, and the plain ways.
+
+    Attributes:
+        group, name: Of the row.
+        ours: Does it, and waits for the result.
+        plain: The other ways, by name.
+        wrong: The error of a result of ours or theirs over what is allowed; fair if at most one.
+        size: Numbers that a result holds, for the ranks.
+    """
+
+    group: str
+    name: str
+    ours: Call
+    plain: dict[str, Call]
+    wrong: Callable[[Any], float] | None = None
+    size: Callable[[Any], int] | None = None
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """Times all ways by turns, and tells what became of them."""
+        first, mine = _timed(self.ours)
+        results = {name: _timed(call) for name, call in self.plain.items()}
+        error = self.wrong(mine) if self.wrong else None
+        fair = [n for n, (_, r) in results.items() if not self.wrong or self.wrong(r) <= 1.02]
+        ways = {"ours": self.ours, **{n: self.plain[n] for n in fair}}
+        self.seconds = {"ours": [], **{n: [results[n][0]] for n in fair}}
+        best = min((results[n][0] for n in fair), default=math.inf)
+        for turn in range(_TURNS):
+            for name in list(ways) if turn % 2 else list(ways)[::-1]:
+                spent = self.seconds[name]
+                hopeless = name != "ours" and spent[0] > 5 * best
+                if hopeless or (sum(spent) > _SECONDS and len(spent) > (max(spent) < _LONG)):
+                    continue
+                spent.append(_timed(ways[name])[0])
+        times = {n: min(s) for n, s in self.seconds.items() if s}
+        other = min(fair, key=times.__getitem__, default="")
+        row = {
+            "group": self.group,
+            "case": self.name,
+            "ours ms": 1e3 * times["ours"],
+            "first ms": 1e3 * first,
+            "plain": other or "none accurate enough",
+            "plain ms": 1e3 * times[other] if other else None,
+            "ours / plain": times["ours"] / times[other] if other else None,
+            "error / allowed": error,
+        }
+        if self.size and other:
+            row["size / plain"] = self.size(mine) / self.size(results[other][1])
+        return row
+
+
+def _timed(call: Call) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def dense_job(case: Dense) -> Job:
+    """TT-SVD of a drawn array."""
+    x, tol = case.array(), case.tol
+    single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
+    norm = np.linalg.norm(x)
+    grams = (_plain.gram_tt_svd, _plain.gram_tt_svd_from_the_right)
+    ways: dict[str, Any] = {}
+    for name, way in zip(("Gram", "Gram from the right"), grams, strict=True):
+        if tol >= _GRAM["single" if single else "double"]:
+            ways[name] = way
+        if single:
+            ways[f"{name}, double"] = _plain.in_double(way)
+    if not ways or x.size <= _SVD:
+        ways["SVD"] = _plain.svd_tt_svd
+
+    def wrong(result: Any) -> float:
+        cores = [np.asarray(c) for c in getattr(result, "cores", result)]
+        return float(np.linalg.norm(_drawn.dense(cores) - x.reshape(-1)) / norm) / tol
+
+    return Job(
+        "TT-SVD",
+        case.name,
+        lambda: jax.block_until_ready(tt.from_dense(x, tol=tol)),
+        {name: functools.partial(way, x, tol) for name, way in ways.items()},
+        wrong,
+        lambda result: sum(c.size for c in getattr(result, "cores", result)),
+    )
+
+
+def tucker_job(case: Dense) -> Job:
+    """Tucker decomposition of a drawn array of at most six modes."""
+    x, tol = case.array(), case.tol
+    tol = max(tol, _GRAM["single" if case.dtype in ("float32", "complex64") else "double"])
+    return Job(
+        "Tucker",
+        case.name,
+        lambda: jax.block_until_ready(tucker.from_dense(x, tol=tol)),
+        {"Gram": functools.partial(_plain.st_hosvd, x, tol)},
+    )
+
+
+def jobs(rng: np.random.Generator, count: int, largest: float) -> Iterator[Job]:
+    """TT-SVDs of ``count`` drawn arrays, and a fifth as many of every other operation."""
+    yield from map(dense_job, _drawn.draw(rng, count, largest))
+    few = max(count // 5, 1)
+    cases = (c for c in _drawn.draw(rng, 10 * few, largest) if len(c.shape) <= 6)
+    yield from (tucker_job(case) for case, _ in zip(cases, range(few), strict=False))
+    for _ in range(few):
+        yield from _train_jobs(rng, largest)
+
+
+def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
+    """Operations on drawn trains, of orders 3 to 24."""
+    order, mode = int(rng.integers(3, 25)), int(np.exp(rng.uniform(math.log(2), math.log(50))))
+    most = max(2, int((largest / 30 / order / mode) ** 0.5))
+    rank = int(np.exp(rng.uniform(math.log(2), math.log(min(most, 200)))))
+    dtype = str(rng.choice(["float32", "float64"]))
+    shape, tol = (mode,) * order, 10.0 ** rng.uniform(-3.5 if dtype == "float32" else -6, -1)
+    x, y = (_drawn.train(rng, shape, rank, dtype) for _ in range(2))
+    falling = [c * np.exp(-8 / rank * np.arange(c.shape[2])).astype(dtype) for c in x[:-1]] + x[-1:]
+    ours, other, decaying = (tt.TT([jnp.asarray(c) for c in t]) for t in (x, y, falling))
+    name = f"d={order} n={mode} r={rank} {dtype}"
+
+    def job(group: str, call: Callable[[], Any], plain: Call, note: str = "") -> Job:
+        return Job(group, name + note, lambda: jax.block_until_ready(call()), {"NumPy": plain})
+
+    yield job(
+        "round",
+        lambda: tt.round(decaying, tol=tol),
+        lambda: _plain.rounded(falling, tol),
+        f" tol {tol:.0e}",
+    )
+    small = max(2, int(rank**0.5))
+    p, q = (_drawn.train(rng, shape, small, dtype) for _ in range(2))
+    left, right = (tt.TT([jnp.asarray(c) for c in t]) for t in (p, q))
+    yield job(
+        "hadamard",
+        lambda: tt.hadamard(left, right),
+        lambda: _plain.hadamard(p, q),
+        f", {small}",
+    )
+    yield job("inner", lambda: tt.inner(ours, other), lambda: _plain.inner(x, y))
+    matrix = [
+        _drawn.normal(rng, (a.shape[0], mode, mode, a.shape[2]), dtype)
+        for a in _drawn.train(rng, shape, 2, dtype)
+    ]
+    operator = tt.TTMatrix([jnp.asarray(c) for c in matrix])
+    yield job(
+        "matvec", lambda: tt.matvec(operator, left), lambda: _plain.matvec(matrix, p), f", {small}"
+    )
+    indices = rng.integers(0, mode, (int(10 ** rng.uniform(1, 4)), order))
+    yield job(
+        "evaluate",
+        lambda: tt.evaluate(ours, indices),
+        lambda: _plain.evaluate(x, indices),
+        f", {len(indices)} entries",
+    )
+    yield _sketch_job(rng, dtype, largest)
+
+
+def _sketch_job(rng: np.random.Generator, dtype: str, largest: float) -> Job:
+    features = int(np.exp(rng.uniform(math.log(200), math.log(min(largest / 10, 3e5)))))
+    rows = max(1, int(min(1000, largest / 3 / features)))
+    x = _drawn.normal(rng, (rows, features), dtype)
+    projection = sketch.gaussian(jax.random.key(0), features, 24, dtype=x.dtype)
+    matrix = _drawn.normal(rng, (features, 24), dtype)
+    array = jnp.asarray(x)
+    return Job(
+        "sketch",
+        f"{rows} × {features} {dtype}",
+        lambda: jax.block_until_ready(sketch.apply(projection, array)),
+        {"NumPy": lambda: x @ matrix},
+    )
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By group: how many, median and worst ratio, how many above 1.3, the longest first call."""
+    out = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        mine = [r for r in rows if r["group"] == group]
+        ratios = [r["ours / plain"] for r in mine if r["ours / plain"] is not None]
+        out.append(
+            {
+                "group": group,
+                "cases": len(mine),
+                "median": float(np.median(ratios)),
+                "worst": max(ratios),
+                "above 1.3": sum(r > 1.3 for r in ratios),
+                "longest first call over warm s": max(
+                    (r["first ms"] - r["ours ms"]) / 1e3 for r in mine
+                ),
+                "tolerance missed": sum((r["error / allowed"] or 0) > 1 for r in mine),
+            }
+        )
+    return out

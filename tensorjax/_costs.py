@@ -1,0 +1,38 @@
+"""Predicted times of products and factorisations on the host, by which ways are chosen.
+
+Nanoseconds of one core (measured with OpenBLAS on AVX-512 in float64; other types change all of
+them by about one factor). Only ratios of them are ever compared, so other machines need no others.
+"""
+
+# An entry costs this to read, and this for every row of a Gram matrix or column of a product.
+_READ, _GRAM_ROW, _COLUMN = 0.9, 1 / 60, 1 / 35
+# A tall matrix takes so many times longer to read: a BLAS packs it, ours do not.
+_TALL = 1.5
+# What a call costs whatever its size.
+_CALL = 4e3
+
+
+def gram(size: float, rows: float, right: bool = False) -> float:
+    """The Gram matrix of the ``rows`` of a matrix of ``size`` entries; of its columns if right."""
+    return _CALL + size * (_READ * (_TALL if right else 1) + _GRAM_ROW * rows)
+
+
+def eigh(rows: float) -> float:
+    """All eigenvectors of a Hermitian matrix."""
+    return _CALL + 85 * rows**2 * (1 + rows / 1000)
+
+
+def product(size: float, columns: float, right: bool = False) -> float:
+    """A matrix of ``size`` entries times one of so many columns, from the left or the right."""
+    return _CALL + size * (_READ * (_TALL if right else 1) + _COLUMN * columns)
+
+
+def cut(size: float, rows: float, rank: float, right: bool = False) -> float:
+    """The leading subspace of so many rows by their Gram matrix, and the projection on it."""
+    out = gram(size, rows, right) + eigh(rows)
+    return out if rank >= rows else out + product(size, rank, right)
+
+
+def sketched(size: float, columns: float, passes: int) -> float:
+    """A subspace from a sketch of so many columns, with as many products with the data."""
+    return _READ * size + passes * product(size, columns)

@@ -1,0 +1,174 @@
+"""TT-SVD and Tucker of drawn shapes: error, ranks, isometries, the work that is chosen."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.bench import _drawn, _plain
+from tensorjax import _costs, _leading, linalg, tt, tucker
+from tensorjax._leading import Asked, leading
+from tensorjax.tt import _tt_svd
+from tests.oracles import compilations, dense, eps, error, norm
+
+
+def drawn(seed: int, count: int, largest: float = 5e4):
+    return _drawn.draw(np.random.default_rng(seed), count, largest)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_shapes_keep_the_error_with_the_parameters_of_an_svd(seed):
+    for case in drawn(1000 + seed, 6):
+        x = case.array()
+        t = tt.from_dense(x, tol=case.tol)
+        assert error(dense(t), x) <= case.tol * norm(x), case
+        exact = _plain.svd_tt_svd(x.astype(np.result_type(x.dtype, np.float64)), case.tol)
+        assert sum(c.size for c in t.cores) <= 1.1 * sum(c.size for c in exact) + 50, case
+        for c in t.cores[:-1]:
+            u = np.asarray(c).reshape(-1, c.shape[-1])
+            assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(x.dtype) * len(u.T), case
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drawn_tucker_tensors_keep_the_error_too(seed):
+    for case in (c for c in drawn(2000 + seed, 8) if len(c.shape) <= 6):
+        x = case.array()
+        t = tucker.from_dense(x, tol=case.tol)
+        assert error(np.asarray(tucker.to_dense(t)), x) <= case.tol * norm(x), case
+        for u in map(np.asarray, t.factors):
+            assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(x.dtype) * len(u.T), case
+        if case.tol > 1e-7 and max(case.shape) < 300:
+            largest = _plain.st_hosvd(x.astype(np.result_type(x.dtype, np.float64)), case.tol)[0]
+            assert t.core.size <= 1.3 * largest.size + 20, case
+
+
+def forecast(shape, guess: int) -> tuple[float, float]:
+    """Work of the cuts that are chosen, and of those from left to right, at a constant rank."""
+
+    def walk(choose) -> float:
+        modes, left, right, spent = tuple(shape), 1, 1, 0.0
+        while len(modes) > 1:
+            cut = choose(left, modes, right)
+            size = left * math.prod(modes) * right
+            out = modes[-cut.modes :] if cut.right else modes[: cut.modes]
+            side = math.prod(out) * (right if cut.right else left)
+            side = min(side, size // side)
+            rank = min(guess, side)
+            spent += _costs.cut(size, side, rank, cut.right)
+            modes = modes[: -cut.modes] if cut.right else modes[cut.modes :]
+            left, right = (left, rank) if cut.right else (rank, right)
+        return spent
+
+    first = _tt_svd._Cut(1, False)
+    chosen = walk(lambda a, modes, b: _tt_svd._next_cut(a, modes, b, guess))
+    return chosen, walk(lambda *_: first)
+
+
+@pytest.mark.parametrize("guess", [3, 12, 50])
+def test_no_shape_falls_off_a_cliff(guess):
+    shapes = [c.shape for c in drawn(3000, 60, 3e7)]
+    shapes += [
+        (62, 64, 64, 64),
+        (64,) * 4,
+        (48,) * 4,
+        (37, 53, 41, 29),
+        (2,) * 22,
+        (10, 1000, 1000),
+    ]
+    for shape in shapes:
+        chosen, plain = forecast(shape, guess)
+        assert chosen <= 1.3 * plain, shape
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
+    rng = np.random.default_rng(5)
+    seen = []
+    real = _leading._sketched
+    monkeypatch.setattr(_leading, "_sketched", lambda *a: seen.append(real(*a)) or seen[-1])
+    for rank, noise in ((4, 0), (4, 3e-4), (400, 0)):
+        shape = (400, 500)
+        a = _drawn.normal(rng, (400, rank), dtype) @ _drawn.normal(rng, (rank, 500), dtype)
+        e = _drawn.normal(rng, shape, dtype)
+        a = (a / norm(a) + noise * e / norm(e)).astype(dtype)
+        found = leading(a, Asked(share=1e-6, guess=rank if rank < 50 else None), right=right)
+        v = found.basis
+        rest = a - a @ v @ v.conj().T if right else a - v @ (v.conj().T @ a)
+        assert norm(rest) <= 1e-3 * norm(a) * (1 + 1e-3)
+        assert found.basis.shape[1] == (rank if rank < 50 else found.basis.shape[1])
+        np.testing.assert_allclose(norm(rest) ** 2, found.discarded, atol=1e-7)
+    assert [s is not None for s in seen[:2]] == [True, True]
+
+
+def test_a_sketch_that_sees_nothing_is_not_believed():
+    """Energy in one column that no sample need hit."""
+    a = np.full((300, 4000), 1e-9)
+    a[:, 1234] = np.random.default_rng(0).standard_normal(300)
+    found = leading(a, Asked(share=1e-6, guess=2))
+    u = found.basis
+    assert norm(a - u @ (u.T @ a)) <= 1e-3 * norm(a)
+
+
+@pytest.mark.parametrize("tol", [1e-9, 1e-8, 1e-7])
+def test_energies_below_the_floor_of_one_gram_matrix_are_kept(tol):
+    rng = np.random.default_rng(3)
+    for shape in ((40, 300), (300, 40)):
+        u, v = (np.linalg.qr(rng.standard_normal((n, 40)))[0] for n in shape)
+        s = 10.0 ** -np.linspace(0, 12, 40)
+        a = u * s @ v.T
+        for right in (False, True):
+            if (shape[0] > shape[1]) != right:
+                continue
+            found = leading(a, Asked(share=tol**2, method="gram"), right=right)
+            w = found.basis
+            rest = a - a @ w @ w.T if right else a - w @ (w.T @ a)
+            assert norm(rest) <= tol * norm(a)
+            assert w.shape[1] <= np.count_nonzero(np.cumsum(s[::-1] ** 2)[::-1] > tol**2) + 2
+            assert error(w.T @ w, np.eye(w.shape[1])) <= 1e-12
+
+
+def test_single_precision_serves_only_where_it_suffices():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.complex64):
+        x = _drawn.normal(rng, (20, 30, 40), dtype)
+        for tol in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5):
+            assert error(dense(tt.from_dense(x, tol=tol)), x) <= tol * norm(x)
+            assert error(np.asarray(tucker.to_dense(tucker.from_dense(x, tol=tol))), x) <= (
+                tol * norm(x)
+            )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_ranks_of_concrete_arrays_compile_nothing(dtype):
+    rng = np.random.default_rng(1)
+    x = _drawn.normal(rng, (11, 6, 13, 7), dtype)
+    low = _drawn.dense(_drawn.train(rng, x.shape, 2, dtype)).reshape(x.shape)
+    with compilations() as compiled:
+        t, u = tt.from_dense(x, rank=3), tucker.from_dense(x, rank=3)
+        padded = tt.from_dense(low, rank=4)
+    assert compiled == []
+    assert t.ranks == (1, 3, 3, 3, 1)
+    assert u.ranks == (3,) * 4
+    assert padded.ranks == (1, 4, 4, 4, 1)
+    assert error(dense(padded), low) <= 100 * eps(dtype) * norm(low)
+    jitted = jax.jit(lambda a: tt.from_dense(a, rank=3))(jnp.asarray(x))
+    assert jitted.ranks == t.ranks
+    assert abs(error(dense(t), x) - error(dense(jitted), x)) <= 1e-4 * norm(x)
+
+
+def test_host_gram_matrices_agree_with_plain_ones():
+    rng = np.random.default_rng(2)
+    for dtype in (np.float32, np.float64, np.complex64, np.complex128):
+        a = _drawn.normal(rng, (70, 3000), dtype)
+        wide = a.astype(np.result_type(dtype, np.float64))
+        for right in (False, True):
+            b = a.T.copy() if right else a
+            exact = wide.conj() @ wide.T if right else wide @ wide.conj().T
+            for narrow in (False, True):
+                g = _leading.host_gram(b, right=right, narrow=narrow)
+                single = narrow and np.finfo(dtype).bits == 32
+                assert error(g, exact) <= (1e-6 if single else 1e-13) * norm(exact)
+    assert linalg.gram(np.ones((2, 3, 4))).shape == (2, 3, 3)
