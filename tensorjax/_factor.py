@@ -89,23 +89,21 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
     if is_host(x):
         size = largest_part(x, axis)
         return np.frexp(size)[1] if kept else math.frexp(size)[1]
-    _, bits, bias = ieee(x.dtype)
-    # The bits of the exponent themselves: frexp takes XLA several times longer to compile.
-    e = (largest_bits(lax.stop_gradient(x), axis, kept) >> bits).astype(jnp.int32) - bias + 1
-    return jnp.clip(e, 2 - bias, bias - 1)  # both 2^e and 2^(−e) are normal numbers
-
-
-def largest_bits(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
-    """The bits of the largest part of a JAX array in magnitude, as an integer; 0 of nothing."""
-    integer = ieee(x.dtype)[0]
+    x = lax.stop_gradient(x)
+    real = jnp.finfo(x.dtype).dtype
+    integer, bits, bias = _ieee(real)
 
     def largest(part: Array) -> Any:
         # Magnitudes are ordered as their bits are, and integers compare faster: no NaN to heed.
         size = lax.bitcast_convert_type(part, integer) & jnp.iinfo(integer).max
-        return jnp.max(size, axis=axis, keepdims=keepdims, initial=0)
+        return jnp.max(size, axis=axis, keepdims=kept, initial=0)
 
     size = largest(x.real)
-    return jnp.maximum(size, largest(x.imag)) if jnp.iscomplexobj(x) else size
+    if jnp.iscomplexobj(x):
+        size = jnp.maximum(size, largest(x.imag))
+    # The bits of the exponent themselves: frexp takes XLA several times longer to compile.
+    e = (size >> bits).astype(jnp.int32) - bias + 1
+    return jnp.clip(e, 2 - bias, bias - 1)  # both 2^e and 2^(−e) are normal numbers
 
 
 def largest_part(x: Array, axis: Any = None) -> Any:
@@ -131,14 +129,14 @@ def exponents_held(dtype: Any) -> tuple[int, int]:
 def power_of_two(e: Any, dtype: Any) -> jax.Array:
     """2^e for an exponent as `exponent_of` gives it, in ``dtype``."""
     real = jnp.finfo(dtype).dtype
-    integer, bits, bias = ieee(real)
+    integer, bits, bias = _ieee(real)
     raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
     return lax.bitcast_convert_type(raw, real).astype(dtype)
 
 
-def ieee(dtype: Any) -> tuple[Any, int, int]:
-    """Integer type of the width of one part, bits of its fraction, bias of its exponent."""
-    info = jnp.finfo(dtype)
+def _ieee(real: Any) -> tuple[Any, int, int]:
+    """Integer type of the same width, bits of the fraction, bias of the exponent."""
+    info = jnp.finfo(real)
     return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
 
 
@@ -154,7 +152,7 @@ def scaled(x: Array, exponent: Any) -> Array:
         one = np.ones((), x.real.dtype)
         with np.errstate(over="ignore"):
             return x * np.ldexp(one, half) * np.ldexp(one, exponent - half)
-    limit = ieee(x.dtype)[2] - 1
+    limit = _ieee(jnp.finfo(x.dtype).dtype)[2] - 1
     halves = (jnp.clip(e, -limit, limit) for e in (half, exponent - half))
     for e in halves:
         x = x * power_of_two(e, x.dtype)

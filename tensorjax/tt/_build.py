@@ -36,15 +36,15 @@ def padded_ranks(
 ) -> tuple[int, ...]:
     """The shape of a result of these feasible ``ranks``: those, or ``rank`` itself.
 
-    It is ``rank`` itself if a train that goes in holds that much at every bond and more than its
-    modes allow, as `pad` makes it: loops over padded trains keep their shapes.
+    It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
+    allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
+    a sum of trains has those too.
     """
     wanted = _check.bond_ranks(rank, [np.iinfo(np.int64).max] * len(ranks))
     for t in trains:
         sizes = [math.prod(c.shape[1:-1]) for c in t.cores]
-        holds = all(r >= w for r, w in zip(t.ranks[1:-1], wanted, strict=True))
-        if holds and cut_ranks(t.ranks, sizes) != t.ranks:
-            return wanted
+        if t.ranks[1:-1] == tuple(wanted) and cut_ranks(t.ranks, sizes) != t.ranks:
+            return tuple(wanted)
     return ranks
 
 
@@ -223,10 +223,10 @@ def _chain(cores: Sequence[jax.Array]) -> jax.Array:
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
     """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
 
-    Loops under jit need shapes that do not change: pad once before, and round with the same
-    ``rank=``, with or without ``tol=``, inside. A train that holds ``rank`` at every bond comes out
-    of `round`, and of the rounded products and sums, with these very ranks, also where its modes
-    allow fewer.
+    Loops under jit need shapes that do not change: pad once before, and give `round`, or the rounded
+    products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of exactly these
+    ranks keeps them there, also where its modes allow fewer; a sum by ``+`` has larger ones: round
+    it by `linear_combination`, or pad what `round` makes of it.
 
     Args:
       t: TT or TTMatrix.

@@ -28,7 +28,6 @@ from tensorjax.tt._interfaces import dot
 Array = Any
 Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m, n, s) of matrices
 Term = list[Factors]
-_AT_HAND = 100  # exponents that host arithmetic takes as they are, in double precision
 
 
 def modes_of(term: Term) -> list[int]:
@@ -125,7 +124,7 @@ def projected(
     sketched = sketches(terms, max(widths, default=1), key)
     ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
     out: Cores = []
-    exponent: Any = 0
+    exponent = 0
     for k in range(order - 1):
         images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
@@ -151,10 +150,9 @@ def _total(arrays: Sequence[Array]) -> Array:
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], Any]:
-    """All arrays over one power of two, and its exponent; on the host only far from one."""
+    """All arrays over one power of two, and its exponent; nothing is done on the host."""
     if linalg.is_host(ws[0]):
-        e = max(map(linalg.exponent_of, ws))
-        return (ws, 0) if abs(e) < _AT_HAND else ([linalg.scaled(w, -e) for w in ws], e)
+        return ws, 0
     e = jnp.stack([linalg.exponent_of(w) for w in ws]).max()
     return [w * linalg.power_of_two(-e, w.dtype) for w in ws], e
 

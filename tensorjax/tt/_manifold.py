@@ -154,7 +154,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 @placed
 def project(at: Frame, z: TT) -> TT:
     """The orthogonal projection of z on the tangent space at a frame."""
-    cores, exponent = scaling.gauged(z.cores)
+    cores, exponent = scaling.near_one(z.cores)
     rights = _right_sides(at.right, cores)
     left, power = interfaces.edge(cores[0], operator=False), exponent
     deltas = []
@@ -184,7 +184,7 @@ def _right_sides(vs: Sequence[jax.Array], cores: Sequence[jax.Array]) -> list[tu
 def moved(x: TT, xi: TT, step: Any) -> TT:
     """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
     at, deltas, power = split(xi)
-    cores, exponent = scaling.gauged(x.cores)
+    cores, exponent = scaling.near_one(x.cores)
     left = interfaces.edge(cores[0], operator=False)
     for u, c in zip(at.left, cores, strict=False):
         left, e = linalg.normalized(interfaces.left_overlap(left, u, c))
@@ -407,7 +407,7 @@ def retract(
 def _split_step(x: TT, xi: TT) -> TT:
     """One step of projector splitting, left to right, with the increment ξ."""
     start, own = orthogonal(x.cores, 0)
-    cores, exponent = scaling.gauged(xi.cores)
+    cores, exponent = scaling.near_one(xi.cores)
     rights = _right_sides(start[1:], cores)
     left, center, out = rights[0][0], start[0], []
     for k, c in enumerate(cores):

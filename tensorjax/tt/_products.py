@@ -11,10 +11,8 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import balanced, cut_ranks, placed_like
-from tensorjax._factor import namespace
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import gauged, held, lifted, near_one
 from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _sweeps as sweeps
@@ -285,36 +283,15 @@ def _product(first: Any, second: TT) -> TT:
     return hadamard(first, second) if isinstance(first, TT) else matvec(first, second)
 
 
-def factors_of(term: tuple[Any, ...], dtype: Any) -> tuple[list[tuple[Any, ...]], Any]:
-    """The cores of a term, mode by mode, in range: over 2^e; and e.
-
-    Of a matrix and a vector, the vector is one column.
-    """
-    trains, exponent = [], 0
-    for t in term:
-        flat = [c.reshape(len(c), -1, c.shape[-1]).astype(dtype) for c in t.cores]
-        small, e = gauged(flat)
-        trains.append([c.reshape(d.shape) for c, d in zip(small, t.cores, strict=True)])
-        exponent = exponent + e
+def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
+    """The cores of a term, mode by mode; of a matrix and a vector, the vector as one column."""
     out = []
-    for cores in zip(*trains, strict=True):
-        cores = list(cores)
+    for cores in zip(*(t.cores for t in term), strict=True):
+        cores = [c.astype(dtype) for c in cores]
         if len(cores) == 2 and cores[0].ndim > cores[1].ndim:
             cores[1] = cores[1][:, :, None, :]
         out.append(tuple(cores))
-    return out, exponent
-
-
-def _in_range(
-    terms: Sequence[Any], weights: Sequence[Any], dtype: Any
-) -> tuple[list[Any], list[Any], Any]:
-    """Factors and weights of all terms, the largest near one, and the exponent of their sum."""
-    pairs = [factors_of(term, dtype) for term in terms]
-    small = [lifted(w.astype(dtype)) for w in weights]
-    exponents = [e + p for (_, e), (_, p) in zip(pairs, small, strict=True)]
-    whole = functools.reduce(namespace(weights[0]).maximum, exponents)
-    scaled = [linalg.scaled(w, e - whole) for (w, _), e in zip(small, exponents, strict=True)]
-    return [factors for factors, _ in pairs], scaled, whole
+    return out
 
 
 def _rounded(
@@ -354,14 +331,13 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     tol = _check.tolerance(tol, dtype)
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
-    hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
-    factors, scaled, exponent = _in_range(hosted, list(map(np.asarray, weights)), wide)
+    factors = [factors_of(jax.tree.map(np.asarray, term), wide) for term in terms]
+    scaled = [np.asarray(w).astype(wide) for w in weights]
     # Part of the tolerance pays for rounding the cores to a narrower dtype.
     share = max(tol**2 - len(factors[0]) * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     if len(factors[0]) > 1:
         try:
-            cores = fused.by_grams(factors, scaled, share)
-            cores = balanced(cores, exponent, linalg.exponents_held(dtype))
+            cores = balanced(fused.by_grams(factors, scaled, share))
             found = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
             return TT._unchecked(placed_like(found.cores, terms[0][-1].cores))
         except sweeps.InaccurateGram:
@@ -386,9 +362,6 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     if tol is None and _compiles(terms, work):
         pair = [t.astype(work) for t in terms[0]]
         cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
-        if work != dtype:  # what float32 holds in the last core, half precision may not
-            small, exponents = near_one(cores)
-            cores = held(small, sum(exponents), dtype=dtype)
         return TT._unchecked(tuple(c.astype(dtype) for c in cores))
     return _by_xla(terms, weights, tol, key, ranks, extra)
 
@@ -416,9 +389,7 @@ def _by_sweeps(
 ) -> list[Any]:
     draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
     *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
-    small, e = linalg.normalized(last)
-    by, p = linalg.normalized(weight)
-    return held([*first, by * small], e + p)
+    return [*first, weight * last]
 
 
 def _one_by_xla(
@@ -438,17 +409,18 @@ def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any)
 def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
-    factors, weights, exponent = _in_range(terms, weights, work)
+    factors = [factors_of(term, work) for term in terms]
     full, modes = _full_ranks(terms)
     widths = cut_ranks(
         (1, *(min(r + extra, f) for r, f in zip(ranks, full, strict=True)), 1), modes
     )
-    cores, e = fused.projected(factors, weights, widths[1:-1], key)
+    weights = [w.astype(work) for w in weights]
+    cores, exponent = fused.projected(factors, weights, widths[1:-1], key)
     if tol is not None and len(modes) > 1:
         cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
     elif len(modes) > 1 and widths[1:-1] != ranks:
         cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks)
-    cores = held(cores, exponent + e, dtype=dtype)
+    cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
@@ -456,24 +428,21 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     """On the host: sketches as wide as they need to be, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
-    factors, weights, exponent = _in_range(hosted, list(map(np.asarray, weights)), wide)
+    factors = [factors_of(term, wide) for term in hosted]
+    weights = [np.asarray(w).astype(wide) for w in weights]
     full, modes = _full_ranks(terms)
     keys = (None, None) if key is None else jax.random.split(key)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
     width = max(max(t.ranks) for term in terms for t in term) + linalg.OVERSAMPLE
     while True:
         widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores, e = fused.projected(factors, weights, widths, keys[0])
+        cores, _ = fused.projected(factors, weights, widths, keys[0])
         exact = widths == full
         if exact or fused.missed(factors, weights, cores, _PROBES, probe) <= _SKETCH * tol:
             break
         width *= 2
-    found = balanced(cores)
+    found = TT._unchecked(tuple(jax.device_put(balanced(cores))))
     if len(modes) > 1:
         part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
-        found = [
-            np.asarray(c)
-            for c in round(TT._unchecked(tuple(jax.device_put(found))), tol=part).cores
-        ]
-    found = balanced(found, exponent + e, linalg.exponents_held(dtype))
-    return TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in found])))
+        found = round(found, tol=part)
+    return found.astype(dtype)

@@ -13,7 +13,7 @@ from tensorjax import _check, _native, linalg
 from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import gauged, restored
+from tensorjax._scaling import restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -74,20 +74,18 @@ def norm(x: TT) -> jax.Array:
       1e+15
     """
     value = _norm(x)
-    if not _check.is_traced(value):
-        _check_held(x, np.asarray(value))
+    if not _check.is_traced(value) and value.ndim == 0 and float(value) in (0.0, math.inf):
+        _check_held(x, value.dtype)
     return value
 
 
-def _check_held(x: TT, value: np.ndarray) -> None:
+def _check_held(x: TT, dtype: Any) -> None:
     """Raises if a norm left the range of its dtype: dividing by it would give zeros or NaN."""
-    if value.ndim or (np.isfinite(value) and value > 0) or np.isnan(value):
-        return
     square, half = map(np.asarray, _squared_norm(x))
     if np.isfinite(square) and square > 0:
         power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)
         raise OverflowError(
-            f"the norm, about 1e{power:+.0f}, is out of the range of {value.dtype}; "
+            f"the norm, about 1e{power:+.0f}, is out of the range of {dtype}; "
             "tt.log_norm gives its logarithm, tt.normalize the train over its norm"
         )
 
@@ -148,13 +146,16 @@ def _either_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
 
 
 def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
-    (xs, p), (ys, q) = gauged(x.cores), gauged(y.cores)
-    e, exponent = jnp.ones((1, 1), x.dtype), p + q
+    e = jnp.ones((1, 1), x.dtype)
+    exponent = jnp.zeros((), jnp.int32)
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
-    for a, b in zip(reversed(xs), reversed(ys), strict=True):
+    for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
+        size = linalg.exponent_of(a)
+        e = e * linalg.power_of_two(-size, e.dtype)
+        # One after the other: two large cores must not meet before e has scaled one of them down.
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
         e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
-        exponent = exponent + shift
+        exponent = exponent + shift + size
     return e[0, 0], exponent
 
 

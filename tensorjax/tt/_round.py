@@ -30,7 +30,7 @@ from tensorjax._cores import (
 from tensorjax._leading import budget
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import gauged, held, near_one
+from tensorjax._scaling import held, near_one
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -85,7 +85,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 def orthogonal(cores: Sequence[jax.Array], center: int) -> tuple[list[jax.Array], Any]:
     """As `orthogonalize`, the center near one; and the exponent of two by which to scale it."""
-    cores, exponent = gauged(cores)
+    cores, exponent = near_one(cores)
     for k in range(center):
         q, r = linalg.qr(tall(cores[k]))
         cores[k] = q.reshape(*cores[k].shape[:2], -1)
@@ -121,8 +121,8 @@ def round(
         compiled program per bucket of ranks. With ``rank``, shapes are those of ``rank`` and what
         ``tol`` discards is set to zero.
       rank: one int for all bonds or one per interior bond, cut where a bond cannot need as much; of
-        a train that `pad` has brought to ``rank`` or more at every bond, that very rank. Static:
-        jit, vmap, grad and loops work.
+        a train that `pad` has brought to exactly ``rank``, that very rank. Static: jit, vmap, grad
+        and loops work.
       method: "auto"; "svd" (full accuracy); "gram" (fastest with ``tol``; error floor √eps, below
         which "svd" stands in); "randomized" (fastest with ``rank``: within a few per cent of the
         best error, or of about 1e-11·‖t‖ in float64 where that is more). "auto" takes "randomized"
@@ -228,8 +228,7 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
     if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
         cores = _either_round(wide, key, ranks, method, extra)
         if dtype != t.dtype:  # what float32 holds in the last core, half precision may not
-            small, exponents = near_one(cores)
-            cores = held(small, sum(exponents), dtype=t.dtype)
+            cores = held(*near_one(cores), dtype=t.dtype)
     else:
         cores = _by_xla(ranks, method, extra, wide, key, tol, t.dtype)
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
@@ -245,7 +244,7 @@ def _by_xla(
     dtype: Any = None,
 ) -> list[Any]:
     share = None if tol is None else tol**2
-    given, exponent = gauged(cores)
+    given, exponent = near_one(cores)
     cores, e = _compress(given, ranks, share, method, key, extra)
     return held(cores, exponent + e, dtype=dtype)
 
@@ -365,7 +364,7 @@ def _either_round_jvp(
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:
-        given, exponent = gauged(cores)
+        given, exponent = near_one(cores)
         out, e = _svd_round(given, ranks, None)
         return held(out, exponent + e)
 

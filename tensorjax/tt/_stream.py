@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
-from tensorjax._scaling import restored
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
 from tensorjax.tt._build import feasible_ranks
@@ -115,8 +114,7 @@ def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
 
 @jax.jit
 def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
-    term, exponent = factors_of(trains, state.cores[0].dtype)
-    weight = restored(weight, exponent)
+    term = factors_of(trains, state.cores[0].dtype)
     order = len(term)
     lefts = [weight * fused.edge(term)]
     rights = [fused.edge(term)]

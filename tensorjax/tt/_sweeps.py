@@ -24,6 +24,14 @@ class InaccurateGram(ArithmeticError):
     """The Gram matrices of these cores are too coarse for the error asked."""
 
 
+def scaled_back(cores: Cores, exponent: Any) -> Cores:
+    """Multiplies a train by 2^exponent: in its last core, or in all if one could not hold it."""
+    share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
+    last = exponent - share * (len(cores) - 1)
+    exponents = [share] * (len(cores) - 1) + [last]
+    return [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
+
+
 class RightFactor(NamedTuple):
     """F (r, m) with F Fᴴ a Gram matrix up to roundoff, m its rank to roundoff; and its norm."""
 
@@ -64,7 +72,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
     for k in range(len(cores) - 1, 0, -1):
         core, omega = cores[k], draw[ends[k] - sizes[k] : ends[k]]
         image = core if f is None else times_right(core, f)  # a last core broadcasts over columns
-        f, _ = linalg.normalized(linalg.matmul((image * omega[None]).sum(1), mix))
+        f = linalg.matmul((image * omega[None]).sum(1), mix)
         size = linalg.where_positive(linalg.energy(f) / f.size, 1.0) ** 0.5
         f = f / size.astype(f.dtype)
         factors.append(f)

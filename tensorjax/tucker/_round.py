@@ -80,18 +80,18 @@ def _padded(
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """The shape of the result: the feasible ranks, or those that ``t`` was padded to.
 
-    As in `tensorjax.tt.round`: of a tensor that holds the ranks asked everywhere, these.
+    As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
     """
     if rank is not None:
         wanted = _check.bond_ranks(rank, [2**62] * t.order, place="mode")
         over = any(s > n for s, n in zip(t.ranks, t.shape, strict=True))
-        if over and all(s >= w for s, w in zip(t.ranks, wanted, strict=True)):
-            ranks = wanted
+        if over and tuple(t.ranks) == tuple(wanted):
+            ranks = tuple(wanted)
     if core_rank is not None and bonds is not None:
         wanted = _check.bond_ranks(core_rank, [2**62] * len(bonds), name="core_rank")
         over = cut_ranks(t.core.ranks, t.core.shape) != t.core.ranks
-        if over and all(s >= w for s, w in zip(t.core.ranks[1:-1], wanted, strict=True)):
-            bonds = wanted
+        if over and tuple(t.core.ranks[1:-1]) == tuple(wanted):
+            bonds = tuple(wanted)
     return ranks, bonds
 
 
