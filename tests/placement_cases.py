@@ -131,6 +131,8 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "matvec to tol": lambda put: tt.matvec(put(matrix()), put(train()), tol=1e-8),
     "matvec to rank": lambda put: tt.matvec(put(matrix()), put(train()), rank=4),
     "norm": lambda put: tt.norm(put(train())),
+    "log_norm": lambda put: tt.log_norm(put(train())),
+    "normalize": lambda put: tt.normalize(put(train())),
     "ones_like": lambda put: tt.ones_like(put(train())),
     "orthogonalize": lambda put: tt.orthogonalize(put(train()), 1),
     "pad": lambda put: tt.pad(put(train()), 4),

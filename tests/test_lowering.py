@@ -138,6 +138,8 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.matvec": (tt.matvec, "a x"),
     "tt.matvec to a rank": (lambda a, x: tt.matvec(a, x, rank=2), "a x"),
     "tt.norm": (tt.norm, "x"),
+    "tt.log_norm": (tt.log_norm, "x"),
+    "tt.normalize": (tt.normalize, "x"),
     "tt.ones": (lambda v: tt.scale(tt.ones((2, 3), dtype=v.dtype), v[0]), "v"),
     "tt.ones_like": (lambda x: tt.add(x, tt.ones_like(x)), "x"),
     "tt.orthogonalize": (lambda x: tt.orthogonalize(x, 1), "x"),

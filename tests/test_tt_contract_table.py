@@ -102,6 +102,8 @@ TABLE: dict[str, Row] = {
     "hadamard": Row(lambda o: tt.hadamard(o["x"], o["y"]), lambda o: o["x"] * o["y"]),
     "inner": Row(lambda o: tt.inner(o["x"], o["y"]), lambda o: np.vdot(o["x"], o["y"])),
     "norm": Row(lambda o: tt.norm(o["x"]), lambda o: norm(o["x"])),
+    "log_norm": Row(lambda o: tt.log_norm(o["x"]), lambda o: np.log(norm(o["x"]))),
+    "normalize": Row(lambda o: tt.normalize(o["x"]), lambda o: o["x"] / norm(o["x"])),
     "norm of a matrix": Row(lambda o: tt.norm(o["a"]), lambda o: norm(o["a"])),
     "distance": Row(lambda o: tt.distance(o["x"], o["y"]), lambda o: norm(o["x"] - o["y"])),
     "matvec": Row(
