@@ -224,9 +224,9 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
     """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
 
     Loops under jit need shapes that do not change: pad once before, and give `round`, or the
-    rounded products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of exactly these
-    ranks keeps them there, also where its modes allow fewer; a sum by ``+`` has larger ones: round
-    it by `linear_combination`, or pad what `round` makes of it.
+    rounded products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of
+    exactly these ranks keeps them there, also where its modes allow fewer; a sum by ``+`` has
+    larger ones: round it by `linear_combination`, or pad what `round` makes of it.
 
     Args:
       t: TT or TTMatrix.

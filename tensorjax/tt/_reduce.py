@@ -18,6 +18,7 @@ from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
 
+_NOT_HELD = (0.0, math.inf)
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Numbers gathered at a time by `evaluate`: 256 MiB of float64.
 _GATHER_LIMIT = 2**25
@@ -74,7 +75,7 @@ def norm(x: TT) -> jax.Array:
       1e+15
     """
     value = _norm(x)
-    if not _check.is_traced(value) and value.ndim == 0 and float(value) in (0.0, math.inf):
+    if not isinstance(value, jax.core.Tracer) and value.ndim == 0 and float(value) in _NOT_HELD:
         _check_held(x, value.dtype)
     return value
 
@@ -103,11 +104,14 @@ _squared_norm = jax.jit(squared_norm)
 
 @jax.jit
 def _norm(x: TT) -> jax.Array:
-    square, half = squared_norm(x)
+    mantissa, exponent = overlap(conj(x), x, True)
+    half = exponent // 2
+    rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
     # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
     # not <= 0, and so comes through.
-    none = square <= 0
-    return linalg.scaled(jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, square))), half)
+    none = rest <= 0
+    root = jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, rest)))
+    return jnp.ldexp(root, half)
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:

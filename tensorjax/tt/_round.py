@@ -178,9 +178,9 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
     if t.order == 1:
         return t
     out = _compressed(t, tol, ranks, method, key, extra)
-    shape = out.ranks[1:-1] if ranks is None else padded_ranks(rank, ranks, [t])
-    if shape != out.ranks[1:-1]:
-        out = pad(out, shape)
+    if rank is not None and ranks is not None:
+        shape = padded_ranks(rank, ranks, [t])
+        out = out if shape == out.ranks[1:-1] else pad(out, shape)
     return TT._unchecked(placed_like(out.cores, t.cores))
 
 
