@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
-from tensorjax._scaling import restored
 from tensorjax.contract import einsum
 from tensorjax.mera._build import to_tt
 from tensorjax.mera._types import MERA, Layer, single
@@ -69,9 +68,6 @@ def inner(x: MERA, y: MERA) -> jax.Array:
 @jax.jit
 def _inner(x: MERA, y: MERA) -> jax.Array:
     dtype = jnp.promote_types(x.dtype, y.dtype)
-    # All else is isometric: scale is in the tops.
-    (top, p), (other, q) = linalg.normalized(x.top), linalg.normalized(y.top)
-    x, y = MERA._unchecked(x.layers, top), MERA._unchecked(y.layers, other)
     sites = list(range(x.order))
     bra = _network(x.astype(dtype), sites, x.order)
     fresh = 1 + max(max(labels) for _, labels in bra)
@@ -79,7 +75,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
     # Tensors that meet at the bottom follow each other, from left to right.
     terms = [(a.conj(), labels) for a, labels in bra] + ket
     operands = [part for term in terms for part in term]
-    return restored(einsum(*operands, [], precision=_HIGHEST), p + q)
+    return einsum(*operands, [], precision=_HIGHEST)
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
@@ -139,7 +135,11 @@ def expectation(
     dtype = jnp.promote_types(m.dtype, o.dtype)
     order = sorted(range(len(chosen)), key=chosen.__getitem__)
     o = o.transpose(*order, *(len(order) + k for k in order)).astype(dtype)
-    value = _expectation(m.astype(dtype), o, tuple(sorted(chosen)))
+    at = tuple(sorted(chosen))
+    # A program for each form of a step, which most sites and layers share, not for each pair.
+    for layer in m.layers:
+        o, at = _ascended(layer, o, at)
+    value = _expectation(MERA._unchecked((), m.top.astype(dtype)), o, at)
     return value if normalized else value * jnp.square(norm(m)).astype(dtype)
 
 
@@ -169,8 +169,6 @@ def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> jax.Array:
 def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
     for layer in m.layers:
         o, sites = _ascended(layer, o, sites)
-    # Its norm may be out of range, and has no say here.
-    m = MERA._unchecked(m.layers, linalg.normalized(m.top)[0])
     top = m.top.astype(o.dtype)
     top = top / linalg.where_positive(norm(m), 1.0).astype(o.dtype)
     ket = list(range(top.ndim))
@@ -193,21 +191,31 @@ def _ascended(
     fresh = len(below)
     bra = {s: ket[s] + fresh if s in sites else ket[s] for s in below}
     fresh *= 2
-    operands: list[Any] = [o, [*(bra[s] for s in sorted(sites)), *(ket[s] for s in sorted(sites))]]
+    terms = [(o, (*(bra[s] for s in sorted(sites)), *(ket[s] for s in sorted(sites))), False)]
     for (i, j), u in involved:
-        for side, x in ((ket, u), (bra, u.conj())):
-            operands += [x, [side[i], side[j], fresh, fresh + 1]]
+        for side, conjugated in ((ket, False), (bra, True)):
+            terms.append((u, (side[i], side[j], fresh, fresh + 1), conjugated))
             side[i], side[j] = fresh, fresh + 1
             fresh += 2
     above: list[tuple[int, int]] = []
     for b in blocks:
         w, block = layer.isometries[b], layer.wiring.blocks[b]
         above.append((fresh, fresh + 1))
-        operands += [w.conj(), [*(bra[s] for s in block), fresh]]
-        operands += [w, [*(ket[s] for s in block), fresh + 1]]
+        terms.append((w, (*(bra[s] for s in block), fresh), True))
+        terms.append((w, (*(ket[s] for s in block), fresh + 1), False))
         fresh += 2
     result = [*(a for a, _ in above), *(a for _, a in above)]
-    return einsum(*operands, result, precision=_HIGHEST), tuple(blocks)
+    arrays, labels, conjugated = zip(*terms, strict=True)
+    return _contracted(arrays, labels, conjugated, tuple(result)), tuple(blocks)
+
+
+@jax.jit(static_argnums=(1, 2, 3))
+def _contracted(arrays: Any, labels: Any, conjugated: Any, result: tuple[int, ...]) -> jax.Array:
+    dtype = arrays[0].dtype
+    cast = [x.astype(dtype) for x in arrays]
+    given = [x.conj() if c else x for x, c in zip(cast, conjugated, strict=True)]
+    operands = [part for x, names in zip(given, labels, strict=True) for part in (x, list(names))]
+    return einsum(*operands, list(result), precision=_HIGHEST)
 
 
 @placed

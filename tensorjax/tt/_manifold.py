@@ -8,12 +8,8 @@ of twice the ranks, whose cores are the blocks
 
 so that every function on trains takes it. The variations δ_k can be read off again, and by the
 gauge they are orthonormal coordinates: inner products and sums cost as much as on cores.
-
-Where the variations leave the range of the dtype, as at a point of norm 1e40 in float32, all cores
-share a power of two, which is read off again at the orthonormal columns of the first one.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -21,14 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax import _scaling as scaling
 from tensorjax._cores import absorb, cut_ranks, tall
 from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
-from tensorjax.tt._build import feasible_ranks
-from tensorjax.tt._round import orthogonal, round
+from tensorjax.tt._round import _orthogonalized, round
 
 Arrays = tuple[jax.Array, ...]
 Retraction = Literal["svd", "projector_splitting"]
@@ -50,29 +44,25 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
     """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
-    # A frame is followed by the last core alone, or by one array for each, and an exponent.
-    behind = cores[len(cores) + 2 * bonds + 1 - len(found) :]
-    given = [*cores[:-1], *cores[1:], *behind, cores[0]]
+    # A frame is followed by the last core alone, or by one array for each.
+    behind = cores[len(cores) + 2 * bonds - len(found) :]
+    given = [*cores[:-1], *cores[1:], *behind]
     return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
 
 
 @placed_by(_like_cores)
-@jax.jit
-def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """The frame at x, C near one and e: x = 2^e U_1 … U_{d−1} C."""
-    left, exponent = orthogonal(x.cores, x.order - 1)
+def frame(x: TT) -> tuple[Frame, jax.Array]:
+    """The frame at x, and the last core C of x = U_1 … U_{d−1} C."""
+    left = _orthogonalized(x, x.order - 1).cores
     *others, last = x.cores
-    right, _ = orthogonal([*others, linalg.after(last, left[-1])], 0)
-    return Frame(tuple(left[:-1]), tuple(right[1:])), left[-1], exponent
+    x = TT._unchecked((*others, linalg.after(last, left[-1])))
+    right = _orthogonalized(x, 0).cores
+    return Frame(left[:-1], right[1:]), left[-1]
 
 
 @placed
-@jax.jit
-def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = None) -> TT:
-    """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks."""
-    share: Any = None
-    if exponent is not None:
-        deltas, share = _in_range(deltas, exponent)
+def tangent(at: Frame, deltas: Sequence[jax.Array]) -> TT:
+    """The tangent vector with the variations δ_1 … δ_d, as a train of twice the ranks."""
     if len(deltas) == 1:
         return TT._unchecked(tuple(deltas))
     cores = [jnp.concatenate([deltas[0], at.left[0]], axis=2)]
@@ -80,44 +70,14 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = None) -> TT:
         top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
         cores.append(jnp.concatenate([top, jnp.concatenate([delta, u], axis=2)], axis=0))
     cores.append(jnp.concatenate([at.right[-1], deltas[-1]], axis=0))
-    if share is not None:
-        cores = [linalg.scaled(c, share) for c in cores]
     return TT._unchecked(tuple(cores))
 
 
-def _in_range(deltas: Sequence[jax.Array], exponent: Any) -> tuple[list[jax.Array], Any]:
-    """The variations times 2^exponent, and 0; or near one, and the power that all cores share."""
-    top = largest_exponent([(d, 0) for d in deltas])
-    whole = jnp.where(top > scaling.NOTHING // 2, top + exponent, 0)
-    low, high = linalg.exponents_held(deltas[0].dtype)
-    share = jnp.where((low < whole) & (whole < high), 0, whole // len(deltas))
-    power = exponent - share * len(deltas)
-    return [linalg.scaled(d, power) for d in deltas], share
-
-
-def largest_exponent(pairs: Sequence[tuple[jax.Array, Any]]) -> Any:
-    """That of the largest of the arrays x·2^e given as (x, e); `NOTHING` if all are zero."""
-    found = []
-    for x, e in pairs:
-        found.append(jnp.where((x != 0).any(), linalg.exponent_of(x) + e, scaling.NOTHING))
-    return jnp.stack(found).max()
-
-
 @placed_by(_like_cores)
-@jax.jit
-def split(xi: TT) -> tuple[Frame, Arrays, Any]:
-    """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
-    left, deltas, right = _blocks(xi)
-    share = _shared(xi)
-    left, deltas, right = (
-        tuple(linalg.scaled(c, -share) for c in blocks) for blocks in (left, deltas, right)
-    )
-    return Frame(left, right), deltas, share * xi.order
-
-
-def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
+def split(xi: TT) -> tuple[Frame, Arrays]:
+    """The frame and the variations of a tangent vector: what `tangent` was given."""
     if xi.order == 1:
-        return (), xi.cores, ()
+        return Frame((), ()), xi.cores
     left, deltas, right = [], [], []
     for k, c in enumerate(xi.cores):
         a = c.shape[0] // 2 if k > 0 else 0
@@ -127,17 +87,7 @@ def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
             right.append(c[:a, :, :b])
         if k < xi.order - 1:
             left.append(c[a:, :, b:])
-    return tuple(left), tuple(deltas), tuple(right)
-
-
-def _shared(xi: TT) -> Any:
-    """The power of two that all cores of a tangent vector share: U_1 has orthonormal columns."""
-    if xi.order == 1:
-        return jnp.zeros((), jnp.int32)
-    u, e = linalg.normalized(jax.lax.stop_gradient(_blocks(xi)[0][0]))
-    size = linalg.energy(tall(u)) / u.shape[2]
-    power = jnp.round(jnp.log2(linalg.where_positive(size, 1.0)) / 2)
-    return e + jnp.where(jnp.isfinite(power), power, 0).astype(jnp.int32)
+    return Frame(tuple(left), tuple(right)), tuple(deltas)
 
 
 @placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
@@ -154,49 +104,30 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 @placed
 def project(at: Frame, z: TT) -> TT:
     """The orthogonal projection of z on the tangent space at a frame."""
-    cores, exponent = scaling.near_one(z.cores)
-    rights = _right_sides(at.right, cores)
-    left, power = interfaces.edge(cores[0], operator=False), exponent
+    rights = [interfaces.edge(z.cores[0], operator=False)]
+    for v, c in zip(reversed(at.right), reversed(z.cores), strict=False):
+        rights.append(interfaces.right_overlap(rights[-1], v, c))
+    left = rights[0]
     deltas = []
-    for k, c in enumerate(cores):
+    for k, c in enumerate(z.cores):
         seen = absorb(left, c)
-        right, e = rights[z.order - 1 - k]
-        deltas.append((linalg.matmul(seen, right.T), power + e))
+        deltas.append(linalg.matmul(seen, rights[z.order - 1 - k].T))
         if k < z.order - 1:
-            image = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
-            left, e = linalg.normalized(image)
-            power = power + e
-    whole = largest_exponent(deltas)
-    near = [linalg.scaled(d, e - whole) for d, e in deltas]
-    return tangent(at, gauged(at, near), whole)
-
-
-def _right_sides(vs: Sequence[jax.Array], cores: Sequence[jax.Array]) -> list[tuple[Any, Any]]:
-    """Overlaps of what lies right of every bond, from the right end, near one with exponents."""
-    out: list[tuple[Any, Any]] = [(interfaces.edge(cores[0], operator=False), 0)]
-    for v, c in zip(reversed(vs), reversed(cores), strict=False):
-        right, e = linalg.normalized(interfaces.right_overlap(out[-1][0], v, c))
-        out.append((right, out[-1][1] + e))
-    return out
+            left = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
+    return tangent(at, gauged(at, deltas))
 
 
 @placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
     """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
-    at, deltas, power = split(xi)
-    cores, exponent = scaling.near_one(x.cores)
-    left = interfaces.edge(cores[0], operator=False)
-    for u, c in zip(at.left, cores, strict=False):
-        left, e = linalg.normalized(interfaces.left_overlap(left, u, c))
-        exponent = exponent + e
+    at, deltas = split(xi)
+    left = interfaces.edge(x.cores[0], operator=False)
+    for u, c in zip(at.left, x.cores, strict=False):
+        left = interfaces.left_overlap(left, u, c)
     step = jnp.asarray(step).astype(x.dtype)
-    last = absorb(left, cores[-1])
-    # Both over the exponent of the larger one.
     shifted = [step * d for d in deltas]
-    whole = largest_exponent([(last, exponent), *((d, power) for d in shifted)])
-    shifted = [linalg.scaled(d, power - whole) for d in shifted]
-    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
-    return round(tangent(at, shifted, whole), rank=x.ranks[1:-1] or 1, method="svd")
+    shifted[-1] = shifted[-1] + absorb(left, x.cores[-1])
+    return round(tangent(at, shifted), rank=x.ranks[1:-1] or 1, method="svd")
 
 
 def point(x: Any) -> TT:
@@ -284,17 +215,9 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
 
     O(d n r²) operations, where `inner` of the trains takes O(d n r³).
     """
-    _check_tangent("xi", xi)
-    _check_tangent("eta", eta, xi)
-    return _tangent_inner(xi, eta)
-
-
-@jax.jit
-def _tangent_inner(xi: TT, eta: TT) -> jax.Array:
-    pairs = zip(_blocks(xi)[1], _blocks(eta)[1], strict=True)
+    pairs = zip(_variations("xi", xi), _variations("eta", eta, xi), strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
-    shared = (_shared(xi) + _shared(eta)) * (xi.order - 1)
-    return scaling.restored(jnp.stack(products).sum(), shared)
+    return jnp.stack(products).sum()
 
 
 @placed
@@ -321,24 +244,15 @@ def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) ->
             "tangents: expected one or more, with one weight each, "
             f"got {len(tangents)} and {len(weights)} weights"
         )
-    for i, t in enumerate(tangents):
-        _check_tangent(f"tangents[{i}]", t, tangents[0])
-    return _tangent_sum(tangents, weights)
+    terms = [_variations(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
+    total = terms[0]
+    for i, (w, term) in enumerate(zip(weights, terms, strict=True)):
+        scaled = [jnp.asarray(w).astype(d.dtype) * d for d in term]
+        total = scaled if i == 0 else [a + b for a, b in zip(total, scaled, strict=True)]
+    return tangent(split(tangents[0])[0], total)
 
 
-@jax.jit
-def _tangent_sum(tangents: list[TT], weights: list[Any]) -> TT:
-    parts = [split(t) for t in tangents]
-    whole = functools.reduce(jnp.maximum, (e for *_, e in parts))
-    total: list[Any] = [0] * tangents[0].order
-    for w, (_, deltas, e) in zip(weights, parts, strict=True):
-        # A weight of the dtype: a power of two beside it costs nothing.
-        by = linalg.scaled(jnp.asarray(w).astype(deltas[0].dtype), e - whole)
-        total = [a + by * d for a, d in zip(total, deltas, strict=True)]
-    return tangent(parts[0][0], total, whole)
-
-
-def _check_tangent(name: str, xi: Any, like: TT | None = None) -> None:
+def _variations(name: str, xi: Any, like: TT | None = None) -> Arrays:
     single(name, xi, TT)
     if any(r % 2 for r in xi.ranks[1:-1]) or (like is not None and like.ranks != xi.ranks):
         expected = "even interior TT-ranks" if like is None else f"TT-ranks {like.ranks}"
@@ -346,6 +260,7 @@ def _check_tangent(name: str, xi: Any, like: TT | None = None) -> None:
             f"{name}: expected a tangent vector, as tt.tangent_project makes them, of {expected}, "
             f"got {xi.ranks}"
         )
+    return split(xi)[1]
 
 
 @placed
@@ -387,10 +302,7 @@ def retract(
     x, xi = _aligned(point(x), xi)
     _check.finite("xi", xi)
     if method == "svd":
-        # x + ξ has more than its modes allow, but neither of them was padded.
-        both = [a + b for a, b in zip(x.ranks[1:-1], xi.ranks[1:-1], strict=True)]
-        rank = x.ranks[1:-1] if rank is None else feasible_ranks(rank, x.shape, both)
-        rank = rank or 1
+        rank = (x.ranks[1:-1] or 1) if rank is None else rank
         return round(add(x, xi), rank=rank, method="svd")
     if rank is not None:
         bounds = [max(r, 1) for r in x.ranks[1:-1]]
@@ -406,29 +318,19 @@ def retract(
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
     """One step of projector splitting, left to right, with the increment ξ."""
-    start, own = orthogonal(x.cores, 0)
-    cores, exponent = scaling.near_one(xi.cores)
-    rights = _right_sides(start[1:], cores)
-    left, center, out = rights[0][0], start[0], []
-    for k, c in enumerate(cores):
-        right, e = rights[x.order - 1 - k]
+    start = _orthogonalized(x, 0).cores
+    rights = [interfaces.edge(start[0], operator=False)]
+    for v, c in zip(reversed(start[1:]), reversed(xi.cores), strict=False):
+        rights.append(interfaces.right_overlap(rights[-1], v, c))
+    left, center, cores = rights[0], start[0], []
+    for k, c in enumerate(xi.cores):
+        right = rights[x.order - 1 - k].T
         seen = absorb(left, c)
-        center, own = _sum_in_range(center, own, linalg.matmul(seen, right.T), exponent + e)
+        center = center + linalg.matmul(seen, right)
         if k == x.order - 1:
             break
         u, s = linalg.qr(tall(center))
-        out.append(u.reshape(center.shape))
-        left, e = linalg.normalized(linalg.matmul(linalg.adjoint(u), tall(seen)))
-        exponent = exponent + e
-        # What the increment has added right of the bond is taken off again.
-        back = linalg.matmul(left, rights[x.order - 1 - k][0].T)
-        s, own = _sum_in_range(s, own, -back, exponent + rights[x.order - 1 - k][1])
-        center = absorb(s, start[k + 1])
-    return TT._unchecked(tuple(scaling.held([*out, center], own, at=x.order - 1)))
-
-
-def _sum_in_range(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """a·2^p + b·2^q near one, and its exponent."""
-    whole = jnp.maximum(largest_exponent([(a, p), (b, q)]), scaling.NOTHING)
-    small, e = linalg.normalized(linalg.scaled(a, p - whole) + linalg.scaled(b, q - whole))
-    return small, whole + e
+        cores.append(u.reshape(center.shape))
+        left = linalg.matmul(linalg.adjoint(u), tall(seen))
+        center = absorb(s - linalg.matmul(left, right), start[k + 1])
+    return TT._unchecked((*cores, center))

@@ -13,7 +13,6 @@ from tensorjax import _check, _native, linalg
 from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import restored
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import _aligned, as_train, conj
@@ -51,7 +50,7 @@ def inner(x: TT, y: TT) -> jax.Array:
 
 @jax.jit
 def _inner(x: TT, y: TT) -> jax.Array:
-    return restored(*overlap(conj(x), y))
+    return linalg.scaled(*overlap(conj(x), y))
 
 
 @placed
@@ -194,7 +193,7 @@ def distance(x: TT, y: TT) -> jax.Array:
 
 def _distance(xs: Any, ys: Any) -> Any:
     length, exponent = difference(xs, ys)
-    return restored(length, exponent)
+    return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
 
 
 @placed

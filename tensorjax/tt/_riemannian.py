@@ -29,14 +29,14 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
     def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
         dtype = getattr(x, "dtype", None)
-        at, last, exponent = frame(point(x))
+        at, last = frame(point(x))
 
         def along(deltas: Arrays) -> jax.Array:
-            return f(tangent(at, deltas, exponent).astype(dtype), *args, **kwargs)
+            return f(tangent(at, deltas).astype(dtype), *args, **kwargs)
 
         start = (*map(jnp.zeros_like, at.left), last)
         value, slopes = jax.value_and_grad(along)(start)
-        return value, tangent(at, gauged(at, tuple(map(jnp.conj, slopes))), -exponent)
+        return value, tangent(at, gauged(at, tuple(map(jnp.conj, slopes))))
 
     return value_and_grad
 
@@ -188,7 +188,7 @@ def riemannian_cg() -> Any:
 
 
 def _no_tangent(x: TT) -> TT:
-    at, last, _ = frame(point(x))
+    at, last = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
 

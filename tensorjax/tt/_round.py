@@ -30,7 +30,6 @@ from tensorjax._cores import (
 from tensorjax._leading import budget
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._scaling import held, near_one
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
@@ -50,9 +49,7 @@ def orthogonalize(t: Train, center: int) -> Train:
 
     Args:
       t: TT or TTMatrix.
-      center: 0 … d−1 (negative counts from the end); its core carries the norm. Where it cannot
-        hold that in the dtype, all cores share it, as powers of two: they are then orthogonal up
-        to these.
+      center: 0 … d−1 (negative counts from the end); its core carries the norm.
 
     Returns:
       Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
@@ -78,27 +75,19 @@ def _orthogonalize(t: TT, center: int) -> TT:
 
 @jax.jit(static_argnums=1)
 def _orthogonalized(t: TT, center: int) -> TT:
-    cores, exponent = orthogonal([c.astype(linalg.factor_dtype(t.dtype)) for c in t.cores], center)
-    cores = held(cores, exponent, at=center, dtype=t.dtype)
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
-
-
-def orthogonal(cores: Sequence[jax.Array], center: int) -> tuple[list[jax.Array], Any]:
-    """As `orthogonalize`, the center near one; and the exponent of two by which to scale it."""
-    cores, exponent = near_one(cores)
+    dtype = linalg.factor_dtype(t.dtype)
+    cores = [c.astype(dtype) for c in t.cores]
     for k in range(center):
         q, r = linalg.qr(tall(cores[k]))
         cores[k] = q.reshape(*cores[k].shape[:2], -1)
-        cores[k + 1], e = linalg.normalized(absorb(r, cores[k + 1]))
-        exponent = exponent + e
-    if 0 < center < len(cores) - 1:
+        cores[k + 1] = absorb(r, cores[k + 1])
+    if 0 < center < t.order - 1:
         cores[-1] = linalg.after(cores[-1], cores[center])
-    for k in range(len(cores) - 1, center, -1):
+    for k in range(t.order - 1, center, -1):
         q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
         cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-        cores[k - 1], e = linalg.normalized(times_right(cores[k - 1], linalg.adjoint(r)))
-        exponent = exponent + e
-    return cores, exponent
+        cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
 @placed
@@ -227,26 +216,18 @@ def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, e
     wide = [c.astype(dtype) for c in t.cores]
     if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
         cores = _either_round(wide, key, ranks, method, extra)
-        if dtype != t.dtype:  # what float32 holds in the last core, half precision may not
-            cores = held(*near_one(cores), dtype=t.dtype)
     else:
-        cores = _by_xla(ranks, method, extra, wide, key, tol, t.dtype)
+        cores = _by_xla(ranks, method, extra, wide, key, tol)
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
 
 
 def _by_xla(
-    ranks: tuple[int, ...],
-    method: Method,
-    extra: int,
-    cores: list[Any],
-    key: Any,
-    tol: Any = None,
-    dtype: Any = None,
+    ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any, tol: Any = None
 ) -> list[Any]:
     share = None if tol is None else tol**2
-    given, exponent = near_one(cores)
-    cores, e = _compress(given, ranks, share, method, key, extra)
-    return held(cores, exponent + e, dtype=dtype)
+    scaled = [linalg.normalized(c) for c in cores]
+    cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key, extra)
+    return sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
@@ -258,8 +239,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     for share in (allowed, allowed / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
         cores, e = _compress(host, None, share, chosen, key)
-        fit = linalg.exponents_held(t.dtype)
-        cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e, fit)]
+        cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
         out = TT._unchecked(tuple(jax.device_put(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
@@ -364,9 +344,9 @@ def _either_round_jvp(
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:
-        given, exponent = near_one(cores)
-        out, e = _svd_round(given, ranks, None)
-        return held(out, exponent + e)
+        scaled = [linalg.normalized(c) for c in cores]
+        out, exponent = _svd_round([c for c, _ in scaled], ranks, None)
+        return sweeps.scaled_back(out, exponent + sum(e for _, e in scaled))
 
     return jax.jvp(differentiable, (cores,), (moved,))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
-from tensorjax.tt._round import orthogonal
+from tensorjax.tt._round import orthogonalize
 
 
 @placed
@@ -43,16 +43,16 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
-    return _sample(key, t, count)
+    return _sample(key, orthogonalize(t, 0), count)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
-    # Without the exponent, which takes the norm out of the first core: it has no say here.
-    cores = orthogonal([c.astype(linalg.factor_dtype(t.dtype)) for c in t.cores], 0)[0]
+    # The norm sits in the first core, and its square might not be representable.
+    cores = (linalg.normalized(t.cores[0])[0], *t.cores[1:])
 
     def one(key: jax.Array) -> jax.Array:
-        left = jnp.ones((1,), cores[0].dtype)
+        left = jnp.ones((1,), t.dtype)
         drawn = []
         for k, core in zip(jax.random.split(key, t.order), cores, strict=True):
             rows = jnp.einsum("a,aib->ib", left, core, precision=jax.lax.Precision.HIGHEST)
