@@ -74,7 +74,7 @@ def norm(x: TT) -> jax.Array:
       1e+15
     """
     value = _norm(x)
-    if not isinstance(value, jax.core.Tracer) and value.ndim == 0 and float(value) in _NOT_HELD:
+    if not _check.is_traced(value) and value.ndim == 0 and float(value) in _NOT_HELD:
         _check_held(x, value.dtype)
     return value
 
