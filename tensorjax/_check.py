@@ -24,6 +24,15 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def on_cpu(x: Any, *others: Any) -> bool:
+    """Whether an array is concrete, as the others are, and lies in the memory of one CPU."""
+    if is_traced(x, *others):
+        return False
+    if isinstance(x, jax.Array):
+        return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
+    return jax.default_backend() == "cpu"
+
+
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
     """Computes with concrete arguments as outside, though a program around it is being traced."""
 
@@ -124,8 +133,11 @@ def bond_ranks(
     return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
 
 
-def indices(value: Any, shape: Sequence[int]) -> jax.Array:
-    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises."""
+def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
+    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises.
+
+    A JAX array is returned as it is, and all else as a NumPy array.
+    """
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"indices: expected integers, got dtype {array.dtype}")
@@ -141,7 +153,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array:
                 f"indices: expected mode {mode} in [-{shape[mode]}, {shape[mode]}), "
                 f"got values from {host[:, mode].min()} to {host[:, mode].max()}"
             )
-    return jnp.asarray(array)
+    return array
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:

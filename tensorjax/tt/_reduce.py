@@ -14,6 +14,7 @@ from tensorjax._cores import difference
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
+from tensorjax.tt import _entries
 from tensorjax.tt._algebra import _aligned, as_train, conj
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -172,7 +173,16 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
-    return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
+    flat = indices.reshape(-1, t.order)
+    if _is_hosted(t, indices):
+        out = _entries.entries(t, np.asarray(flat), _groups(t, len(flat)))
+        return jax.device_put(out.astype(t.dtype, copy=False).reshape(indices.shape[:-1]))
+    return _evaluate(t, jnp.asarray(flat)).reshape(indices.shape[:-1])
+
+
+def _is_hosted(*arguments: Any) -> bool:
+    """Whether all arrays are concrete, and each in the memory of one CPU: for NumPy to serve."""
+    return all(map(_check.on_cpu, jax.tree.leaves(arguments)))
 
 
 @jax.jit
@@ -203,31 +213,39 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     return jax.lax.map(entry, tuple(rows), batch_size=piece)
 
 
-def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
+def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
     """Ranges of cores to multiply out, for a batch of so many entries.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache.
     """
+    return _grouped(t.shape, t.ranks, batch)
+
+
+@functools.lru_cache(maxsize=1024)
+def _grouped(
+    shape: tuple[int, ...], ranks: tuple[int, ...], batch: int
+) -> tuple[tuple[int, int], ...]:
+    order = len(shape)
 
     def fits(a: int, b: int) -> bool:
-        ends = a == 0 or b == t.order
-        numbers = math.prod(t.shape[a:b]) * t.ranks[a] * t.ranks[b]
-        return math.prod(t.shape[a:b]) <= batch and numbers <= (_END_TABLE if ends else _TABLE)
+        ends = a == 0 or b == order
+        rows = math.prod(shape[a:b])
+        return rows <= batch and rows * ranks[a] * ranks[b] <= (_END_TABLE if ends else _TABLE)
 
     first = 1
-    while first < t.order and fits(0, first + 1):
+    while first < order and fits(0, first + 1):
         first += 1
-    groups, last = [(0, first)], t.order
-    while last - 1 > first and fits(last - 1, t.order):
+    groups, last = [(0, first)], order
+    while last - 1 > first and fits(last - 1, order):
         last -= 1
-    tail = [(last, t.order)] if last < t.order else []
+    tail = [(last, order)] if last < order else []
     while first < last:
         b = first + 1
         while b < last and fits(first, b + 1):
             b += 1
         groups.append((first, b))
         first = b
-    return groups + tail
+    return tuple(groups + tail)
 
 
 def _product(cores: Sequence[jax.Array]) -> jax.Array:
