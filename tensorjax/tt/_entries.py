@@ -5,16 +5,20 @@ of a batch. NumPy starts at once, and where ranks are high it is faster too: row
 a matrix product, while XLA gathers a matrix for each.
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from tensorjax import _blas, linalg
-from tensorjax._cores import Cores, balanced, tall, wide
+from tensorjax import _blas, _check, linalg
+from tensorjax._cores import Cores, absorb, balanced, tall, times_right, wide
+from tensorjax._placement import _is_alone
 from tensorjax._train import TT
 
 # Entries that go through the train together, and numbers gathered at a time: for the caches.
@@ -23,7 +27,40 @@ _ROWS, _GATHER = 2**16, 2**18
 _FEW = 4
 # From so many rows an index, and numbers in its matrix, rows are sorted by their index.
 _SHARED, _MATRIX = 64, 256
+_LARGE = 2**10  # numbers in such a matrix from which programs of XLA, which gather, are slower
+# Calls with equal shapes, and as large a batch, after which a program is compiled for them.
+_HABIT, _MOST_KINDS = 10, 4096
 _NEAR = 4  # powers of two that norms of cores may be off one
+_calls: Counter[Any] = Counter()
+
+
+def is_hosted(*arguments: Any) -> bool:
+    """Whether all arrays are concrete, and each in the memory of one CPU: for NumPy to serve."""
+    leaves = jax.tree.leaves(arguments)
+    if _is_alone():
+        return not any(isinstance(x, Tracer) for x in leaves)
+    return all(map(_check.on_cpu, leaves))
+
+
+def pays(t: TT, indices: np.ndarray) -> bool:
+    """Whether NumPy is to serve a batch: high ranks, or a batch that is not a habit yet.
+
+    A program that is there already is up to four times faster where ranks are low, and takes as
+    long to compile as thousands of calls: the first few calls of one kind are not worth it.
+    """
+    if len(indices) == 0 or _pays_to_sort(t.cores, len(indices)):
+        return True
+    key = t.shape, t.ranks, t.dtype, len(indices), indices.dtype
+    if len(_calls) > _MOST_KINDS:
+        _calls.clear()
+    _calls[key] += 1
+    return _calls[key] <= _HABIT
+
+
+def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
+    """Whether matrix products of rows that share an index take less than products one by one."""
+    sizes = [c.shape for c in cores]
+    return any(batch >= _SHARED * n and r * s >= _LARGE for r, n, s in sizes)
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -32,30 +69,34 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
     """
-    with np.errstate(over="ignore", under="ignore"), _blas.one_thread(True):
-        small, exponents = _near_one(_on_host(t.cores, t.dtype))
+    cores = _on_host(t.cores, linalg.factor_dtype(t.dtype))
+    shape = [c.shape[1] for c in cores]
+    if len(indices) == 0:
+        return np.zeros(0, cores[0].dtype)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"), _blas.one_thread(True):
+        small, exponent = _near_one(cores)
         tables = [_product(small[a:b]) for a, b in groups]
-        shape = t.shape
         out = [
-            _piece(tables, groups, shape, indices[k : k + _ROWS], sum(exponents))
+            _piece(tables, groups, shape, indices[k : k + _ROWS], exponent)
             for k in range(0, len(indices), _ROWS)
         ]
-        return np.concatenate(out) if len(out) != 1 else out[0]
+        return np.concatenate(out) if len(out) > 1 else out[0]
 
 
 def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
-    dtype = linalg.factor_dtype(dtype)
     return [np.asarray(c).astype(dtype, copy=False) for c in cores]
 
 
-def _near_one(cores: Cores) -> tuple[Cores, list[int]]:
-    """Cores, those far from one over a power of two; and the exponents."""
+def _near_one(cores: Cores) -> tuple[Cores, int]:
+    """Cores, those far from one over a power of two; and the exponents together."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
-    exponents = [
-        0 if low < np.vdot(c, c).real < high else int(linalg.exponent_of(c)) for c in cores
-    ]
-    pairs = zip(cores, exponents, strict=True)
-    return [linalg.scaled(c, -e) if e else c for c, e in pairs], exponents
+    out, total = [], 0
+    for core in cores:
+        if not low < np.vdot(core, core).real < high:
+            e = int(linalg.exponent_of(core))
+            core, total = linalg.scaled(core, -e), total + e
+        out.append(core)
+    return out, total
 
 
 def _product(cores: Cores) -> Any:
@@ -124,3 +165,50 @@ def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndar
             out[order[start:end]] = v[start:end] @ table[:, index]
         start = end
     return out
+
+
+def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
+    """The train of the modes that no vector is given for, or a scalar if none remains.
+
+    Cores far from contracted modes stay the arrays that they are.
+    """
+    dtype = functools.reduce(jnp.promote_types, (v.dtype for v in vectors.values()), t.dtype)
+    kind = linalg.factor_dtype(dtype)
+    small = {k: linalg.normalized(np.asarray(v).astype(kind)) for k, v in vectors.items()}
+    exponent = sum(e for _, e in small.values())
+    pending: Any = None  # what the modes contracted since the last core make of the bond
+    cores: list[Any] = []
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for k, core in enumerate(t.cores):
+            if k in small:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                matrix = np.matmul(small[k][0], core)
+                pending, more = linalg.normalized(matrix if pending is None else pending @ matrix)
+                exponent += e + more
+            elif pending is not None:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                cores.append(absorb(pending, core))
+                exponent, pending = exponent + e, None
+            else:
+                cores.append(core)
+        if not cores:
+            return jax.device_put(np.asarray(linalg.scaled(pending, exponent)[0, 0]).astype(dtype))
+        if pending is not None:
+            core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
+            cores[-1], exponent = times_right(core, pending), exponent + e
+        cores = _shared_out(cores, exponent, kind)
+    return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
+
+
+def _placed(core: Any) -> jax.Array:
+    return core if isinstance(core, jax.Array) else jax.device_put(core)
+
+
+def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
+    """A train times 2^exponent: in a core that is new, or in all if that could not hold it."""
+    at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
+    low, high = linalg.exponents_held(kind)
+    new = np.asarray(cores[at]).astype(kind, copy=False)
+    if low < linalg.exponent_of(new) + exponent < high:
+        return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
+    return balanced([np.asarray(c).astype(kind) for c in cores], exponent)

@@ -169,20 +169,17 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
     O(r²) operations an entry and core at most: for long batches, neighbouring cores are first
     multiplied out as far as a table of no more rows than the batch holds them. Memory stays
-    bounded, for very long batches are done in pieces.
+    bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by NumPy,
+    and nothing is compiled until the same shapes and batch size have come ten times.
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
-    flat = indices.reshape(-1, t.order)
-    if _is_hosted(t, indices):
-        out = _entries.entries(t, np.asarray(flat), _groups(t, len(flat)))
-        return jax.device_put(out.astype(t.dtype, copy=False).reshape(indices.shape[:-1]))
-    return _evaluate(t, jnp.asarray(flat)).reshape(indices.shape[:-1])
-
-
-def _is_hosted(*arguments: Any) -> bool:
-    """Whether all arrays are concrete, and each in the memory of one CPU: for NumPy to serve."""
-    return all(map(_check.on_cpu, jax.tree.leaves(arguments)))
+    if _entries.is_hosted(t, indices):
+        host = np.asarray(indices).reshape(-1, t.order)
+        if _entries.pays(t, host):
+            out = _entries.entries(t, host, _groups(t, len(host)))
+            return jax.device_put(out.astype(t.dtype, copy=False).reshape(indices.shape[:-1]))
+    return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
 
 
 @jax.jit
@@ -278,16 +275,19 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
       (2, 4)
     """
     single("t", t, TT)
-    chosen: dict[int, jax.Array] = {}
+    chosen: dict[int, Any] = {}
     for mode, vector in vectors.items():
         k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-        v = jnp.asarray(_check.inexact(f"vectors[{mode}]", vector))
+        v = _check.inexact(f"vectors[{mode}]", vector)
         if k in chosen or v.shape != (t.shape[k],):
             problem = "given twice" if k in chosen else f"shape {v.shape}"
             raise ValueError(
                 f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
             )
-        chosen[k] = v.astype(jnp.promote_types(v.dtype, t.dtype))
+        kind = jax.dtypes.canonicalize_dtype(v.dtype)
+        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
+    if _entries.is_hosted(t, chosen):
+        return _entries.contracted(t, chosen)
     return _contract_modes(t, chosen)
 
 
