@@ -135,7 +135,11 @@ def expectation(
     dtype = jnp.promote_types(m.dtype, o.dtype)
     order = sorted(range(len(chosen)), key=chosen.__getitem__)
     o = o.transpose(*order, *(len(order) + k for k in order)).astype(dtype)
-    value = _expectation(m.astype(dtype), o, tuple(sorted(chosen)))
+    at = tuple(sorted(chosen))
+    # A program for each form of a step, which most sites and layers share, not for each pair.
+    for layer in m.layers:
+        o, at = _ascended(layer, o, at)
+    value = _expectation(MERA._unchecked((), m.top.astype(dtype)), o, at)
     return value if normalized else value * jnp.square(norm(m)).astype(dtype)
 
 
@@ -187,21 +191,31 @@ def _ascended(
     fresh = len(below)
     bra = {s: ket[s] + fresh if s in sites else ket[s] for s in below}
     fresh *= 2
-    operands: list[Any] = [o, [*(bra[s] for s in sorted(sites)), *(ket[s] for s in sorted(sites))]]
+    terms = [(o, (*(bra[s] for s in sorted(sites)), *(ket[s] for s in sorted(sites))), False)]
     for (i, j), u in involved:
-        for side, x in ((ket, u), (bra, u.conj())):
-            operands += [x, [side[i], side[j], fresh, fresh + 1]]
+        for side, conjugated in ((ket, False), (bra, True)):
+            terms.append((u, (side[i], side[j], fresh, fresh + 1), conjugated))
             side[i], side[j] = fresh, fresh + 1
             fresh += 2
     above: list[tuple[int, int]] = []
     for b in blocks:
         w, block = layer.isometries[b], layer.wiring.blocks[b]
         above.append((fresh, fresh + 1))
-        operands += [w.conj(), [*(bra[s] for s in block), fresh]]
-        operands += [w, [*(ket[s] for s in block), fresh + 1]]
+        terms.append((w, (*(bra[s] for s in block), fresh), True))
+        terms.append((w, (*(ket[s] for s in block), fresh + 1), False))
         fresh += 2
     result = [*(a for a, _ in above), *(a for _, a in above)]
-    return einsum(*operands, result, precision=_HIGHEST), tuple(blocks)
+    arrays, labels, conjugated = zip(*terms, strict=True)
+    return _contracted(arrays, labels, conjugated, tuple(result)), tuple(blocks)
+
+
+@jax.jit(static_argnums=(1, 2, 3))
+def _contracted(arrays: Any, labels: Any, conjugated: Any, result: tuple[int, ...]) -> jax.Array:
+    dtype = arrays[0].dtype
+    cast = [x.astype(dtype) for x in arrays]
+    given = [x.conj() if c else x for x, c in zip(cast, conjugated, strict=True)]
+    operands = [part for x, names in zip(given, labels, strict=True) for part in (x, list(names))]
+    return einsum(*operands, list(result), precision=_HIGHEST)
 
 
 @placed
