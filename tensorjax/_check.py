@@ -201,8 +201,11 @@ def bond_ranks(
     return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
 
 
-def indices(value: Any, shape: Sequence[int]) -> jax.Array:
-    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises."""
+def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
+    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises.
+
+    A JAX array is returned as it is, and all else as a NumPy array.
+    """
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"indices: expected integers, got dtype {array.dtype}")
@@ -218,7 +221,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array:
                 f"indices: expected mode {mode} in [-{shape[mode]}, {shape[mode]}), "
                 f"got values from {host[:, mode].min()} to {host[:, mode].max()}"
             )
-    return jnp.asarray(array)
+    return array
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jax import lax
 
 from tensorjax._placement import placed
@@ -248,7 +247,7 @@ def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
     alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
     # Dead directions get a unit pivot for the solve.
     pivots = jnp.where(alive, 0, 1).astype(r.dtype)
-    solvable = r + pivots[..., None, :] * _eye_like(r)
+    solvable = r + pivots[..., None, :] * eye_like(r)
     c = lax.linalg.triangular_solve(solvable, b, left_side=False, lower=False)
     return jnp.where(alive[..., None, :], c, 0)
 
@@ -271,117 +270,22 @@ def _triangle_jvp(primals: Any, tangents: Any) -> Any:
     return r, dr
 
 
-def svd(a: Array) -> tuple[Array, Array, Array]:
-    """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
-
-    Derivatives are finite at repeated and at zero singular values: where two are equal, the
-    Hermitian part of their coupling, which has no limit there, is dropped. It does not enter
-    functions of whole singular subspaces (the projector u uᴴ, the polar factor u vh), nor symmetric
-    functions of s. The product u s vh does need it: there, form u (uᴴ a) instead.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> loss = lambda a: jnp.sum(jnp.prod(svd(a)[1]))
-      >>> print(jax.grad(loss)(jnp.eye(2)))
-      [[1. 0.]
-       [0. 1.]]
-    """
-    if is_host(a):
-        return _lapack_svd(a)
-    return placed(_svd)(a)
-
-
-def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    try:
-        u, s, vh = np.linalg.svd(a, full_matrices=False)
-    except np.linalg.LinAlgError:
-        # Divide and conquer gave up, which it does on rare finite matrices: QR iteration does not.
-        u, s, vh = scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
-    return u, s, vh
-
-
-@jax.custom_jvp
-def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
-    return u, s, vh
-
-
-@_svd.defjvp
-def _svd_jvp(primals: Any, tangents: Any) -> Any:
-    (a,), (da,) = primals, tangents
-    u, s, vh = _svd(a)
-    v = adjoint(vh)
-    dav = matmul(da, v)
-    inner = matmul(adjoint(u), dav)
-    ds = jnp.diagonal(inner, axis1=-2, axis2=-1).real
-    row, col = s[..., None, :], s[..., :, None]
-    apart = _masked_reciprocal(row - col, s[..., :1, None], s.shape[-1]).astype(a.dtype)
-    together = _masked_reciprocal(row + col, s[..., :1, None], s.shape[-1]).astype(a.dtype)
-    inverse = _masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
-    # A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
-    alike = apart * (inner + adjoint(inner)) / 2
-    against = together * (inner - adjoint(inner)) / 2
-    du_in, dv_in = alike + against, alike - against
-    du, dv = matmul(u, du_in), matmul(v, dv_in)
-    if a.shape[-2] > s.shape[-1]:
-        du = du + (dav - matmul(u, inner)) * inverse
-    if a.shape[-1] > s.shape[-1]:
-        dau = matmul(adjoint(da), u)
-        dv = dv + (dau - matmul(v, adjoint(inner))) * inverse
-    return (u, s, vh), (du, ds, adjoint(dv))
-
-
-def eigh(a: Array) -> tuple[Array, Array]:
-    """Eigenvalues (descending) and eigenvectors of a Hermitian matrix, a = v @ diag(w) @ vᴴ.
-
-    Derivatives are finite at repeated eigenvalues, as for `svd`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> w, v = eigh(jnp.diag(jnp.array([1.0, 3.0])))
-      >>> print(w)
-      [3. 1.]
-    """
-    if is_host(a):
-        w, v = np.linalg.eigh(a)
-    else:
-        w, v = placed(_eigh)(a)
-    return w[..., ::-1], v[..., ::-1]
-
-
-@jax.custom_jvp
-def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    v, w = lax.linalg.eigh(a, symmetrize_input=False)
-    return w, v
-
-
-@_eigh.defjvp
-def _eigh_jvp(primals: Any, tangents: Any) -> Any:
-    (a,), (da,) = primals, tangents
-    w, v = _eigh(a)
-    inner = matmul(adjoint(v), matmul(da, v))
-    scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
-    f = _masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
-    dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
-    return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))
-
-
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
     """What roundoff leaves of a zero beside entries of the given magnitudes, (…, 1)."""
     return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
 def _imaginary_diagonal(a: jax.Array) -> jax.Array:
-    return (a - a.conj()) / 2 * _eye_like(a)
+    return (a - a.conj()) / 2 * eye_like(a)
 
 
-def _eye_like(a: jax.Array) -> jax.Array:
+def eye_like(a: jax.Array) -> jax.Array:
     return jnp.broadcast_to(
         jnp.eye(a.shape[-1], dtype=a.dtype), (*a.shape[:-2], a.shape[-1], a.shape[-1])
     )
 
 
-def _masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
+def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
     """1/x, and 0 where |x| is roundoff beside ``scale``."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)

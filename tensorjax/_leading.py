@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas, _costs, _native
-from tensorjax._factor import adjoint, eigh, epsilon, qr, svd
+from tensorjax._factor import adjoint, epsilon, qr
 from tensorjax._gram import host_energy, host_gram
+from tensorjax._spectral import eigh, svd
 from tensorjax._subspace import GRAM_NOISE, Method, choose, gram_floor
 
 # Entries that are widened at a time.

@@ -33,13 +33,13 @@ from tensorjax._cores import (
 )
 from tensorjax._factor import (
     adjoint,
-    eigh,
     energy,
     epsilon,
     identity_like,
     matmul,
     where_positive,
 )
+from tensorjax._spectral import eigh
 from tensorjax._subspace import choose, left_basis
 
 

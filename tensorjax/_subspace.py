@@ -14,7 +14,6 @@ from jax import lax
 from tensorjax._factor import (
     Array,
     adjoint,
-    eigh,
     energy,
     epsilon,
     is_host,
@@ -23,10 +22,10 @@ from tensorjax._factor import (
     random_like,
     root,
     scale_columns,
-    svd,
 )
 from tensorjax._factor import namespace as _xp
 from tensorjax._gram import gram
+from tensorjax._spectral import eigh, svd
 
 Method = Literal["auto", "svd", "gram", "randomized"]
 METHODS = ("auto", "svd", "gram", "randomized")

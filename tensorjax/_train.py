@@ -85,8 +85,10 @@ class _Train(Summable):
         return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        *rest, last = self.cores if self.dtype == dtype else self.astype(dtype).cores
-        return self._unchecked((*rest, f(last if last.dtype == dtype else last.astype(dtype))))
+        cores = self.cores
+        if any(c.dtype != dtype for c in cores):
+            cores = tuple(c.astype(dtype) for c in self.astype(dtype).cores)
+        return self._unchecked((*cores[:-1], f(cores[-1])))
 
     def __mul__(self, other: Any) -> Any:
         if type(other) is type(self):

@@ -26,7 +26,6 @@ from tensorjax._factor import (
     Array,
     adjoint,
     after,
-    eigh,
     energy,
     epsilon,
     exponent_of,
@@ -43,13 +42,13 @@ from tensorjax._factor import (
     scale_columns,
     scaled,
     squares_fit,
-    svd,
     triangle,
     where_positive,
 )
 from tensorjax._gram import gram, host_energy, orthonormal_rows, project
 from tensorjax._leading import VERIFY_BELOW
 from tensorjax._placement import placed
+from tensorjax._spectral import eigh, svd
 from tensorjax._subspace import (
     METHODS,
     OVERSAMPLE,

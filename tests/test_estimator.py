@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 
 from tensorjax import sketch
 from tensorjax.sketch import TTRandomProjection
+from tests.oracles import compilations
 
 IGNORE_SIZE = "ignore::sklearn.exceptions.DataDimensionalityWarning"
 IGNORE_SKIP = "ignore::sklearn.exceptions.SkipTestWarning"
@@ -167,6 +168,21 @@ def test_auto_keeps_all_features_when_no_map_can_promise(x: np.ndarray) -> None:
     np.testing.assert_array_equal(f.inverse_transform(f.transform(x)), x)
     assert f.transform(scipy.sparse.csr_array(x)).shape == x.shape
     assert len(f.get_feature_names_out()) == 784
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_new_numbers_of_rows_compile_a_handful_of_programs(sparse: bool) -> None:
+    rng = np.random.default_rng(11)
+    rows = rng.standard_normal((3000, 96)).astype(np.float32)
+    rows *= rng.random(rows.shape) < 0.1
+    f = TTRandomProjection(12, random_state=0).fit(rows)
+    whole = f.transform(rows)
+    with compilations() as compiled:
+        for count in rng.integers(1, 3000, 40):
+            part = rows[:count]
+            found = f.transform(scipy.sparse.csr_array(part) if sparse else part)
+            np.testing.assert_allclose(found, whole[:count], atol=1e-4)
+    assert len(compiled) <= 20
 
 
 @pytest.mark.parametrize(

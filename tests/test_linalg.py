@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import linalg
+from tensorjax import _spectral, linalg
 from tests.oracles import (
     DTYPES,
     REAL,
@@ -347,3 +347,53 @@ def test_bad_input_is_named(kind, message, call):
         pytest.raises(kind, match=message),
     ):
         call(np.full((4, 3), 10.0))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (100, 60), (8, 200), (5, 3), (1, 7)])
+def test_rough_singular_vectors_are_refined_to_roundoff(rng, shape):
+    """As those of Jacobi's method on GPUs are, which are orthonormal to hundreds of eps."""
+    k = min(shape)
+    spectra = {
+        "random": np.sort(rng.random(k))[::-1],
+        "ones": np.ones(k),
+        "down to eps": np.geomspace(1, 1e-16, k),
+        "pairs": np.repeat(np.geomspace(1, 1e-16, k // 2 + 1), 2)[:k],
+        "deficient": np.arange(k) < (k + 1) // 2,
+    }
+    for dtype in DTYPES:
+        unit = eps(dtype)
+        for name, s in spectra.items():
+            a = matrix(rng, *shape, s * 1.0, dtype)
+            u, values, vh = np.linalg.svd(a, full_matrices=False)
+            rough = (u + 100 * unit * normal(rng, u.shape, u.dtype) / k**0.5).astype(dtype)
+            other = (vh + 100 * unit * normal(rng, vh.shape, vh.dtype) / k**0.5).astype(dtype)
+            found = _spectral.refined(*map(jnp.asarray, (a, rough, values, other)))
+            u, values, vh = map(wide, found)
+            assert error(u.conj().T @ u, np.eye(k)) <= 30 * k**0.5 * unit, name
+            assert error(vh @ vh.conj().T, np.eye(k)) <= 30 * k**0.5 * unit, name
+            assert error((u * values) @ vh, wide(a)) <= 30 * k**0.5 * unit * norm(a), name
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_rough_eigenvectors_are_refined_to_roundoff(rng, size):
+    for dtype in DTYPES:
+        unit = eps(dtype)
+        for w in (np.ones(size), np.geomspace(1, 1e-16, size), rng.standard_normal(size)):
+            q = np.linalg.qr(normal(rng, (size, size), dtype))[0]
+            a = ((q * w) @ q.conj().T).astype(dtype)
+            a = (a + a.conj().T) / 2
+            w, v = np.linalg.eigh(a)
+            rough = (v + 100 * unit * normal(rng, v.shape, v.dtype) / size**0.5).astype(dtype)
+            w, v = map(wide, _spectral.refined_eigh(*map(jnp.asarray, (a, w, rough))))
+            assert error(v.conj().T @ v, np.eye(size)) <= 30 * size**0.5 * unit
+            assert error((v * w) @ v.conj().T, wide(a)) <= 30 * size**0.5 * unit * norm(a)
+
+
+def test_singular_values_lower_for_gpus_with_their_refinement():
+    """And for CPUs without: it is chosen when a program is lowered."""
+
+    def program(platform):
+        lowered = jax.export.export(jax.jit(linalg.svd), platforms=[platform])
+        return lowered(jax.ShapeDtypeStruct((6, 4), np.float32)).mlir_module()
+
+    assert program("cuda").count("dot_general") > program("cpu").count("dot_general") == 0

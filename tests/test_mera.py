@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from tensorjax import linalg, mera, tt
-from tests.oracles import dense, eps, error, norm, normal
+from tests.oracles import compilations, dense, eps, error, norm, normal
 
 # Length, options, and the sites of an operator. One site is passed through in (7, {}), the last
 # block takes it in on the ring of 7, and is shorter in (5, arity 3).
@@ -348,3 +348,18 @@ def test_orthonormality_is_not_asked_where_it_is_waived():
     loose = mera.MERA([(U, [2 * w for w in W]), M.layers[1]], M.top, check=False)
     assert loose.shape == M.shape
     assert linalg.epsilon(loose.dtype) == eps(np.float32)
+
+
+def test_expectation_shares_programs_between_sites() -> None:
+    m = mera.random(jax.random.key(0), (2,) * 32, 2)
+    o = jnp.eye(4, dtype=m.dtype)
+    rng = np.random.default_rng(3)
+    first = [int(s) for s in rng.permutation(31)[:12]]
+    with compilations() as compiled:
+        for s in first:
+            assert float(mera.expectation(m, o, (s, s + 1))) == pytest.approx(1, abs=1e-4)
+    assert len(compiled) <= 14
+    with compilations() as compiled:
+        for s in first:
+            mera.expectation(m, 2 * o, (s + 1, s))
+    assert len(compiled) <= 3

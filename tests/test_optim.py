@@ -683,9 +683,8 @@ def test_a_cut_to_chance_is_undone_and_named(seed: int, noise: float):
     assert int(refused[-1]) >= 1
     first = int(np.argmax(np.asarray(refused) > 0))
     # Back where it was: the gates, the size, and so the loss, but for the steps of the trial.
-    chance = 0.5 * float(values[0])
-    assert float(values[first]) > chance
-    assert float(values[first + 1]) < 0.5 * chance
+    assert float(values[first]) > 0.5  # chance, the loss of zero, is 1: it is below the first loss
+    assert float(values[first + 1]) < 0.75 * float(values[first])
     found = optim.status(state)
     assert found.advice
     assert found.size > found.size_target

@@ -144,9 +144,9 @@ def status(state: Any, *, patience: int = 200) -> Status:
         if _collapsed(found[0].watch, values, loss):
             verdict = "collapsed"
             advice = (
-                f"the loss {loss:.4g} is near that of the beginning, from a best of "
-                f"{values['best']:.4g}: go back to a checkpoint, and allow a larger size, or "
-                "lower late_size_weight and late_threshold"
+                f"the loss {_number('last', found[0].watch.last):.4g} (average {loss:.4g}) is near "
+                f"that of the beginning, from a best of {values['best']:.4g}: go back to a "
+                "checkpoint, and allow a larger size, or lower late_size_weight and late_threshold"
             )
         elif fits and learnt:
             verdict = "converged"
@@ -174,7 +174,10 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
     if watch is None:
         return False
     seen = watch._replace(**{k: _number(k, v) for k, v in watch._asdict().items()})
-    return loss > float(limit(seen, values["best"]))
+    top = float(limit(seen))
+    margin = 2 * (seen.noise / max(values["mass"], 1e-6)) ** 0.5
+    # The average lags behind a cut, the last loss is noisy.
+    return loss > top or seen.last - margin > top
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:

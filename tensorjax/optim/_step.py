@@ -63,10 +63,12 @@ class Step:
             saved = gates.join([kept[k] for k in layout.gates])
             loss = jnp.asarray(value).astype(jnp.float32)
             decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
-            watch, verdict = judged(
-                seen_by(state.watch, loss, finite, decay), state.best, following.mass, size,
-                jnp.sum(saved != 0).astype(jnp.float32),
-            )  # fmt: skip
+            pulls = [jax.tree.leaves(updates)[k] for k in layout.gates]
+            pull = gates.per_bond(flat * gates.join(pulls))
+            excess = jnp.maximum(jnp.max(pull) / 2, 0.0)
+            watch = seen_by(state.watch, loss, excess, finite, decay, following.late)
+            counts = jnp.sum(saved != 0).astype(jnp.float32)
+            watch, verdict = judged(watch, following.mass, size, counts)
             following, trial = following._replace(watch=watch), (verdict, saved)
         return cls(
             options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 
 # Stands for what is found later. NaN or Inf would stop training in JAX's modes that look for them.
 UNKNOWN = -1e30
-# Chance is near the first loss of the training, or below where its first outputs were large. A cut
-# that gives back so much of what was gained since is a collapse; less is for the training after it
-# to make good, or for the targets to weigh.
+# A cut that gives back so much of what was gained since chance is a collapse; less is for the
+# training after it to make good, or for the targets to weigh.
 GIVEN_BACK = 0.5
+# While more than this share of the loss is the size of the model's outputs, not the error of a
+# model without any, the estimate of chance is renewed.
+EXCESS = 0.2
+QUICK = 0.8  # decay of a moving average that follows a training within a few steps
 # A gain by less than this share of the loss says nothing of chance: the training may have begun
 # with a trained model.
 LEAST_GAIN = 0.2
@@ -21,7 +24,12 @@ class Watch(NamedTuple):
     """Memory of the last cut, and of the cuts that were undone.
 
     Attributes:
-      start: the first loss; −1e30 before.
+      first: the first loss; −1e30 before.
+      start: chance, the loss of a model that has learnt nothing, as estimated from the first
+        losses and gradients; −1e30 before.
+      sure: whether that estimate is final.
+      quick: short moving average of the loss.
+      low: the least it has been.
       last: the last loss.
       noise: moving average of squared differences of successive losses, weighted by age.
       tried: losses seen since the cut that is on trial; −1 if there is none.
@@ -33,7 +41,11 @@ class Watch(NamedTuple):
       saved: a tree like the parameters, of gates only: values of those on trial, else zero.
     """
 
+    first: Any
     start: Any
+    sure: Any
+    quick: Any
+    low: Any
     last: Any
     noise: Any
     tried: Any
@@ -60,28 +72,67 @@ def fresh(saved: Any, gates: int) -> Watch:
     def number(x: float) -> jax.Array:
         return jnp.array(x, jnp.float32)
 
-    none = jnp.array(-1, jnp.int32)
-    counts = number(float(gates)), jnp.zeros((), jnp.int32)
+    def unknown() -> jax.Array:
+        return number(UNKNOWN)
+
     return Watch(
-        number(UNKNOWN), number(UNKNOWN), number(0.0), none, number(0.0), *counts, number(0.0),
-        number(0.0), saved,
-    )  # fmt: skip
+        first=unknown(),
+        start=unknown(),
+        sure=jnp.zeros((), bool),
+        quick=unknown(),
+        low=unknown(),
+        last=unknown(),
+        noise=number(0.0),
+        tried=jnp.array(-1, jnp.int32),
+        total=number(0.0),
+        most=number(float(gates)),
+        refused=jnp.zeros((), jnp.int32),
+        size=number(0.0),
+        loss=number(0.0),
+        saved=saved,
+    )
 
 
-def limit(watch: Any, best: Any) -> Any:
+def limit(watch: Any) -> Any:
     """The loss above which the model has collapsed; 1e30 where chance is not known."""
-    gain = watch.start - best
-    known = (watch.start > UNKNOWN / 10) & (best > UNKNOWN / 10)
-    known &= gain > LEAST_GAIN * jnp.abs(best)
-    return jnp.where(known, best + GIVEN_BACK * gain, 1e30)
+    least = LEAST_GAIN * jnp.abs(watch.low)
+    # An estimate below what was learnt is none, as with gradients that are scaled.
+    chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
+    gain = chance - watch.low
+    known = (watch.first > UNKNOWN / 10) & (gain > least)
+    return jnp.where(known, watch.low + GIVEN_BACK * gain, 1e30)
 
 
-def seen(watch: Watch, loss: jax.Array, finite: jax.Array, decay: jax.Array) -> Watch:
-    """The watch after one more loss."""
-    first, tries = watch.start <= UNKNOWN / 10, finite & (watch.tried >= 0)
+def seen(
+    watch: Watch, loss: jax.Array, excess: jax.Array, finite: jax.Array, decay: jax.Array,
+    late: jax.Array,
+) -> Watch:  # fmt: skip
+    """The watch after one more loss.
+
+    The first loss is above chance where the first outputs are large. They have nothing to do with
+    the targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance
+    L(0) ≈ L(1) − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
+
+    Args:
+      watch: before.
+      loss: of this step.
+      excess: L'(1)/2, the largest of all bonds; at least 0.
+      finite: whether the loss is.
+      decay: of the average of the noise.
+      late: whether the late stage has begun.
+    """
+    first, tries = watch.first <= UNKNOWN / 10, finite & (watch.tried >= 0)
     change = jnp.where(first, 0.0, loss - watch.last)
+    quick = jnp.where(first, loss, QUICK * watch.quick + (1 - QUICK) * loss)
+    quick = jnp.where(finite, quick, watch.quick)
+    low = jnp.where(first | ((quick < watch.low) & ~tries), quick, watch.low)
+    chance = jnp.where(jnp.isfinite(excess), loss - excess, loss)
     return watch._replace(
-        start=jnp.where(first & finite, loss, watch.start),
+        first=jnp.where(first & finite, loss, watch.first),
+        start=jnp.where(finite & ~watch.sure, chance, watch.start),
+        sure=watch.sure | (finite & ((excess <= EXCESS * jnp.abs(loss)) | late)),
+        quick=quick,
+        low=jnp.where(finite, low, watch.low),
         last=jnp.where(finite, loss, watch.last),
         noise=jnp.where(finite, decay * watch.noise + (1 - decay) * change**2 / 2, watch.noise),
         tried=watch.tried + tries.astype(jnp.int32),
@@ -89,19 +140,16 @@ def seen(watch: Watch, loss: jax.Array, finite: jax.Array, decay: jax.Array) -> 
     )
 
 
-def judged(
-    watch: Watch, best: Any, mass: Any, size: Any, count: jax.Array
-) -> tuple[Watch, Verdict]:
+def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch, Verdict]:
     """Decides on the cut on trial.
 
     Args:
       watch: with this step's loss.
-      best: least average loss of the late stage.
       mass: weight of the moving averages.
       size: of the layers, with the cut.
       count: gates on trial.
     """
-    top = limit(watch, best)
+    top = limit(watch)
     trial, number = watch.tried > 0, jnp.maximum(watch.tried, 1).astype(jnp.float32)
     mean = watch.total / number
     margin = 2 * jnp.sqrt(watch.noise / jnp.maximum(mass, 1e-6) / number)

@@ -17,6 +17,8 @@ from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
 _HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
+_LEAST = 16  # rows in the smallest block of them that a program is compiled for
+_LEAST_SPARSE = 256  # the same, of sparse ones
 
 
 @placed
@@ -105,7 +107,7 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-    if isinstance(x, np.ndarray) and x.size > 2 * _HOST_CHUNK and not _check.is_traced(p):
+    if isinstance(x, np.ndarray) and x.size and not _check.is_traced(p):
         y, finite = _project_host(p, x, lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
@@ -115,25 +117,52 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 @_check.at_once
-def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """Some rows at a time: a copy of the whole of x would cost far more than the projection.
 
     What makes the copy slow is fresh memory, which the system clears page by page; small buffers
     are used again.
     """
     x = x.reshape(math.prod(lead), -1)
-    step = max(1, _HOST_CHUNK // x.shape[1])
-    ys, finite = [], []
-    for start in range(0, len(x), step):
-        chunk = x[start : start + step]
-        y, flag = _project(p, chunk, (len(chunk),))
-        ys.append(np.asarray(y))  # waits, so that the next chunk finds this one's buffer free
-        finite.append(flag)
-    y = jnp.asarray(np.concatenate(ys)).reshape(*lead, p.out_size)
-    return y, jnp.stack(finite).all()
+    ys, finite, start = [], [], 0
+    for rows in _blocks(len(x), max(1, _HOST_CHUNK // x.shape[1])):
+        chunk = x[start : start + rows]
+        missing = rows - len(chunk)
+        if missing:
+            padded = np.zeros((rows, x.shape[1]), x.dtype)
+            padded[: len(chunk)] = chunk
+            chunk = padded
+        y, flag = _project(p, chunk, (rows,))
+        y = np.asarray(y)  # waits, so that the next chunk finds this one's buffer free
+        ys.append(y[: rows - missing])
+        finite.append(np.asarray(flag))
+        start += rows
+    y = np.concatenate(ys) if len(ys) > 1 else ys[0]
+    # `jnp.asarray` would compile a program for the new shape.
+    return jax.device_put(y.reshape(*lead, p.out_size)), bool(np.all(finite))
 
 
-def _known_true(flag: jax.Array) -> bool:
+def _blocks(count: int, most: int) -> list[int]:
+    """Sizes of blocks that hold so many rows, few of them and of few sizes: each is a program.
+
+    Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
+    """
+    blocks = [most] * (count // most)
+    rest = count % most
+    while rest:
+        whole = 1 << max(_LEAST.bit_length() - 1, rest.bit_length() - 1)
+        if whole < rest <= whole + whole // 2:
+            blocks.append(whole)
+            rest -= whole
+        else:
+            blocks.append(min(most, max(_LEAST, 1 << (rest - 1).bit_length())))
+            rest = 0
+    return blocks
+
+
+def _known_true(flag: jax.Array | bool) -> bool:
+    if isinstance(flag, bool):
+        return flag
     if _check.is_traced(flag) or not flag.is_fully_addressable:
         return True
     return bool(flag)
@@ -192,7 +221,14 @@ def _apply_scipy(p: Projection, x: Any) -> jax.Array:
     _check.finite("x", x.data)
     folded = is_folded(p, x.shape)
     lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
-    return _project_sparse(p, _sparse.from_scipy(x, p.in_shape, folded), lead)
+    nonzeros = _sparse.from_scipy(x, p.in_shape, folded)
+    count = math.prod(lead)
+    if count == 0 or not all(map(_check.on_cpu, jax.tree.leaves(p))):
+        return _project_sparse(p, nonzeros, lead)
+    # Rows are rounded up as nonzeros are, and cut on the host: each number would be a program.
+    rounded = max(_LEAST_SPARSE, 1 << (count - 1).bit_length())
+    y = np.asarray(_project_sparse(p, nonzeros, (rounded,)))[:count]
+    return jax.device_put(y.reshape(*lead, p.out_size))
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -15,6 +15,7 @@ from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.contract import einsum
+from tensorjax.tt import _entries
 from tensorjax.tt._algebra import _aligned, as_train, conj
 
 _NOT_HELD = (0.0, math.inf)
@@ -218,11 +219,17 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 
     O(r²) operations an entry and core at most: for long batches, neighbouring cores are first
     multiplied out as far as a table of no more rows than the batch holds them. Memory stays
-    bounded, for very long batches are done in pieces.
+    bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by NumPy,
+    and nothing is compiled until the same shapes and batch size have come ten times.
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
-    return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
+    if _entries.is_hosted(t, indices):
+        host = np.asarray(indices).reshape(-1, t.order)
+        if _entries.pays(t, host):
+            out = _entries.entries(t, host, _groups(t, len(host)))
+            return jax.device_put(out.astype(t.dtype, copy=False).reshape(indices.shape[:-1]))
+    return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
 
 
 @jax.jit
@@ -253,31 +260,39 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     return jax.lax.map(entry, tuple(rows), batch_size=piece)
 
 
-def _groups(t: TT, batch: int) -> list[tuple[int, int]]:
+def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
     """Ranges of cores to multiply out, for a batch of so many entries.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache.
     """
+    return _grouped(t.shape, t.ranks, batch)
+
+
+@functools.lru_cache(maxsize=1024)
+def _grouped(
+    shape: tuple[int, ...], ranks: tuple[int, ...], batch: int
+) -> tuple[tuple[int, int], ...]:
+    order = len(shape)
 
     def fits(a: int, b: int) -> bool:
-        ends = a == 0 or b == t.order
-        numbers = math.prod(t.shape[a:b]) * t.ranks[a] * t.ranks[b]
-        return math.prod(t.shape[a:b]) <= batch and numbers <= (_END_TABLE if ends else _TABLE)
+        ends = a == 0 or b == order
+        rows = math.prod(shape[a:b])
+        return rows <= batch and rows * ranks[a] * ranks[b] <= (_END_TABLE if ends else _TABLE)
 
     first = 1
-    while first < t.order and fits(0, first + 1):
+    while first < order and fits(0, first + 1):
         first += 1
-    groups, last = [(0, first)], t.order
-    while last - 1 > first and fits(last - 1, t.order):
+    groups, last = [(0, first)], order
+    while last - 1 > first and fits(last - 1, order):
         last -= 1
-    tail = [(last, t.order)] if last < t.order else []
+    tail = [(last, order)] if last < order else []
     while first < last:
         b = first + 1
         while b < last and fits(first, b + 1):
             b += 1
         groups.append((first, b))
         first = b
-    return groups + tail
+    return tuple(groups + tail)
 
 
 def _product(cores: Sequence[jax.Array]) -> jax.Array:
@@ -310,16 +325,19 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
       (2, 4)
     """
     single("t", t, TT)
-    chosen: dict[int, jax.Array] = {}
+    chosen: dict[int, Any] = {}
     for mode, vector in vectors.items():
         k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-        v = jnp.asarray(_check.inexact(f"vectors[{mode}]", vector))
+        v = _check.inexact(f"vectors[{mode}]", vector)
         if k in chosen or v.shape != (t.shape[k],):
             problem = "given twice" if k in chosen else f"shape {v.shape}"
             raise ValueError(
                 f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
             )
-        chosen[k] = v.astype(jnp.promote_types(v.dtype, t.dtype))
+        kind = jax.dtypes.canonicalize_dtype(v.dtype)
+        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
+    if _entries.is_hosted(t, chosen):
+        return _entries.contracted(t, chosen)
     return _contract_modes(t, chosen)
 
 

@@ -1,0 +1,122 @@
+"""Trains as the matrix product states and operators of quimb, and back."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores import balanced
+from tensorjax.interop._formats import optional, single
+from tensorjax.tt import TT, TTMatrix
+
+
+def to_quimb(x: TT | TTMatrix) -> Any:
+    """quimb's MatrixProductState of a TT, or its MatrixProductOperator of a TTMatrix.
+
+    Args:
+      x: one train, with concrete arrays. Rows of a TTMatrix become quimb's upper ("k") indices.
+
+    Raises:
+      TypeError: another format. ModuleNotFoundError: quimb is not installed.
+    """
+    single(x)
+    if not isinstance(x, TT | TTMatrix):
+        raise TypeError(f"x: expected a TT or TTMatrix, got {type(x).__name__}; see mera.to_tt")
+    qtn = optional("quimb.tensor", "quimb")
+    cores = [np.asarray(c) for c in x.cores]
+    if cores[0].dtype.kind == "V":  # bfloat16, which quimb's linear algebra does not know
+        cores = [c.astype(np.float32) for c in cores]
+    if isinstance(x, TT):
+        return qtn.MatrixProductState(_open_ends(cores), shape="lpr")
+    return qtn.MatrixProductOperator(_open_ends(cores), shape="ludr")
+
+
+def _open_ends(cores: list[np.ndarray]) -> list[np.ndarray]:
+    """Cores without the outer bonds of size one, as quimb has them."""
+    first, last = cores[0], cores[-1]
+    if len(cores) == 1:
+        return [first[0, ..., 0]]
+    return [first[0], *cores[1:-1], last[..., 0]]
+
+
+def from_quimb(x: Any) -> TT | TTMatrix:
+    """A TT of quimb's MatrixProductState, or a TTMatrix of its MatrixProductOperator.
+
+    Args:
+      x: with open boundary; bonds may be missing (rank one) or several. Its ``exponent``, the
+        prefactor that `equalize_norms_` takes out of the tensors, goes back into the cores.
+
+    Raises:
+      TypeError: another object; arrays that NumPy cannot read, such as PyTorch's with gradients.
+      ValueError: a ring; tensors beside those of the sites, as gates that are not contracted;
+        bonds between sites that are no neighbours.
+      ModuleNotFoundError: quimb is not installed.
+    """
+    qtn = optional("quimb.tensor", "quimb")
+    if isinstance(x, qtn.MatrixProductState):
+        outer = [[x.site_ind(k)] for k in x.sites]
+    elif isinstance(x, qtn.MatrixProductOperator):
+        outer = [[x.upper_ind(k), x.lower_ind(k)] for k in x.sites]
+    else:
+        raise TypeError(
+            "x: expected a MatrixProductState or MatrixProductOperator of quimb, got "
+            f"{type(x).__name__}{_advice(x)}"
+        )
+    if getattr(x, "cyclic", False):
+        raise ValueError("x: expected an open boundary, got a ring; open it in quimb first")
+    tensors = _site_tensors(x, outer)
+    bonds = [set(a.inds) & set(b.inds) for a, b in itertools.pairwise(tensors)]
+    around = [set(), *bonds, set()]
+    cores = []
+    for k, tensor in enumerate(tensors):
+        left, right = sorted(around[k]), sorted(around[k + 1])
+        if sorted(tensor.inds) != sorted([*left, *outer[k], *right]):
+            raise ValueError(
+                f"x[{x.sites[k]}]: expected the indices {outer[k]} and bonds to its neighbours "
+                f"alone, got {tensor.inds}; contract or compress it to a chain in quimb first"
+            )
+        data = np.asarray(_check.inexact(f"x[{x.sites[k]}]", tensor.data))
+        data = data.transpose([tensor.inds.index(i) for i in (*left, *outer[k], *right)])
+        sides = [math.prod(tensor.ind_size(i) for i in side) for side in (left, right)]
+        cores.append(data.reshape(sides[0], *(tensor.ind_size(i) for i in outer[k]), sides[1]))
+    cores = _times_power(cores, float(getattr(x, "exponent", 0.0) or 0.0))
+    return (TT if cores[0].ndim == 3 else TTMatrix)(cores)
+
+
+def _advice(x: Any) -> str:
+    if hasattr(x, "tensor_map"):
+        return "; bring the network into one of these forms in quimb, or pass its dense array"
+    return ""
+
+
+def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
+    """The tensor of every site, checked to be all that there is."""
+    if x.num_tensors != len(outer):
+        raise ValueError(
+            f"x: expected one tensor for each of {len(outer)} sites, got {x.num_tensors}; contract "
+            "gates into the chain first, for example by gate_(…, contract='swap+split'), or "
+            "compress it"
+        )
+    tensors = [x[k] for k in x.sites]
+    for site, tensor, names in zip(x.sites, tensors, outer, strict=True):
+        if not hasattr(tensor, "inds") or not set(names) <= set(tensor.inds):
+            got = getattr(tensor, "inds", "several tensors")
+            raise ValueError(f"x[{site}]: expected one tensor with the indices {names}, got {got}")
+    return tensors
+
+
+def _times_power(cores: list[np.ndarray], exponent: float) -> list[np.ndarray]:
+    """Cores times 10^exponent, that quimb keeps outside of them (`equalize_norms_`)."""
+    if exponent == 0:
+        return cores
+    if exponent == -math.inf:
+        return [np.zeros_like(cores[0]), *cores[1:]]
+    if not math.isfinite(exponent):
+        raise ValueError(f"x: expected a finite exponent, got {exponent}; look for NaN or Inf in x")
+    # In powers of two, which all cores share, for 10^exponent need not be in range.
+    whole = math.floor(exponent * math.log2(10))
+    rest = 2.0 ** (exponent * math.log2(10) - whole)
+    *first, last = cores
+    return balanced([*first, last * np.asarray(rest, last.dtype)], whole)

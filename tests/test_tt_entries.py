@@ -1,0 +1,114 @@
+"""Entries and contracted modes of concrete trains on a CPU: values, range, and no compilation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+from tensorjax.tt import _entries, _reduce
+from tests import oracles
+
+
+def drawn(rng, dtype, orders=(1, 9)):
+    shape = tuple(int(n) for n in rng.integers(1, 7, rng.integers(*orders)))
+    ranks = [int(r) for r in rng.integers(1, 6, len(shape) - 1)]
+    return tt.TT(oracles.cores(rng, shape, ranks, dtype))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_trains_and_batches_agree_with_the_dense_tensor(seed, dtype):
+    rng = np.random.default_rng(seed)
+    t = drawn(rng, dtype)
+    dense = oracles.dense(t)
+    scale = np.abs(dense).max()
+    for lead in ((), (1,), (7,), (3, 50), (2000,), (0,)):
+        i = rng.integers([-n for n in t.shape], t.shape, (*lead, t.order))
+        with oracles.compilations() as compiled:
+            found = tt.evaluate(t, i)
+        assert compiled == []
+        assert found.shape == lead
+        assert found.dtype == dtype
+        np.testing.assert_allclose(
+            found, dense[tuple(np.moveaxis(i, -1, 0))], atol=200 * oracles.eps(dtype) * scale
+        )
+
+
+def test_every_way_to_multiply_agrees_with_programs():
+    """Sorted rows, few indices, gathered pieces, many pieces of a batch."""
+    rng = np.random.default_rng(5)
+    for shape, rank, count in [
+        ((3, 5, 3), 33, 3000), ((2,) * 12, 6, 500), ((50, 40, 60), 20, 70), ((9,) * 5, 4, 70_000),
+    ]:  # fmt: skip
+        t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
+        i = rng.integers(0, shape, (count, len(shape)))
+        expected = _reduce._evaluate(t, jnp.asarray(i))
+        found = _entries.entries(t, i, _reduce._groups(t, count))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_out_of_range_on_the_way_only_has_its_value(dtype):
+    big = 10.0 ** (np.log10(np.finfo(dtype).max) * 0.6)
+    for vectors in ([1 / big] * 3 + [big] * 3, [big] * 3 + [1 / big] * 3, [big, 1 / big] * 20):
+        t = tt.rank_one([jnp.full((2,), v, dtype) for v in vectors])
+        found = tt.evaluate(t, np.zeros((3, t.order), int))
+        np.testing.assert_allclose(found, 1, rtol=1e-5)
+        whole = {k: jnp.full(2, 0.5, dtype) for k in range(t.order)}
+        np.testing.assert_allclose(tt.contract_modes(t, whole), 1, rtol=1e-5)
+        del whole[t.order // 2]
+        np.testing.assert_allclose(oracles.dense(tt.contract_modes(t, whole)), 1, rtol=1e-5)
+
+
+def test_half_precision_stays_and_overflow_is_infinite():
+    t = tt.rank_one([jnp.full((2,), 3, jnp.bfloat16)] * 4)
+    assert tt.evaluate(t, [[0, 0, 0, 0]]).dtype == jnp.bfloat16
+    assert float(tt.evaluate(t, [0, 0, 0, 0])) == 81
+    t = tt.rank_one([jnp.full((2,), 1e30, jnp.float32)] * 2)
+    assert np.isposinf(tt.evaluate(t, [0, 1]))
+
+
+def test_batches_compile_nothing_until_one_is_a_habit():
+    rng = np.random.default_rng(1)
+    t = tt.TT(oracles.cores(rng, (4,) * 40, 7, np.float32))
+    with oracles.compilations() as compiled:
+        for count in rng.integers(1, 500, 25):
+            tt.evaluate(t, rng.integers(0, 4, (count, 40)))
+            tt.evaluate(t, jax.device_put(rng.integers(0, 4, (count, 40), np.int32)))
+    assert compiled == []
+    t = tt.TT(oracles.cores(rng, (3, 4), 2, np.float32))
+    i = rng.integers(0, 3, (6, 2))
+    values = [np.asarray(tt.evaluate(t, i)) for _ in range(_entries._HABIT + 2)]
+    assert np.ptp(values, axis=0).max() <= 1e-5
+
+
+def test_under_transformations_programs_serve():
+    rng = np.random.default_rng(2)
+    t = drawn(rng, np.float64, (4, 5))
+    i = rng.integers(0, t.shape, (20, t.order))
+    expected = tt.evaluate(t, i)
+    np.testing.assert_allclose(jax.jit(tt.evaluate)(t, i), expected, rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(lambda: tt.evaluate(t, i))(), expected, rtol=1e-10)
+    np.testing.assert_allclose(
+        jax.vmap(lambda j: tt.evaluate(t, j))(jnp.asarray(i)), expected, rtol=1e-10
+    )
+    oracles.check_gradient(lambda t: tt.evaluate(t, i).sum(), t, rng)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_contracted_modes_agree_with_programs_and_compile_nothing(seed, dtype):
+    rng = np.random.default_rng(seed)
+    t = drawn(rng, dtype, (2, 9))
+    for count in {1, t.order // 2, t.order}:
+        modes = rng.choice(t.order, count, replace=False)
+        vectors = {int(k): oracles.normal(rng, (t.shape[k],), dtype) for k in modes}
+        with oracles.compilations() as compiled:
+            found = tt.contract_modes(t, vectors)
+        assert compiled == []
+        expected = _reduce._contract_modes(t, {k: jnp.asarray(v) for k, v in vectors.items()})
+        leaves = [jax.tree.leaves(x) for x in (found, expected)]
+        assert [(x.shape, x.dtype) for x in leaves[0]] == [(x.shape, x.dtype) for x in leaves[1]]
+        a, b = (x if count == t.order else oracles.dense(x) for x in (found, expected))
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1e-3, np.abs(b).max()))
