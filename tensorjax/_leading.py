@@ -147,10 +147,11 @@ def _all_needed(g: np.ndarray, asked: Asked) -> bool:
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
+    if len(g) < _WHOLE or (asked.cap is not None and asked.cap < len(g)):
+        return False
     total = float(np.trace(g).real)
     tail = _tail(total, asked) + GRAM_NOISE * gram_floor(g.dtype, 1) * total
-    few = len(g) < _WHOLE or (asked.cap is not None and asked.cap < len(g))
-    if few or _tail(total, asked) < 0 or not np.diagonal(g).real.min() > tail:
+    if _tail(total, asked) < 0 or not np.diagonal(g).real.min() > tail:
         return False
     shifted = g.copy()
     shifted[np.diag_indices(len(g))] -= tail
