@@ -34,7 +34,7 @@ def _numpy() -> tuple[Any, Any] | None:
     return controls("numpy.linalg._umath_linalg")
 
 
-class one_thread:  # noqa: N801  (a context manager; a generator takes several times longer)
+class one_thread:  # named as what it does; a generator takes several times longer
     """Holds NumPy's BLAS at one thread, if ``wanted``, in the whole process.
 
     For factorisations of some hundred rows between passes that have threads of their own: those of
