@@ -127,7 +127,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
         return found
     g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas.one_thread(len(g) <= _ONE_THREAD):
-        if asked.whole and _all_needed(g, asked):
+        if asked.whole and all_needed(g, asked):
             return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, float(np.trace(g).real))
         w, v = eigh(g)
     w = np.maximum(w, 0)
@@ -142,7 +142,7 @@ def _tail(total: float, asked: Asked) -> float:
     return asked.share * total
 
 
-def _all_needed(g: np.ndarray, asked: Asked) -> bool:
+def all_needed(g: np.ndarray, asked: Asked) -> bool:
     """Whether the least eigenvalue of a Gram matrix is above what may be discarded.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
@@ -151,7 +151,7 @@ def _all_needed(g: np.ndarray, asked: Asked) -> bool:
         return False
     total = float(np.trace(g).real)
     tail = _tail(total, asked) + GRAM_NOISE * gram_floor(g.dtype, 1) * total
-    if _tail(total, asked) < 0 or not np.diagonal(g).real.min() > tail:
+    if _tail(total, asked) < 0 or not np.real(np.diagonal(g)).min() > tail:
         return False
     shifted = g.copy()
     shifted[np.diag_indices(len(g))] -= tail

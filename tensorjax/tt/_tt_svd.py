@@ -17,10 +17,11 @@ import numpy as np
 from tensorjax import _blas, _costs
 from tensorjax._cores import absorb
 from tensorjax._factor import adjoint
-from tensorjax._gram import host_energy, project
+from tensorjax._gram import host_energy, host_gram, project
 from tensorjax._leading import (
     Asked,
     Subspace,
+    all_needed,
     alone,
     columns_split,
     leading,
@@ -186,7 +187,7 @@ def _split(
     """
     left, *modes, columns = basis.shape
     gone, rows = found.discarded, left * math.prod(modes)
-    x = basis * np.sqrt(found.energies).astype(basis.dtype)
+    x: Any = basis * np.sqrt(found.energies).astype(basis.dtype)
     cores: list[Any] = []
     lost: list[float] = []
     for k, n in enumerate(modes):
@@ -244,6 +245,8 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 def _needed(r: Any, spare: float) -> bool:
     """Whether the least singular value is surely too large to be left out."""
+    if all_needed(host_gram(r), Asked(tail=spare)):
+        return True
     if r.shape[0] != r.shape[1]:
         return False
     try:

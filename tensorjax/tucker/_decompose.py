@@ -177,7 +177,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
     product that compresses puts it there, and no unfolding is copied.
     """
     backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
-    core, factors = np.ascontiguousarray(x), []
+    core, factors, asked = np.ascontiguousarray(x), [], asked._replace(whole=True)
     for k in range(x.ndim)[::-1] if backwards else range(x.ndim):
         n = x.shape[k]
         cap = None if caps is None else min(caps[k], core.size // n)
@@ -201,6 +201,8 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
         return u, np.ascontiguousarray(r.T), found
     found = leading(a, asked)
     u = _fit(found.basis, a, asked)
+    if found.energies is None:
+        return u, np.ascontiguousarray(a.T), found
     image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
     return u, np.ascontiguousarray(image), found
 
@@ -213,6 +215,8 @@ def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
         return *columns_split(b.T, found, b.dtype if asked.narrow else found.basis.dtype), found
     found = leading(b, asked, right=True)
     v = _fit(found.basis, b, asked)
+    if found.energies is None:
+        return v, np.ascontiguousarray(b.T), found
     return v.conj(), np.ascontiguousarray(times(b, v).T), found
 
 
