@@ -4,8 +4,6 @@ import ctypes
 import functools
 import importlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _guard = threading.Lock()
@@ -36,27 +34,34 @@ def _numpy() -> tuple[Any, Any] | None:
     return controls("numpy.linalg._umath_linalg")
 
 
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
+class one_thread:  # named as what it does; a generator takes several times longer
     """Holds NumPy's BLAS at one thread, if ``wanted``, in the whole process.
 
     For factorisations of some hundred rows between passes that have threads of their own: those of
     OpenBLAS gain nothing there, and go on spinning on cores that the passes need.
     """
-    found = _numpy() if wanted else None
-    if found is None:
-        yield
-        return
-    get, put = found
-    with _guard:
-        if _inside[0] == 0:
-            _inside[1] = get()
-            put(1)
-        _inside[0] += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_put",)
+
+    def __init__(self, wanted: bool) -> None:
+        found = _numpy() if wanted else None
+        self._put = found and found[1]
+
+    def __enter__(self) -> None:
+        if self._put is None:
+            return
+        with _guard:
+            if _inside[0] == 0:
+                found = _numpy()
+                assert found is not None
+                _inside[1] = found[0]()
+                self._put(1)
+            _inside[0] += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._put is None:
+            return
         with _guard:
             _inside[0] -= 1
             if _inside[0] == 0:
-                put(_inside[1])
+                self._put(_inside[1])

@@ -59,6 +59,8 @@ def _on_host(name: str, x: Any) -> np.ndarray:
                 f"{name}: expected an array that NumPy can read, got a {type(x).__name__} of "
                 f"{type(x).__module__} ({error}); {advice}"
             ) from error
+        if isinstance(error, TypeError):
+            raise TypeError(f"{name}: {error}") from error
         raise
 
 

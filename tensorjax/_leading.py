@@ -45,6 +45,8 @@ _SUBTRACTED = 1e4
 _UPRIGHT = 0.5
 # Smaller matrices go to Householder's QR.
 _SHORT = 2**15
+# From so many rows on a Cholesky factorisation takes a small part of the eigenvectors' time.
+_WHOLE = 32
 # Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
 _ONE_THREAD, _MIDDLING = 256, 2**21
 
@@ -53,8 +55,8 @@ class Subspace(NamedTuple):
     """Orthonormal basis of the leading left or right singular subspace of a matrix.
 
     Attributes:
-      basis: (m, r) columns.
-      energies: (r,) squared singular values, descending.
+      basis: (m, r) columns; the identity if all of them are needed and no others were asked for.
+      energies: (r,) squared singular values, descending; None of an identity.
       discarded: energy outside the subspace.
       total: ‖a‖_F².
     """
@@ -77,6 +79,7 @@ class Asked(NamedTuple):
       coarse: whether they suffice for Gram matrices too.
       guess: the rank that is expected, if something is known of it.
       part: of what may be discarded, that is; the rest is left to cuts of the basis itself.
+      whole: whether an identity will do for a basis where nothing can be discarded.
     """
 
     share: float | None = None
@@ -87,6 +90,7 @@ class Asked(NamedTuple):
     coarse: bool = False
     guess: int | None = None
     part: float = 1.0
+    whole: bool = False
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
@@ -124,6 +128,8 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
         return found
     g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas.one_thread(len(g) <= _ONE_THREAD):
+        if asked.whole and all_needed(g, asked):
+            return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, float(np.trace(g).real))
         w, v = eigh(g)
     w = np.maximum(w, 0)
     if _too_coarse(w, asked):
@@ -137,6 +143,26 @@ def _tail(total: float, asked: Asked) -> float:
     return asked.share * total
 
 
+def all_needed(g: np.ndarray, asked: Asked) -> bool:
+    """Whether the least eigenvalue of a Gram matrix is above what may be discarded.
+
+    Of a matrix of low rank the factorisation breaks down early, and so costs even less.
+    """
+    if len(g) < _WHOLE or (asked.cap is not None and asked.cap < len(g)):
+        return False
+    total = float(np.trace(g).real)
+    tail = _tail(total, asked) + GRAM_NOISE * gram_floor(g.dtype, 1) * total
+    if _tail(total, asked) < 0 or not np.real(np.diagonal(g)).min() > tail:
+        return False
+    shifted = g.copy()
+    shifted[np.diag_indices(len(g))] -= tail
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
     """Whether one Gram matrix does not resolve energies as small as the cut."""
     floor = gram_floor(w.dtype, 1)
@@ -145,6 +171,13 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
         return tail < 2 * GRAM_NOISE * floor * (1.0 if asked.share else float(w.sum()))
     rank = min(asked.cap or len(w), len(w))
     return bool(w[rank - 1] < 4 * floor * w[0])
+
+
+def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
+    """Fewer columns of a basis by its known energies; None if these are not known well enough."""
+    if asked.method != "svd" and _too_coarse(energies, asked):
+        return None
+    return _cut(energies, basis, asked)
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
@@ -251,7 +284,7 @@ def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspac
         lost = _residual(a, q, b, total, right, tail)
         if lost <= enough * tail:
             inner = asked._replace(
-                share=None, tail=tail - lost, part=1.0, method="gram", narrow=False
+                share=None, tail=tail - lost, part=1.0, method="gram", narrow=False, whole=False
             )
             small = leading(b, inner)
             if len(small.energies) <= columns - columns // 8:
@@ -337,7 +370,16 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return q, r.astype(a.dtype)
 
 
-def scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
+def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
+    """q r ≈ a: of the projection on a right subspace that was found."""
+    basis = found.basis.astype(dtype, copy=False)
+    if found.energies is None:
+        return orthonormalized(a)
+    q, r = _scaled_columns(times(a, basis), found.energies, a.dtype)
+    return q, r @ adjoint(basis)
+
+
+def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)

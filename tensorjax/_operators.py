@@ -44,7 +44,7 @@ class NoArray:
 
     def __array__(self, *args: Any, **options: Any) -> Any:
         raise TypeError(
-            f"expected an array, got a {type(self).__name__}, which is none by itself; "
+            f"expected an array, got a {type(self).__name__} object, which is none by itself; "
             f"the dense array is that of {self.dense_name}"
         )
 

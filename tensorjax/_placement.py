@@ -100,7 +100,8 @@ def _is_committed(x: Any) -> bool:
 
 def returned(host: Any, given: jax.Array) -> jax.Array:
     """A host array as a JAX array, sharded as ``given`` is and committed if it is."""
-    return jax.device_put(host, given.sharding) if given.committed else jax.numpy.asarray(host)
+    # Without a device for one that is free; `jnp.asarray` would compile a program per shape.
+    return jax.device_put(host, given.sharding) if given.committed else jax.device_put(host)
 
 
 def replicated(given: Any) -> Any:

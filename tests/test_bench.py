@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.bench import _cases, _library, _peers, _timing, _verdicts, core, layers, solvers
+from experiments.bench import (
+    _cases,
+    _library,
+    _peers,
+    _shapes,
+    _timing,
+    _verdicts,
+    core,
+    layers,
+    solvers,
+)
 from experiments.bench._cases import Case, Goal
 from experiments.bench._solving import Problem
 from experiments.bench._verdicts import Result
@@ -332,3 +342,24 @@ def test_the_layers_run_small(tmp_path: Path) -> None:
     assert main(["run", "bench/layers", *options]) == 0
     (line,) = (tmp_path / "bench" / "layers" / "runs.jsonl").read_text().splitlines()
     assert {t["file"] for t in json.loads(line)["tables"]} >= {"linear.csv", "ratios.csv"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_plain_projection_by_a_train_is_ours(dtype: str) -> None:
+    rng = np.random.default_rng(120)
+    with jax.enable_x64(True):
+        for _ in range(3):
+            _, train = _shapes.sketch_jobs(rng, dtype, 3e4)
+            ours, theirs = np.asarray(train.ours()), train.plain["NumPy"]()
+            assert ours.dtype == theirs.dtype == dtype
+            assert np.abs(ours - theirs).max() < 1e3 * np.finfo(dtype).eps * np.abs(ours).max()
+
+
+def test_a_summary_counts_what_is_slow_or_wrong() -> None:
+    common = {"group": "TT-SVD", "first ms": 4e3, "ours ms": 1e3}
+    rows = [common | {"ours / plain": r, "error / allowed": e} for r, e in ((1.5, 2.0), (0.5, 0.5))]
+    rows.append(common | {"ours / plain": None, "error / allowed": None})
+    (total,) = _shapes.summary(rows)
+    assert (total["cases"], total["median"], total["worst"]) == (3, 1.0, 1.5)
+    assert (total["above 1.3"], total["tolerance missed"]) == (1, 1)
+    assert total["longest first call over warm s"] == 3

@@ -172,3 +172,22 @@ def test_host_gram_matrices_agree_with_plain_ones():
                 single = narrow and np.finfo(dtype).bits == 32
                 assert error(g, exact) <= (1e-6 if single else 1e-13) * norm(exact)
     assert linalg.gram(np.ones((2, 3, 4))).shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_data_of_full_rank_cost_no_eigenvectors(seed, monkeypatch):
+    rng = np.random.default_rng(300 + seed)
+    dtype = (np.float64, np.complex128)[seed % 2]
+    shape = tuple(int(n) for n in rng.integers(33, 60, 3))
+    x = _drawn.normal(rng, shape, dtype)
+    asked = []
+    monkeypatch.setattr(_leading, "eigh", lambda g: asked.append(len(g)) or np.linalg.eigh(g))
+    t, u = tt.from_dense(x, tol=1e-5), tucker.from_dense(x, tol=1e-5)
+    assert asked == []
+    assert t.ranks == (1, shape[0], shape[2], 1)
+    assert u.ranks == shape
+    assert error(dense(t), x) <= 1e-5 * norm(x)
+    assert error(np.asarray(tucker.to_dense(u)), x) <= 1e-5 * norm(x)
+    for core in t.cores[:-1]:
+        w = np.asarray(core).reshape(-1, core.shape[-1])
+        assert error(w.conj().T @ w, np.eye(w.shape[1])) <= 1e-12

@@ -181,21 +181,33 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
         lambda: _plain.evaluate(x, indices),
         f", {len(indices)} entries",
     )
-    yield _sketch_job(rng, dtype, largest)
+    yield from sketch_jobs(rng, dtype, largest)
 
 
-def _sketch_job(rng: np.random.Generator, dtype: str, largest: float) -> Job:
+def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterator[Job]:
+    """A dense projection of drawn rows to 24 numbers, and one by a train of drawn rank."""
     features = int(np.exp(rng.uniform(math.log(200), math.log(min(largest / 10, 3e5)))))
     rows = max(1, int(min(1000, largest / 3 / features)))
     x = _drawn.normal(rng, (rows, features), dtype)
-    projection = sketch.gaussian(jax.random.key(0), features, 24, dtype=x.dtype)
+    dense = sketch.gaussian(jax.random.key(0), features, 24, dtype=x.dtype)
     matrix = _drawn.normal(rng, (features, 24), dtype)
+    yield _sketch_job("dense", dense, x, functools.partial(np.matmul, x, matrix))
+    modes, rank = (max(2, round(features ** (1 / 3))),) * 3, int(rng.integers(1, 5))
+    x = _drawn.normal(rng, (rows, math.prod(modes)), dtype)
+    train = sketch.ttrp(jax.random.key(0), modes, (4, 3, 2), rank=rank, dtype=x.dtype)
+    cores = [np.asarray(c) for c in sketch.to_tt_matrix(train).cores]
+    yield _sketch_job(
+        f"train of rank {rank}", train, x, functools.partial(_plain.applied, cores, x)
+    )
+
+
+def _sketch_job(kind: str, projection: Any, x: np.ndarray, plain: Call) -> Job:
     array = jnp.asarray(x)
     return Job(
         "sketch",
-        f"{rows} × {features} {dtype}",
+        f"{len(x)} × {x.shape[1]} {x.dtype} {kind}",
         lambda: jax.block_until_ready(sketch.apply(projection, array)),
-        {"NumPy": lambda: x @ matrix},
+        {"NumPy": plain},
     )
 
 

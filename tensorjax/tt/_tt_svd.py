@@ -17,14 +17,16 @@ import numpy as np
 from tensorjax import _blas, _costs
 from tensorjax._cores import absorb
 from tensorjax._factor import adjoint
-from tensorjax._gram import host_energy, project
+from tensorjax._gram import host_energy, host_gram, project
 from tensorjax._leading import (
     Asked,
     Subspace,
+    all_needed,
     alone,
+    columns_split,
     leading,
     orthonormalized,
-    scaled_columns,
+    recut,
     times,
 )
 from tensorjax._subspace import Method
@@ -78,7 +80,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
       caps: the largest rank at each bond, if there is one.
     """
     shape, core = x.shape, np.ascontiguousarray(x)
-    asked = asked._replace(guess=_probed(core, asked, caps))
+    asked = asked._replace(guess=_probed(core, asked, caps), whole=True)
     first, last, left, right = 0, len(shape), 1, 1  # modes in the core, ranks on both sides of it
     lefts: list[Any] = []
     rights: list[_Group] = []
@@ -98,14 +100,14 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
             asked = asked._replace(share=None, tail=asked.share * found.total)
         rank = found.basis.shape[1]
         if single:
-            v = found.basis.astype(x.dtype, copy=False) if asked.narrow else found.basis
-            u, r = scaled_columns(times(matrix, v), found.energies, x.dtype)
+            u, core = columns_split(matrix, found, x.dtype if asked.narrow else found.basis.dtype)
             lefts.append(u.reshape(left, shape[first], -1))
-            core, first, left = r @ adjoint(v), bond, len(r)
+            first, left = bond, len(core)
             asked = asked._replace(guess=_next_guess(rank, side))
             continue
         group = _group(found, shape[bond:last] if cut.right else shape[first:bond], bond)
-        if rank < side or not (part == 1 or found.energies[-1] > (asked.tail or 0)):
+        known = found.energies is None or part == 1 or found.energies[-1] > (asked.tail or 0)
+        if rank < side or not known:
             edge = right if cut.right else left
             group, basis = _split_off(found, group, edge, asked, caps, cut.right)
             rank = basis.shape[1]
@@ -163,9 +165,9 @@ def _split_off(
         caps = caps[::-1] if right else caps
     sizes = (*group.modes, edge) if right else (edge, *group.modes)
     mirror = (*range(count + 1)[::-1], count + 1)
-    weighted = (basis * np.sqrt(found.energies).astype(basis.dtype)).reshape(*sizes, rank)
-    weighted = weighted.transpose(mirror) if right else weighted
-    cores, lost = _split(weighted, asked.tail, found.discarded, caps, asked.method)
+    turned = basis.reshape(*sizes, rank)
+    turned = turned.transpose(mirror) if right else turned
+    cores, lost = _split(turned, found, asked, caps)
     product: Any = cores[0].reshape(-1, cores[0].shape[2])
     for core in cores[1:]:
         product = (product @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[2])
@@ -177,26 +179,37 @@ def _split_off(
 
 
 def _split(
-    x: Any, tail: float | None, gone: float, caps: Sequence[int] | None, method: Method
+    basis: Any, found: Subspace, asked: Asked, caps: Sequence[int] | None
 ) -> tuple[list[Any], list[float]]:
-    """Isometric cores (r, n, s) of an array (r_0, n_1, …, n_k, m): their span holds its columns.
+    """Isometric cores (r, n, s) of a basis (r_0, n_1, …, n_k, m): their span holds its columns.
 
-    Also the energies lost at the bonds, of which ``gone`` is so at the last one already.
+    Also the energies lost at the bonds, of which some is so at the last one already.
     """
-    left, *modes, columns = x.shape
+    left, *modes, columns = basis.shape
+    gone, rows = found.discarded, left * math.prod(modes)
+    x: Any = basis * np.sqrt(found.energies).astype(basis.dtype)
     cores: list[Any] = []
     lost: list[float] = []
     for k, n in enumerate(modes):
         inner = k < len(modes) - 1
         matrix = x.reshape(left * n, -1)
-        allowed = None if tail is None else tail if inner else max(tail - gone, 0.0)
+        allowed = None if asked.tail is None else asked.tail if inner else max(asked.tail - gone, 0)
         cap = (None if caps is None else caps[k]) if inner else columns
         tall = matrix.shape[0] > 2 * matrix.shape[1]
-        exact: Method = "svd" if method == "svd" or tall or len(matrix) < _LONG else "gram"
-        small = leading(matrix, Asked(tail=allowed, cap=cap, method=exact))
-        cores.append(small.basis.reshape(left, n, -1))
+        exact: Method = "svd" if asked.method == "svd" or tall or len(matrix) < _LONG else "gram"
+        wanted = Asked(tail=allowed, cap=cap, method=exact, whole=inner)
+        small = None
+        if not inner and len(matrix) == rows:  # nothing was cut before: columns are orthogonal
+            small = recut(basis.reshape(rows, -1), found.energies, wanted)
+        small = small or leading(matrix, wanted)
+        u = small.basis
+        if inner and len(u) == u.shape[1]:
+            u, x = np.eye(len(u), dtype=u.dtype), matrix
+        else:
+            x = adjoint(u) @ matrix if inner else None
+        cores.append(u.reshape(left, n, -1))
         lost.append(small.discarded + (0.0 if inner else gone))
-        x, left = adjoint(small.basis) @ matrix, small.basis.shape[1]
+        left = u.shape[1]
     return cores, lost
 
 
@@ -232,6 +245,8 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 def _needed(r: Any, spare: float) -> bool:
     """Whether the least singular value is surely too large to be left out."""
+    if all_needed(host_gram(r), Asked(tail=spare)):
+        return True
     if r.shape[0] != r.shape[1]:
         return False
     try:
@@ -314,6 +329,7 @@ def _candidates(
             if side > _MANY:
                 break
     if out:
-        return [c for c in out if c[1] > guess] or out
+        # Where all are expected to stay whole, the longest says so of those within it.
+        return [c for c in out if c[1] > guess] or [max(out, key=lambda pair: pair[1])]
     ends = [(_Cut(1, False), left * modes[0]), (_Cut(1, True), right * modes[-1])]
     return [min(ends, key=lambda pair: pair[1])]

@@ -16,9 +16,9 @@ from tensorjax._leading import (
     Subspace,
     asked_of,
     budget,
+    columns_split,
     in_single,
     leading,
-    scaled_columns,
     times,
 )
 from tensorjax._placement import placed
@@ -177,7 +177,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
     product that compresses puts it there, and no unfolding is copied.
     """
     backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
-    core, factors = np.ascontiguousarray(x), []
+    core, factors, asked = np.ascontiguousarray(x), [], asked._replace(whole=True)
     for k in range(x.ndim)[::-1] if backwards else range(x.ndim):
         n = x.shape[k]
         cap = None if caps is None else min(caps[k], core.size // n)
@@ -197,11 +197,12 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     """Factor u (n, r) of an unfolding (n, m) and the transpose of uᴴ a."""
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
-        v = _fit(found.basis, a, asked)
-        u, r = scaled_columns(times(a, v), found.energies, a.dtype)
-        return u, v.conj() @ r.T, found
+        u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
+        return u, np.ascontiguousarray(r.T), found
     found = leading(a, asked)
     u = _fit(found.basis, a, asked)
+    if found.energies is None:
+        return u, np.ascontiguousarray(a.T), found
     image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
     return u, np.ascontiguousarray(image), found
 
@@ -210,11 +211,12 @@ def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     """The same of the transpose b (m, n) of an unfolding, with the image uᴴ bᵀ as it is."""
     if b.shape[1] > b.shape[0]:
         found = leading(b, asked)
-        w = _fit(found.basis, b, asked).conj()
-        u, r = scaled_columns(times(b.T, w), found.energies, b.dtype)
-        return u, r @ linalg.adjoint(w), found
+        found = found._replace(basis=found.basis.conj())
+        return *columns_split(b.T, found, b.dtype if asked.narrow else found.basis.dtype), found
     found = leading(b, asked, right=True)
     v = _fit(found.basis, b, asked)
+    if found.energies is None:
+        return v, np.ascontiguousarray(b.T), found
     return v.conj(), np.ascontiguousarray(times(b, v).T), found
 
 
