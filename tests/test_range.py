@@ -30,9 +30,16 @@ FUNCTIONS = {
     "log_norm": tt.log_norm,
     "normalize": tt.normalize,
     "round": lambda x: tt.round(x + x, rank=2),
+    "to_dense": tt.to_dense,
+    "to_dense under jit": jax.jit(tt.to_dense),
+    "orthogonalize": lambda x: tt.orthogonalize(x, 1),
+    "evaluate": lambda x: tt.evaluate(x, np.stack(np.indices(SHAPE), -1)),
+    "contract_modes": lambda x: tt.to_dense(
+        tt.contract_modes(x, {0: np.ones(2, x.dtype), 2: np.ones(2, x.dtype)})
+    ),
     "round by svd": lambda x: tt.round(x + x, rank=2, method="svd"),
 }
-SOME = ("norm", "log_norm", "normalize")
+SOME = {*FUNCTIONS} - {"round", "round by svd"}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,15 @@ def test_results_do_not_depend_on_the_scale_of_the_cores(rng, name, dtype, most)
     wanted, found = (dense(x) if isinstance(x, tt.TT) else x for x in (wanted, found))
     assert np.isfinite(found).all()
     assert error(found, wanted) <= 1e3 * np.finfo(dtype).eps * norm(wanted)
+
+
+def test_a_norm_that_the_centre_cannot_hold_is_shared():
+    x = tt.ones((100,) * 40, dtype=np.float32)
+    y = tt.orthogonalize(x, 7)
+    assert all(np.isfinite(np.asarray(c)).all() for c in y.cores)
+    assert float(tt.log_norm(y)) == pytest.approx(40 * np.log(10), rel=1e-6)
+    drawn = np.asarray(tt.sample(jax.random.key(0), x, 200))
+    assert abs(drawn.mean() - 49.5) <= 5 * 28.9 / drawn.size**0.5
 
 
 @pytest.mark.parametrize(("value", "sites"), [(10.0, 309), (0.1, 330)])

@@ -12,8 +12,11 @@ from tensorjax import _check, linalg
 from tensorjax._cores import cut_ranks, zero_padded
 from tensorjax._placement import by_axes, placed, placed_by
 from tensorjax._train import TT, TTMatrix, single
+from tensorjax.tt import _entries
 
 Train = TypeVar("Train", TT, TTMatrix)
+# Exponents of all cores together up to which their products are in the range of single precision.
+_TAME = 100
 
 
 def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -186,16 +189,30 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
        [0. 1.]]
     """
     single("t", t)
-    return _to_dense(t)
+    return _to_dense(t, not _is_tame(t))
 
 
-@jax.jit
-def _to_dense(t: TT | TTMatrix) -> jax.Array:
-    # Halves first: the one large product is then a matrix product of two balanced factors.
+def _is_tame(t: TT | TTMatrix) -> bool:
+    """Whether cores are seen to be so near one that no product of them can leave the range."""
+    if not _entries.is_hosted(t):
+        return False
+    exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
+    # Sums over the bonds make products larger; smaller ones than these bounds are lost anyway.
+    bonds = sum(r.bit_length() for r in t.ranks)
+    return sum(map(abs, exponents)) + bonds < _TAME * (2 if t.dtype.itemsize > 4 else 1)
+
+
+@jax.jit(static_argnums=1)
+def _to_dense(t: TT | TTMatrix, careful: bool) -> jax.Array:
+    # Halves first: the one large product is then a matrix product of two balanced factors. Each of
+    # them takes half of the exponent, which neither may be able to hold alone.
     middle = _balanced_cut(t)
-    whole = _chain(t.cores[:middle])
-    if middle < t.order:
-        right = _chain(t.cores[middle:])
+    whole, exponent = _chain(t.cores[:middle], careful)
+    right, e = _chain(t.cores[middle:], careful) if middle < t.order else (None, 0)
+    half = exponent + e if right is None else (exponent + e) // 2
+    whole = linalg.scaled(whole, half) if careful else whole
+    if right is not None:
+        right = linalg.scaled(right, exponent + e - half) if careful else right
         whole = linalg.matmul(whole.reshape(-1, whole.shape[-1]), right.reshape(right.shape[0], -1))
     if isinstance(t, TT):
         return whole.reshape(t.shape)
@@ -210,13 +227,19 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
     return 1 + int(np.argmin(costs)) if costs else 1
 
 
-def _chain(cores: Sequence[jax.Array]) -> jax.Array:
-    """Multiplies neighbouring cores out to (r_left, ∏ n, r_right)."""
-    out = cores[0].reshape(cores[0].shape[0], -1, cores[0].shape[-1])
+def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
+    """Multiplies neighbouring cores out to (r_left, ∏ n, r_right), over a power of two if careful.
+
+    Products are then kept near one: those of some cores may leave the range of the dtype where the
+    whole does not.
+    """
+    out, exponent = cores[0].reshape(cores[0].shape[0], -1, cores[0].shape[-1]), 0
     for c in cores[1:]:
+        out, e = linalg.normalized(out) if careful else (out, 0)
         flat = linalg.matmul(out.reshape(-1, out.shape[-1]), c.reshape(c.shape[0], -1))
-        out = flat.reshape(out.shape[0], -1, c.shape[-1])
-    return out
+        out, exponent = flat.reshape(out.shape[0], -1, c.shape[-1]), exponent + e
+    out, e = linalg.normalized(out) if careful else (out, 0)
+    return out, exponent + e
 
 
 @placed

@@ -22,7 +22,7 @@ from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
-from tensorjax.tt._round import _orthogonalized, round
+from tensorjax.tt._round import _orthogonalized, orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
 Retraction = Literal["svd", "projector_splitting"]
@@ -53,11 +53,11 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array]:
     """The frame at x, and the last core C of x = U_1 … U_{d−1} C."""
-    left = _orthogonalized(x, x.order - 1).cores
+    left, exponent = orthogonal_cores(x, x.order - 1)
     *others, last = x.cores
     x = TT._unchecked((*others, linalg.after(last, left[-1])))
-    right = _orthogonalized(x, 0).cores
-    return Frame(left[:-1], right[1:]), left[-1]
+    right, _ = orthogonal_cores(x, 0)
+    return Frame(tuple(left[:-1]), tuple(right[1:])), linalg.scaled(left[-1], exponent)
 
 
 @placed

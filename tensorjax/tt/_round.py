@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
@@ -49,7 +50,8 @@ def orthogonalize(t: Train, center: int) -> Train:
 
     Args:
       t: TT or TTMatrix.
-      center: 0 … d−1 (negative counts from the end); its core carries the norm.
+      center: 0 … d−1 (negative counts from the end); its core carries the norm, or, where it cannot
+        hold that in the dtype, all share it by powers of two.
 
     Returns:
       Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
@@ -75,19 +77,39 @@ def _orthogonalize(t: TT, center: int) -> TT:
 
 @jax.jit(static_argnums=1)
 def _orthogonalized(t: TT, center: int) -> TT:
+    cores, exponent = orthogonal_cores(t, center)
+    # The centre takes the norm; where it cannot hold it in the dtype, all cores share it.
+    low, high = linalg.exponents_held(cores[center].dtype)
+    held = (exponent > low) & (exponent < high)
+    share = jnp.where(held, 0, exponent // t.order)
+    exponents = [share] * t.order
+    exponents[center] = exponent - share * (t.order - 1)
+    scaled = [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in scaled))
+
+
+def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
+    """Cores of a train orthogonal around ``center``, whose own is over a power of two, 2^e; and e.
+
+    What is carried from core to core is kept near one: the norm of the cores that were passed may
+    leave the range of the dtype where that of the train does not.
+    """
     dtype = linalg.factor_dtype(t.dtype)
-    cores = [c.astype(dtype) for c in t.cores]
+    cores, exponent = [c.astype(dtype) for c in t.cores], 0
     for k in range(center):
         q, r = linalg.qr(tall(cores[k]))
         cores[k] = q.reshape(*cores[k].shape[:2], -1)
-        cores[k + 1] = absorb(r, cores[k + 1])
+        r, e = linalg.normalized(r)
+        cores[k + 1], exponent = absorb(r, cores[k + 1]), exponent + e
     if 0 < center < t.order - 1:
         cores[-1] = linalg.after(cores[-1], cores[center])
     for k in range(t.order - 1, center, -1):
         q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
         cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-        cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+        r, e = linalg.normalized(r)
+        cores[k - 1], exponent = times_right(cores[k - 1], linalg.adjoint(r)), exponent + e
+    cores[center], e = linalg.normalized(cores[center])
+    return cores, exponent + e
 
 
 @placed

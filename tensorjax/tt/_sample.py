@@ -48,8 +48,8 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
-    # The norm sits in the first core, and its square might not be representable.
-    cores = (linalg.normalized(t.cores[0])[0], *t.cores[1:])
+    # The norm sits in the first core, or in all, and its square might not be representable.
+    cores = [linalg.normalized(c)[0] for c in t.cores]
 
     def one(key: jax.Array) -> jax.Array:
         left = jnp.ones((1,), t.dtype)
