@@ -109,6 +109,12 @@ def through(name: str, x: jax.Array, w: jax.Array) -> jax.Array:
 
 Case = Callable[..., Any]
 LAYOUTS = [name for name in parallel.NAMES if name != "2.5d"]
+
+
+def _complex(t: Any) -> Any:
+    return t.astype(jnp.complex64 if t.dtype == jnp.float32 else jnp.complex128)
+
+
 CASES: dict[str, tuple[Case, str]] = {
     # name: the call, and the operands it takes; those after "|" get no gradient
     "tt.add": (tt.add, "x x"),
@@ -180,8 +186,8 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.value_and_riemannian_grad": (tt.value_and_riemannian_grad(tt.norm), "| x"),
     "tt.zeros": (lambda x: tt.add(x, tt.zeros(x.shape, dtype=x.dtype)), "x"),
     "tucker.add": (tucker.add, "t u"),
-    "tucker.real": (lambda t: tucker.real(t * 1j + t), "t"),
-    "tucker.imag": (lambda t: tucker.imag(t * 1j + t), "t"),
+    "tucker.real": (lambda t: tucker.real(_complex(t)), "t"),
+    "tucker.imag": (lambda t: tucker.imag(_complex(t)), "t"),
     "tucker.distance": (tucker.distance, "t u"),
     "tucker.evaluate": (lambda t: tucker.evaluate(t, np.zeros((2, 3), int)), "t"),
     "tucker.from_dense": (lambda z: tucker.from_dense(z, rank=2), "z"),

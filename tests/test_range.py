@@ -65,6 +65,13 @@ def test_a_norm_that_the_centre_cannot_hold_is_shared():
     assert abs(drawn.mean() - 49.5) <= 5 * 28.9 / drawn.size**0.5
 
 
+@pytest.mark.parametrize("sites", [63, 200, 333])
+def test_normalized_trains_of_many_sites_in_single_precision(rng, sites):
+    for value in (100.0, 1e-3, float(rng.uniform(1, 50))):
+        a = tt.rank_one([np.full(3, value, np.float32)] * sites)
+        assert float(tt.norm(tt.normalize(a))) == pytest.approx(1, rel=1e-4)
+
+
 @pytest.mark.parametrize(("value", "sites"), [(10.0, 309), (0.1, 330)])
 def test_norms_that_no_scalar_holds(value, sites):
     a = tt.rank_one([np.full(1, value)] * sites)

@@ -202,8 +202,9 @@ def rank_adaptive(
         if options.passive:
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
-        moves, inner_state = descend(step.gradients())
-        moves, size, learnt = step.finish(moves)
+        gradients = step.gradients()
+        moves, inner_state = descend(gradients)
+        moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -129,15 +129,19 @@ class Step:
             leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
         return jax.tree.unflatten(structure, leaves)
 
-    def finish(self, moves: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
+    def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
         """The moves with which dying gates, and what is on their bonds, become zero.
+
+        Args:
+          moves: of the inner transformation.
+          gradients: which it was given.
 
         Returns:
           (moves, the size, what the state is to know of frozen parameters).
         """
         leaves, structure = jax.tree.flatten(moves)
         places = self.layout.gates
-        still, rests = self._frozen(leaves)
+        still, rests = self._frozen(leaves, jax.tree.leaves(gradients))
         frozen = self.gates.spread([still[k] for k in places])
         new = self._moved(leaves, still)
         flat = self.gates.join(new)
@@ -246,17 +250,22 @@ class Step:
                     leaves[k] = cleared
             start += len(layer.gates)
 
-    def _frozen(self, moves: list[Any]) -> tuple[dict[int, jax.Array], jax.Array]:
+    def _frozen(
+        self, moves: list[Any], gradients: list[Any]
+    ) -> tuple[dict[int, jax.Array], jax.Array]:
         """Which cores and gates must stay as they are, by position, and which were seen at rest.
 
-        A transformation does not tell what it freezes. So what does not move while something else
-        does is left alone, and it is so too in steps in which nothing moves, as between those of
-        `optax.MultiSteps`. Where nothing ever has moved, gates may die in the late stage only.
+        A transformation does not tell what it freezes. So what does not move against its gradient
+        while something else does is left alone, and it is so too in steps in which nothing moves,
+        as between those of `optax.MultiSteps`. Where nothing ever has moved, gates may die in the
+        late stage only. A gradient of zero says nothing: what was known stays, at first nothing.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
-        moved = [jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else False for x in moves]
-        active = jnp.any(jnp.stack([jnp.asarray(x) for x in moved]))
-        rests = jnp.where(active, ~jnp.stack([moved[k] for k in parts]), self.state.rests)
+        active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
+        moved, driven = (jnp.stack([_is_any(x[k]) for k in parts]) for x in (moves, gradients))
+        known = self.state.rests & (self.state.count > 1)
+        still = ~moved & (driven | known)
+        rests = jnp.where(active, still, self.state.rests)
         frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
         return dict(zip(parts, frozen, strict=True)), rests
 
@@ -276,6 +285,11 @@ class Step:
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
         )
+
+
+def _is_any(x: jax.Array) -> jax.Array:
+    """Whether an array of moves or gradients is not all zero; those of integers have none."""
+    return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
 def _threshold(options: Options, flat: jax.Array) -> jax.Array:

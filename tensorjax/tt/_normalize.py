@@ -81,7 +81,8 @@ def _normalized(t: TT) -> TT:
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
     share, rest = jnp.divmod(jnp.where(none, 0, -half), t.order)
-    roots, exponents = [root] + [jnp.ones_like(root)] * (t.order - 1), [share + rest]
-    exponents += [share] * (t.order - 1)
+    roots = [root] + [jnp.ones_like(root)] * (t.order - 1)
+    # What is left takes one power from each of so many cores: all of it, one core could not hold.
+    exponents = [share + (k < rest).astype(share.dtype) for k in range(t.order)]
     cores = map(_over, small.cores, roots, exponents)
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
