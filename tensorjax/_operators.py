@@ -55,11 +55,11 @@ class Scalable(NoArray):
     @property
     def dtype(self) -> Any:
         """The dtype that arithmetic between the arrays gives."""
-        raise NotImplementedError
+        raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
         """The same format in ``dtype``, with the linear function f applied to one array of it."""
-        raise NotImplementedError
+        raise TypeError("an abstract format holds no arrays")
 
     def __neg__(self) -> Self:
         return multiplied(self, -1)

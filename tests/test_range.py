@@ -49,7 +49,7 @@ SOME = {*FUNCTIONS} - {"round", "round by svd"}
 def test_results_do_not_depend_on_the_scale_of_the_cores(rng, name, dtype, most):
     plain, extreme = scaled(rng, dtype, most)
     wanted, found = (FUNCTIONS[name](x) for x in (plain, extreme))
-    if isinstance(found, tt.TT):  # the sizes of cores evened out: to_dense has no protection
+    if isinstance(found, tt.TT):  # the oracle has no protection: the sizes of cores evened out
         found = tt.scale(tt.normalize(found), tt.norm(found))
     wanted, found = (dense(x) if isinstance(x, tt.TT) else x for x in (wanted, found))
     assert np.isfinite(found).all()
