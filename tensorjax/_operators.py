@@ -224,6 +224,11 @@ def _halved(part: Any, exponent: int) -> float:
 
 @jax.jit
 def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
+    return _divide(a, divisor, exponent)
+
+
+@jax.custom_jvp
+def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
     """a / (divisor · 2^exponent) in range wherever the result is; all of one dtype."""
     small, shift = _near_one(divisor)
     shift = shift + exponent
@@ -231,6 +236,14 @@ def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
     small = jnp.where(shift > 0, 2 * small, small)
     shift = jnp.where(shift > 0, shift - 1, shift)
     return scaled(_over(a, small), -shift)
+
+
+@_divide.defjvp
+def _of_divide(primals: Any, tangents: Any) -> Any:
+    (a, divisor, exponent), (da, ds, _) = primals, tangents
+    out = _divide(a, divisor, exponent)
+    # The divisor was scaled by its bits, which have no derivative.
+    return out, _divide(da - scaled(out * ds, exponent), divisor, exponent)
 
 
 def _over(a: Any, s: Any) -> Any:

@@ -24,6 +24,7 @@ from experiments.offload.memory import peak
 from experiments.offload.variants import BESIDE, VARIANTS
 
 TINY = {"layers": 2, "heads": 2, "features": 32, "vocabulary": 100, "length": 16}
+DEEPER = {"layers": 4, "features": 128, "vocabulary": 256}  # its text is bytes
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def table(path: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_a_tiny_run_under_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the model on disk, gradients of two layers in memory: all ways train alike."""
-    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})
+    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, **DEEPER}})
     options = ["--size", "tiny", "--host", "0.012", "--device", "0.02", "--staging", "8",
                "--microbatches", "2", "--steps", "1", "--results", str(tmp_path)]  # fmt: skip
     assert main(["run", "offload/budgets", "--quick", *options]) == 0
@@ -188,7 +189,7 @@ def test_an_emulated_device_waits_under_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it was told, in steps that are no shorter; there is nothing in its memory."""
-    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, "layers": 4, "features": 128}})
+    monkeypatch.setattr(budgets, "SIZES", {"tiny": {**TINY, **DEEPER}})
     options = ["--size", "tiny", "--host", "0.012", "--device", "0.02", "--staging", "8",
                "--dtype", "bfloat16", "--optimizer", "lion", "--emulated", "0.3", "--steps", "1",
                "--microbatches", "2", "--results", str(tmp_path)]  # fmt: skip

@@ -232,7 +232,7 @@ def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) ->
         stalled=count(),
         skipped=count(),
         rests=jnp.ones((0,), bool),
-        watch=None if options.switch is None else fresh(saved, gates),
+        watch=fresh(saved, gates),
         inner=inner,
     )
 

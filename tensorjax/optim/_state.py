@@ -37,7 +37,8 @@ class RankAdaptiveState(NamedTuple):
       stalled: updates since loss or size last made progress in the late stage.
       skipped: losses that were NaN or Inf.
       rests: for each core and gate, whether it stayed as it was when anything last moved.
-      watch: cuts of the late stage on trial and undone; None without ``switch``.
+      watch: the loss of a model that has learnt nothing, as estimated from the first losses, and
+        cuts of the late stage on trial and undone.
       inner: state of the optimiser inside.
     """
 
@@ -171,8 +172,6 @@ def status(state: Any, *, patience: int = 200) -> Status:
 
 
 def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
-    if watch is None:
-        return False
     seen = watch._replace(**{k: _number(k, v) for k, v in watch._asdict().items()})
     top = float(limit(seen))
     margin = 2 * (seen.noise / max(values["mass"], 1e-6)) ** 0.5
@@ -182,7 +181,7 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
     """Whether no cut is tried any more, and what happened to the last one; None where none was."""
-    if watch is None or not _number("refused", watch.refused):
+    if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (
         _number(name, getattr(watch, name)) for name in ("refused", "size", "loss", "most")

@@ -13,7 +13,7 @@ from tensorjax.optim._options import Options, at, is_zero
 from tensorjax.optim._polynomial import Polynomial, polynomial
 from tensorjax.optim._prune import Gates, doomed, like, widest
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
-from tensorjax.optim._watch import Verdict, judged
+from tensorjax.optim._watch import Verdict, Watch, judged
 from tensorjax.optim._watch import seen as seen_by
 
 
@@ -56,20 +56,19 @@ class Step:
         seen, finite = _observed(options, state, value)
         following = _staged(options, seen, finite, size)
         began = following.late & unknown(state.best)
+        places = layout.gates
+        pulls = gates.join([jax.tree.leaves(updates)[k] for k in places])
+        # The early stage watches too: chance is known from its first losses.
+        excess = jnp.max(gates.per_bond(flat * pulls), initial=0.0) / 2
+        watch = _watched(options, state, value, excess, finite, following.late)
         trial = None
         if options.switch is not None:
-            at_gates = sorted(layout.gates)
-            kept = dict(zip(at_gates, jax.tree.leaves(state.watch.saved), strict=True))
-            saved = gates.join([kept[k] for k in layout.gates])
-            loss = jnp.asarray(value).astype(jnp.float32)
-            decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
-            pulls = [jax.tree.leaves(updates)[k] for k in layout.gates]
-            pull = gates.per_bond(flat * gates.join(pulls))
-            excess = jnp.maximum(jnp.max(pull) / 2, 0.0)
-            watch = seen_by(state.watch, loss, excess, finite, decay, following.late)
+            kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
+            saved = gates.join([kept[k] for k in places])
             counts = jnp.sum(saved != 0).astype(jnp.float32)
             watch, verdict = judged(watch, following.mass, size, counts)
-            following, trial = following._replace(watch=watch), (verdict, saved)
+            trial = (verdict, saved)
+        following = following._replace(watch=watch)
         return cls(
             options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial
         )
@@ -191,7 +190,7 @@ class Step:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
         """
         if self.trial is None:
-            return dead, None, None, None
+            return dead, None, None, self.state.watch
         (undo, waits, *_), saved = self.trial
         back = jnp.where(undo, saved, 0.0)
         dead &= back == 0
@@ -314,6 +313,13 @@ def _observed(
         skipped=state.skipped + (~finite).astype(jnp.int32),
     )
     return state, finite
+
+
+def _watched(
+    options: Options, state: RankAdaptiveState, value: Any, excess: Any, finite: Any, late: Any
+) -> Watch:
+    loss, decay = (jnp.asarray(x).astype(jnp.float32) for x in (value, options.loss_decay))
+    return seen_by(state.watch, loss, excess, finite, decay, late)
 
 
 def _staged(
