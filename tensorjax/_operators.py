@@ -124,7 +124,8 @@ def _is_zero(x: Any) -> bool:
 
 def promoted(dtype: Any, scalar: Any) -> Any:
     """The dtype of an array of a floating or complex ``dtype`` times a scalar, by JAX's rules."""
-    if type(scalar) in (int, float) or getattr(scalar, "dtype", None) == dtype:  # weak, or equal
+    held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
+    if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
     if isinstance(scalar, np.generic | np.ndarray):
         scalar = _check.inexact("scalar", scalar) if _is_inexact(scalar) else 1
@@ -132,7 +133,7 @@ def promoted(dtype: Any, scalar: Any) -> Any:
         scalar = 1
     if isinstance(scalar, int | float):  # weak
         return dtype
-    return dtype if getattr(scalar, "dtype", None) == dtype else jnp.result_type(dtype, scalar)
+    return jnp.result_type(dtype, scalar)
 
 
 def _is_inexact(x: Any) -> bool:
