@@ -87,8 +87,8 @@ def test_no_shape_falls_off_a_cliff(guess):
 def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
     rng = np.random.default_rng(5)
     seen = []
-    real = _leading._sketched
-    monkeypatch.setattr(_leading, "_sketched", lambda *a: seen.append(real(*a)) or seen[-1])
+    real = _leading.sketched
+    monkeypatch.setattr(_leading, "sketched", lambda *a: seen.append(real(*a)) or seen[-1])
     for rank, noise in ((4, 0), (4, 3e-4), (400, 0)):
         shape = (400, 500)
         a = _drawn.normal(rng, (400, rank), dtype) @ _drawn.normal(rng, (rank, 500), dtype)
