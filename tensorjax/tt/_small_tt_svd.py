@@ -17,7 +17,7 @@ from tensorjax._subspace import GRAM_NOISE, gram_floor
 from tensorjax.tt._tt_svd import _Group, _norm_to_the_right
 
 # Larger arrays are worth a choice, and a sketch.
-_SMALL = 2**17
+_SMALL = 2**16
 # Up to so many entries an SVD takes less than a Gram matrix, its eigenvectors, and what these lack
 # to be orthonormal.
 _TINY = 2**9
