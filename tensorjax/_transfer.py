@@ -27,7 +27,8 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
     if put is None or not put.at_top() or not jax.sharding.get_abstract_mesh().empty:
         return jax.device_put(list(arrays), like)
     device = _default_device()
-    return [put.one(x, device) for x in arrays]
+    place = put.place(device)
+    return [put.one(x, device, place) for x in arrays]
 
 
 class _Fast:
@@ -35,6 +36,7 @@ class _Fast:
 
     Attributes:
       at_top: whether no program is being traced.
+      place: the sharding of an array on one device.
     """
 
     def __init__(self) -> None:
@@ -44,12 +46,12 @@ class _Fast:
         self.at_top: Callable[[], bool] = core.trace_state_clean
         self._put = xla_client.batched_device_put
         self._type = functools.lru_cache(maxsize=4096)(core.ShapedArray)
-        self._place = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
+        self.place: Any = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
 
-    def one(self, x: np.ndarray, device: Any) -> jax.Array:
+    def one(self, x: np.ndarray, device: Any, place: Any) -> jax.Array:
         if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
             return jax.device_put(x)
-        return self._put(self._type(x.shape, x.dtype), self._place(device), [x], [device], False)
+        return self._put(self._type(x.shape, x.dtype), place, [x], [device], False)
 
 
 @functools.cache
@@ -58,7 +60,8 @@ def _fast() -> _Fast | None:
     try:
         fast = _Fast()
         sample = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-        made, expected = fast.one(sample, _default_device()), jax.device_put(sample)
+        device = _default_device()
+        made, expected = fast.one(sample, device, fast.place(device)), jax.device_put(sample)
         alike = all(getattr(made, a) == getattr(expected, a) for a in ("aval", "sharding"))
         if (
             alike
