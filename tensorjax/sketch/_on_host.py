@@ -15,6 +15,8 @@ from tensorjax.sketch._types import Dense, Kronecker
 # Calls with equal shapes after which a program is compiled for a Kronecker map: it reads the rows
 # once. Matrices are multiplied as fast by NumPy.
 _HABIT, _MOST_KINDS = 3, 4096
+# Larger rows go through a program in pieces: padded, they would be a copy of all.
+_LARGE = 2**24
 # Threads of a BLAS cost fewer numbers more than they gain.
 _THREADS = 2**18
 _calls: Counter[Any] = Counter()
@@ -35,6 +37,8 @@ def serves(p: Any, x: Any) -> bool:
         return False
     if isinstance(p, Dense):
         return True
+    if x.size > _LARGE:
+        return False
     if len(_calls) > _MOST_KINDS:
         _calls.clear()
     key = x.shape, x.dtype, p.in_shape, p.out_shape, p.ranks

@@ -68,7 +68,9 @@ def hadamard(
 
     Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. On a single
     CPU device, large real products are written by compiled code, which `jax.export` refuses unless
-    TENSORJAX_NATIVE=0 is set.
+    TENSORJAX_NATIVE=0 is set. The first exact products of one shape of concrete trains on a CPU
+    (ten small ones, three large ones) are NumPy's, with nothing compiled; so are those of `matvec`
+    and `matmul`, where a program sums in another order and may differ by roundoff.
     """
     x, y = _aligned(x, y)
     single("x", x)

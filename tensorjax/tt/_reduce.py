@@ -46,6 +46,8 @@ def inner(x: TT, y: TT) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
+    The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
+    large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
     """
     x, y = _aligned(x, y)
     value = _on_host.inner(x, y)
@@ -66,7 +68,8 @@ def norm(x: TT) -> jax.Array:
     nearly equal trains. `distance` has no such loss.
 
     A norm that the dtype cannot hold raises outside of transformations; under jit, vmap and grad it
-    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit.
+    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit. First calls
+    are served as those of `inner`.
 
     Raises:
       OverflowError: the norm of a concrete finite train is above, or that of a nonzero one below
