@@ -41,7 +41,7 @@ class _Fast:
 
     def __init__(self) -> None:
         from jax._src import core
-        from jax._src.lib import xla_client
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
         self.at_top: Callable[[], bool] = core.trace_state_clean
         self._put = xla_client.batched_device_put

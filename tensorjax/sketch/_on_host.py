@@ -1,7 +1,6 @@
 """Dense and Kronecker maps of rows in the memory of a CPU, by NumPy: nothing is compiled."""
 
 import math
-from collections import Counter
 from typing import Any
 
 import jax
@@ -12,18 +11,15 @@ from tensorjax._transfer import on_device
 from tensorjax.sketch import _groups
 from tensorjax.sketch._types import Dense, Kronecker
 
-# Calls with equal shapes after which a program is compiled for a Kronecker map: it reads the rows
-# once. Matrices are multiplied as fast by NumPy.
-_HABIT, _MOST_KINDS = 3, 4096
-# Larger rows go through a program in pieces: padded, they would be a copy of all.
-_LARGE = 2**24
+# Rows of more numbers under a Kronecker map go through a program, which reads them once: three
+# times as fast. Never both for one shape, for equal calls must give equal bits.
+_SMALL = 2**18
 # Threads of a BLAS cost fewer numbers more than they gain.
 _THREADS = 2**18
-_calls: Counter[Any] = Counter()
 
 
 def serves(p: Any, x: Any) -> bool:
-    """Whether a map and rows are concrete, on a CPU, of one dtype, and no habit yet."""
+    """Whether a map and rows are concrete, on a CPU, of one dtype, and best served by NumPy."""
     if not isinstance(p, Dense | Kronecker) or not x.size or x.dtype != p.dtype:
         return False
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
@@ -35,15 +31,7 @@ def serves(p: Any, x: Any) -> bool:
     alone = _placement._is_alone()
     if any(a.committed for a in arrays) if alone else not all(map(_check.on_cpu, (x, *leaves))):
         return False
-    if isinstance(p, Dense):
-        return True
-    if x.size > _LARGE:
-        return False
-    if len(_calls) > _MOST_KINDS:
-        _calls.clear()
-    key = x.shape, x.dtype, p.in_shape, p.out_shape, p.ranks
-    _calls[key] += 1
-    return _calls[key] <= _HABIT
+    return isinstance(p, Dense) or x.size < _SMALL
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:

@@ -71,7 +71,7 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
             if found.energies is not None:
                 core = adjoint(u) @ a
         elif size <= _TINY:
-            u, core = _by_svd(a, asked)
+            u, core = _by_svd(a, asked.tail)
         else:
             u, core = columns_split(a, _subspace(a, asked, True), core.dtype)
         lefts.append(u.reshape(left, shape[first], -1))
@@ -117,6 +117,7 @@ def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     w, v = np.linalg.eigh(g)
     sums = np.cumsum(np.maximum(w, 0))
     total = float(sums[-1])
+    assert asked.tail is not None
     allowed = max(asked.tail - GRAM_NOISE * gram_floor(g.dtype, 2) * total, 0.0)
     dropped = min(int(np.searchsorted(sums, allowed, side="right")), side - 1)
     if dropped == 0:
@@ -125,8 +126,8 @@ def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     return Subspace(basis, w[: dropped - 1 : -1], float(sums[dropped - 1]), total)
 
 
-def _by_svd(a: np.ndarray, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+def _by_svd(a: np.ndarray, tail: Any) -> tuple[np.ndarray, np.ndarray]:
     u, s, vh = np.linalg.svd(a, full_matrices=False)
     sums = np.cumsum(s[::-1] ** 2)
-    kept = max(len(s) - int(np.searchsorted(sums, asked.tail, side="right")), 1)
+    kept = max(len(s) - int(np.searchsorted(sums, tail, side="right")), 1)
     return u[:, :kept], s[:kept, None] * vh[:kept]
