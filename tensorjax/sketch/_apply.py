@@ -28,7 +28,7 @@ def apply(p: Any, x: Any) -> Any:
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built,
     but for those of `jax.export`. Concrete rows on a CPU, of the dtype of ``p``, are NumPy's work
-    with nothing compiled under `gaussian` maps, and where they are few under `ttrp` maps.
+    with nothing compiled where they are few, and in float64 under `gaussian` maps always.
 
     Args:
       p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.
