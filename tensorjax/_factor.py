@@ -115,10 +115,11 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 def squares_fit(x: Array) -> bool:
     """Whether ‖x‖², and small shares of it, lie well inside the range of the dtype of ``x``."""
-    top = int(jnp.finfo(x.dtype).maxexp)
+    top = exponents_held(x.dtype)[1] + 1
     return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
 
 
+@functools.cache
 def exponents_held(dtype: Any) -> tuple[int, int]:
     """Between which exponents of its largest part an array keeps all digits in ``dtype``."""
     info = jnp.finfo(dtype)

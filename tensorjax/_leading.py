@@ -44,7 +44,7 @@ _SUBTRACTED = 1e4
 # Columns with no pivot below this, after scaling, are orthonormal to roundoff at once.
 _UPRIGHT = 0.5
 # Smaller matrices go to Householder's QR.
-_SHORT = 2**15
+_SHORT = 2**13
 # From so many rows on a Cholesky factorisation takes a small part of the eigenvectors' time.
 _WHOLE = 32
 # Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
@@ -124,7 +124,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     if asked.method == "svd":
         return _exact(a, asked, right)
     columns = _columns(a, asked, right)
-    if columns and (found := _sketched(a, asked, right, columns)):
+    if columns and (found := sketched(a, asked, right, columns)):
         return found
     g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas.one_thread(len(g) <= _ONE_THREAD):
@@ -155,7 +155,7 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
     if _tail(total, asked) < 0 or not np.real(np.diagonal(g)).min() > tail:
         return False
     shifted = g.copy()
-    shifted[np.diag_indices(len(g))] -= tail
+    shifted.reshape(-1)[:: len(g) + 1] -= tail
     try:
         np.linalg.cholesky(shifted)
     except np.linalg.LinAlgError:
@@ -263,7 +263,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
     return 0
 
 
-def _sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
+def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
     """From random columns, with one step of subspace iteration if need be; None if that fails.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the

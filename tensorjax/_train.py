@@ -82,6 +82,8 @@ class _Train(Summable):
           TypeError: complex cores and a real dtype, see `tensorjax.tt.real`; an integer dtype.
         """
         floating(self, dtype, "take tt.real(t) or tt.imag(t) first")
+        if all(c.dtype == dtype for c in self.cores):
+            return self
         return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:

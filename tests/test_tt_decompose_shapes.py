@@ -87,8 +87,8 @@ def test_no_shape_falls_off_a_cliff(guess):
 def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
     rng = np.random.default_rng(5)
     seen = []
-    real = _leading._sketched
-    monkeypatch.setattr(_leading, "_sketched", lambda *a: seen.append(real(*a)) or seen[-1])
+    real = _leading.sketched
+    monkeypatch.setattr(_leading, "sketched", lambda *a: seen.append(real(*a)) or seen[-1])
     for rank, noise in ((4, 0), (4, 3e-4), (400, 0)):
         shape = (400, 500)
         a = _drawn.normal(rng, (400, rank), dtype) @ _drawn.normal(rng, (rank, 500), dtype)
@@ -191,3 +191,27 @@ def test_data_of_full_rank_cost_no_eigenvectors(seed, monkeypatch):
     for core in t.cores[:-1]:
         w = np.asarray(core).reshape(-1, core.shape[-1])
         assert error(w.conj().T @ w, np.eye(w.shape[1])) <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_small_arrays_of_any_shape_and_scale(dtype):
+    rng = np.random.default_rng(4000)
+    top = 30 if np.finfo(dtype).bits == 32 else 200
+    for trial in range(25):
+        shape = tuple(int(n) for n in rng.integers(1, 7, rng.integers(1, 8)))
+        tol = 10.0 ** rng.uniform(-5 if top == 30 else -6, -0.5)
+        x = _drawn.train(rng, shape, int(rng.integers(1, 12)), np.complex128)
+        x = _drawn.dense(x).reshape(shape)
+        x = (x if np.dtype(dtype).kind == "c" else x.real) * 10.0 ** rng.uniform(-top, top)
+        x = (0 * x if trial == 0 else x).astype(dtype)
+        x = x.T if trial % 3 == 0 else x  # not contiguous
+        shape = x.shape
+        t = tt.from_dense(x, tol=tol)
+        assert t.dtype == x.dtype
+        found = _drawn.dense([np.asarray(c, np.complex128) for c in t.cores]).reshape(shape)
+        wide = x.astype(np.complex128)
+        scale = np.abs(wide).max() or 1
+        assert error(found / scale, wide / scale) <= tol * norm(wide / scale), (shape, tol)
+        for c in t.cores[:-1]:
+            u = np.asarray(c).reshape(-1, c.shape[-1])
+            assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(x.dtype) * len(u.T)

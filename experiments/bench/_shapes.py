@@ -1,6 +1,7 @@
 """Compression and arithmetic on drawn shapes, beside a few lines of NumPy each, by turns."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -126,13 +127,17 @@ def tucker_job(case: Dense) -> Job:
 
 
 def jobs(rng: np.random.Generator, count: int, largest: float) -> Iterator[Job]:
-    """TT-SVDs of ``count`` drawn arrays, and a fifth as many of every other operation."""
-    yield from map(dense_job, _drawn.draw(rng, count, largest))
-    few = max(count // 5, 1)
-    cases = (c for c in _drawn.draw(rng, 10 * few, largest) if len(c.shape) <= 6)
-    yield from (tucker_job(case) for case, _ in zip(cases, range(few), strict=False))
-    for _ in range(few):
+    """TT-SVDs of ``count`` drawn arrays, and a fifth as many of every other operation.
+
+    By turns, so that a run that is ended early has some of all.
+    """
+    arrays, few = iter(_drawn.draw(rng, count, largest)), max(count // 5, 1)
+    modest = (c for c in _drawn.draw(rng, 10 * few, largest) if len(c.shape) <= 6)
+    for _, case in zip(range(few), modest, strict=False):
+        yield from map(dense_job, itertools.islice(arrays, 5))
+        yield tucker_job(case)
         yield from _train_jobs(rng, largest)
+    yield from map(dense_job, arrays)
 
 
 def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:

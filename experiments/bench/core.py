@@ -10,6 +10,7 @@ how, and what is expected.
 
 import gc
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ class Config:
 
     shapes: int = 60
     """Arrays drawn for "shapes"."""
+
+    seconds: float = 780.0
+    """Time for "shapes", after which no further case is begun."""
 
     keep_memory: bool = False
     """Have glibc's malloc keep what is freed, for all competitors alike."""
@@ -111,7 +115,12 @@ def run_shapes(config: Config, run: Run) -> None:
     """Drawn shapes beside plain NumPy: a table of all cases and one of the ratios."""
     rng = np.random.default_rng(config.seed)
     jobs = _shapes.jobs(rng, config.shapes, 3e5 if config.small else 3e7)
-    rows = [job.run() for job in run.progress(jobs, "shapes")]
+    rows, end = [], time.monotonic() + config.seconds
+    for job in run.progress(jobs, "shapes"):
+        if time.monotonic() > end:
+            print(f"shapes: ended after {len(rows)} cases and {config.seconds:.0f} s", flush=True)
+            break
+        rows.append(job.run())
     run.table("shapes", rows, caption="Drawn shapes: ours beside the better of plain NumPy's ways")
     totals = _shapes.summary(rows)
     run.table("shapes_summary", totals, caption="Drawn shapes: our time over plain NumPy's")

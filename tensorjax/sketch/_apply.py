@@ -11,7 +11,7 @@ from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
 from tensorjax._placement import placed
-from tensorjax.sketch import _sparse
+from tensorjax.sketch import _on_host, _sparse
 from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection, Sparse
@@ -27,7 +27,8 @@ def apply(p: Any, x: Any) -> Any:
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built,
-    but for those of `jax.export`.
+    but for those of `jax.export`. Concrete rows on a CPU, of the dtype of ``p``, are NumPy's work
+    with nothing compiled where they are few, and in float64 under `gaussian` maps always.
 
     Args:
       p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.
@@ -107,7 +108,9 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-    if isinstance(x, np.ndarray) and x.size and not _check.is_traced(p):
+    if _on_host.serves(p, x):
+        y, finite = _on_host.project(p, x, lead)
+    elif isinstance(x, np.ndarray) and x.size and not _check.is_traced(p):
         y, finite = _project_host(p, x, lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)

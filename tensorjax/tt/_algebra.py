@@ -35,6 +35,8 @@ def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     known("y", y)
     if _modes(x) != _modes(y):
         raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
+    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
+        return x, y
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return x.astype(dtype), y.astype(dtype)
 

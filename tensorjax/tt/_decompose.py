@@ -13,9 +13,11 @@ from tensorjax._cores import balanced
 from tensorjax._leading import THREADS, Asked, asked_of, budget, in_single
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix
+from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._build import _mode_pairs, feasible_ranks, pad, rank_bounds
+from tensorjax.tt._small_tt_svd import serves, small_tt_svd
 from tensorjax.tt._tt_svd import tt_svd
 
 # The rank that is expected of data nothing is known of.
@@ -73,7 +75,8 @@ def from_dense(
     x = _check.inexact("x", x)
     if x.ndim == 0:
         raise ValueError("x: expected at least one axis, got a scalar")
-    _check.shape("x.shape", x.shape)
+    if 0 in x.shape:
+        _check.shape("x.shape", x.shape)
     _check.tol_or_rank(tol, rank, x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     if tol is not None:
@@ -116,8 +119,8 @@ def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method,
     method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
     _, exponent, cores = _in_range(host, asked_of(method, share, host.dtype), ranks)
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    place = {"device": x.sharding} if isinstance(x, jax.Array) else {}
-    return TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores], **place)))
+    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores], place)))
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
@@ -129,7 +132,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     share /= bonds
     at_hand, exponent, cores = _in_range(x, asked_of(method, share, x.dtype))
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    train = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
+    train = TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores])))
     if doubtful and not _holds(train, at_hand, exponent, tol):
         return _lossless(x.astype(dtype))
     return train
@@ -148,6 +151,8 @@ def _in_range(
 
     def cores(x: np.ndarray) -> list[Any]:
         with _blas.one_thread(x.size < THREADS):
+            if caps is None and asked.share is not None and serves(x, asked):
+                return small_tt_svd(x, asked.share)
             return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
 
     try:

@@ -15,6 +15,7 @@ from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.tt import _fused as fused
+from tensorjax.tt import _on_host
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import (
     _aligned,
@@ -67,13 +68,15 @@ def hadamard(
 
     Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. On a single
     CPU device, large real products are written by compiled code, which `jax.export` refuses unless
-    TENSORJAX_NATIVE=0 is set.
+    TENSORJAX_NATIVE=0 is set. The first exact products of one shape of concrete trains on a CPU
+    (ten small ones, three large ones) are NumPy's, with nothing compiled; so are those of `matvec`
+    and `matmul`, where a program sums in another order and may differ by roundoff.
     """
     x, y = _aligned(x, y)
     single("x", x)
     single("y", y)
     if tol is None and rank is None:
-        return exact_hadamard(x, y)
+        return _on_host.product(x, y, "hadamard") or exact_hadamard(x, y)
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = _rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
         return unfold(out, x.row_shape, x.col_shape)
@@ -124,7 +127,7 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        return exact_product(a, x, "aijb,cjd->acibd", TT)
+        return _on_host.product(a, x, "matvec") or exact_product(a, x, "aijb,cjd->acibd", TT)
     return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
@@ -160,7 +163,8 @@ def matmul(
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
-        return exact_product(a, b, "aijb,cjkd->acikbd", TTMatrix)
+        out = _on_host.product(a, b, "matmul")
+        return out or exact_product(a, b, "aijb,cjkd->acikbd", TTMatrix)
     return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 

@@ -14,8 +14,9 @@ from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
+from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tt import _entries
+from tensorjax.tt import _entries, _on_host
 from tensorjax.tt._algebra import _aligned, as_train, conj
 
 _NOT_HELD = (0.0, math.inf)
@@ -45,8 +46,12 @@ def inner(x: TT, y: TT) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
+    The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
+    large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
     """
-    return _inner(*_aligned(x, y))
+    x, y = _aligned(x, y)
+    value = _on_host.inner(x, y)
+    return _inner(x, y) if value is None else value
 
 
 @jax.jit
@@ -63,7 +68,8 @@ def norm(x: TT) -> jax.Array:
     nearly equal trains. `distance` has no such loss.
 
     A norm that the dtype cannot hold raises outside of transformations; under jit, vmap and grad it
-    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit.
+    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit. First calls
+    are served as those of `inner`.
 
     Raises:
       OverflowError: the norm of a concrete finite train is above, or that of a nonzero one below
@@ -74,7 +80,8 @@ def norm(x: TT) -> jax.Array:
       >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
       1e+15
     """
-    value = _norm(x)
+    value = _on_host.norm(x)
+    value = _norm(x) if value is None else value
     if not _check.is_traced(value) and value.ndim == 0 and float(value) in _NOT_HELD:
         _check_held(x, value.dtype)
     return value
@@ -189,7 +196,7 @@ def distance(x: TT, y: TT) -> jax.Array:
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
-    return jax.device_put(np.asarray(_distance(*host)).astype(real))
+    return on_device([np.asarray(_distance(*host)).astype(real)])[0]
 
 
 def _distance(xs: Any, ys: Any) -> Any:
@@ -228,7 +235,8 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
         host = np.asarray(indices).reshape(-1, t.order)
         if _entries.pays(t, host):
             out = _entries.entries(t, host, _groups(t, len(host)))
-            return jax.device_put(out.astype(t.dtype, copy=False).reshape(indices.shape[:-1]))
+            out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
+            return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
 
 

@@ -32,6 +32,7 @@ from tensorjax._leading import budget
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
+from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._algebra import as_train
@@ -262,7 +263,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
         cores, e = _compress(host, None, share, chosen, key)
         cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
-        out = TT._unchecked(tuple(jax.device_put(cores)))
+        out = TT._unchecked(tuple(on_device(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if not doubtful or _holds(cores, given, tol):

@@ -22,6 +22,7 @@ from tensorjax._leading import (
     times,
 )
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, unfold
@@ -75,7 +76,8 @@ def from_dense(
     x = _check.inexact("x", x)
     if x.ndim == 0:
         raise ValueError("x: expected at least one axis, got a scalar")
-    _check.shape("x.shape", x.shape)
+    if 0 in x.shape:
+        _check.shape("x.shape", x.shape)
     _check.tol_or_rank(tol, rank, x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     tol = None if tol is None else _check.tolerance(tol, dtype)
@@ -124,7 +126,8 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
     share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
     at_hand, exponent, parts = _in_range(x, asked_of(method, share / x.ndim, x.dtype))
     *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
-    out = Tucker(*jax.device_put((core.astype(dtype), [u.astype(dtype) for u in factors])))
+    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)])
+    out = Tucker._unchecked(core, tuple(factors))
     wide = np.result_type(x.dtype, np.float64)
     if doubtful and not _holds(out, at_hand.astype(wide), exponent, tol):
         return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
@@ -141,9 +144,9 @@ def _ranked(
     method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
     _, exponent, parts = _in_range(host, asked_of(method, share, host.dtype), ranks)
     *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
-    place = {"device": x.sharding} if isinstance(x, jax.Array) else {}
-    leaves = core.astype(dtype), [u.astype(dtype) for u in factors]
-    return Tucker(*jax.device_put(leaves, **place))
+    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)], place)
+    return Tucker._unchecked(core, tuple(factors))
 
 
 def _in_range(

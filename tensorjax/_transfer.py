@@ -1,0 +1,74 @@
+"""Arrays of NumPy as JAX arrays, with a sixth of the overhead of `jax.device_put`."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from tensorjax._placement import _default_device
+
+_Put = Callable[[np.ndarray, Any], jax.Array]
+
+
+def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
+    """What ``jax.device_put(arrays)`` returns: uncommitted, on the default device.
+
+    It takes JAX some 40 µs an array to find that nothing special is asked; small trains of many
+    cores take less to compute.
+
+    Args:
+      arrays: of NumPy.
+      like: a sharding to commit them to instead.
+    """
+    put = _fast() if like is None else None
+    if put is None or not put.at_top() or not jax.sharding.get_abstract_mesh().empty:
+        return jax.device_put(list(arrays), like)
+    device = _default_device()
+    place = put.place(device)
+    return [put.one(x, device, place) for x in arrays]
+
+
+class _Fast:
+    """JAX's own transfer, which `jax.device_put` ends in.
+
+    Attributes:
+      at_top: whether no program is being traced.
+      place: the sharding of an array on one device.
+    """
+
+    def __init__(self) -> None:
+        from jax._src import core
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
+
+        self.at_top: Callable[[], bool] = core.trace_state_clean
+        self._put = xla_client.batched_device_put
+        self._type = functools.lru_cache(maxsize=4096)(core.ShapedArray)
+        self.place: Any = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
+
+    def one(self, x: np.ndarray, device: Any, place: Any) -> jax.Array:
+        if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
+            return jax.device_put(x)
+        return self._put(self._type(x.shape, x.dtype), place, [x], [device], False)
+
+
+@functools.cache
+def _fast() -> _Fast | None:
+    """None where a version of JAX has no such transfer, or another one: it is private."""
+    try:
+        fast = _Fast()
+        sample = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+        device = _default_device()
+        made, expected = fast.one(sample, device, fast.place(device)), jax.device_put(sample)
+        alike = all(getattr(made, a) == getattr(expected, a) for a in ("aval", "sharding"))
+        if (
+            alike
+            and made.committed == expected.committed
+            and bool((np.asarray(made) == sample).all())
+        ):
+            return fast
+    except Exception:  # whatever a later version may do to what is private
+        pass
+    return None

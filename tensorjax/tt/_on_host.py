@@ -1,0 +1,156 @@
+"""Products and inner products of concrete trains in the memory of a CPU: nothing is compiled.
+
+XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
+products of small cores take NumPy no longer than a program of XLA takes to be called.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas, _check, _placement, linalg
+from tensorjax._cores import Cores, absorb, tall
+from tensorjax._train import TT, TTMatrix
+from tensorjax._transfer import on_device
+from tensorjax.tt._entries import _near_one, _on_host
+
+# Calls with equal shapes after which a program is compiled for them, which is two to four times
+# faster where cores are small: by multiplications, or numbers written, up to which it is so many.
+_HABITS = {2**18: 10, 2**23: 3}
+_MOST_KINDS = 4096
+# Exponents of the squared norm up to which what is carried from core to core stays as it is.
+_TAME = 60
+_calls: Counter[Any] = Counter()
+
+
+def _is_hosted(cores: Sequence[Any], dtype: Any) -> bool:
+    """Whether NumPy can serve: concrete arrays in the memory of a CPU, not of half precision."""
+    if dtype.kind not in "fc" or dtype.itemsize < 4:
+        return False
+    if not _placement._is_alone():
+        return all(isinstance(c, jax.Array) and _check.on_cpu(c) for c in cores)
+    try:  # where there is one device, results are put nowhere afterwards
+        return not any(map(_placement._COMMITTED, cores))
+    except (AttributeError, jax.errors.ConcretizationTypeError):
+        return False  # traced, or abstract
+
+
+def _pays(kind: str, cores: Sequence[Any], work: float) -> bool:
+    """Whether a piece of work is no habit yet, for which a program is worth being compiled."""
+    if len(_calls) > _MOST_KINDS:
+        _calls.clear()
+    key = kind, tuple([c.shape for c in cores]), cores[0].dtype
+    _calls[key] += 1
+    return _calls[key] <= next((n for most, n in _HABITS.items() if work <= most), 0)
+
+
+def _common(x: Any, y: Any) -> Any:
+    dtypes = x.dtype, y.dtype
+    return dtypes[0] if dtypes[0] == dtypes[1] else np.dtype(jnp.promote_types(*dtypes))
+
+
+def product(x: Any, y: Any, kind: str) -> Any:
+    """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve."""
+    dtype, cores = _common(x, y), (*x.cores, *y.cores)
+    if not _is_hosted(cores, dtype) or not _pays(kind, cores, _written(x, y, kind)):
+        return None
+    pairs = zip(_on_host(x.cores, dtype), _on_host(y.cores, dtype), strict=True)
+    with np.errstate(all="ignore"), _blas.one_thread(True):
+        out = [_PRODUCTS[kind](a, b) for a, b in pairs]
+    made = TTMatrix if kind == "matmul" else type(y)
+    return made._unchecked(tuple(on_device(out)))
+
+
+def _written(x: Any, y: Any, kind: str) -> float:
+    """Numbers in the cores of a product."""
+    total = 0.0
+    for a, b in zip(x.cores, y.cores, strict=True):
+        shape = a.shape
+        shared = math.prod(shape[1:-1]) if kind == "hadamard" else shape[2]
+        rest = b.shape if kind != "matvec" else (*b.shape, 1)
+        total += math.prod(shape) * math.prod(rest) / shared ** (1 if kind == "hadamard" else 2)
+    return total
+
+
+def _hadamard(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.ndim == 3:
+        out = a[:, None, :, :, None] * b[None, :, :, None, :]
+    else:
+        out = a[:, None, :, :, :, None] * b[None, :, :, :, None, :]
+    return out.reshape(a.shape[0] * b.shape[0], *a.shape[1:-1], -1)
+
+
+def _matvec(a: np.ndarray, x: np.ndarray) -> np.ndarray:
+    (p, m, n, q), (r, _, s) = a.shape, x.shape
+    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
+    out = (rows @ x.transpose(1, 0, 2).reshape(n, -1)).reshape(p, m, q, r, s)
+    return out.transpose(0, 3, 1, 2, 4).reshape(p * r, m, q * s)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    (p, m, n, q), (r, _, k, s) = a.shape, b.shape
+    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
+    out = (rows @ b.transpose(1, 0, 2, 3).reshape(n, -1)).reshape(p, m, q, r, k, s)
+    return out.transpose(0, 3, 1, 4, 2, 5).reshape(p * r, m, k, q * s)
+
+
+_PRODUCTS = {"hadamard": _hadamard, "matvec": _matvec, "matmul": _matmul}
+
+
+def inner(x: TT, y: TT) -> jax.Array | None:
+    """⟨x, y⟩ with x conjugated; None if a program is to serve."""
+    found = _overlap(x, y, "inner")
+    if found is None:
+        return None
+    with np.errstate(all="ignore"):
+        return on_device([np.asarray(linalg.scaled(*found))])[0]
+
+
+def norm(x: TT) -> jax.Array | None:
+    """‖x‖; None if a program is to serve."""
+    found = _overlap(x, x, "norm")
+    if found is None:
+        return None
+    square, exponent = found[0].real, found[1]
+    half = exponent // 2
+    with np.errstate(all="ignore"):
+        rest = np.ldexp(square, exponent - 2 * half)
+        root = rest * 0 if rest <= 0 else np.sqrt(rest)
+        return on_device([np.asarray(np.ldexp(root, half))])[0]
+
+
+def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
+    """Σ conj(x_i) y_i as a number and an exponent of two; None if a program is to serve."""
+    dtype = _common(x, y)
+    cores = x.cores if x is y else (*x.cores, *y.cores)
+    if not _is_hosted(cores, dtype):
+        return None
+    work = sum(
+        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
+        for a, b in zip(x.cores, y.cores, strict=True)
+    )
+    if not _pays(kind, cores, work):
+        return None
+    with np.errstate(all="ignore"), _blas.one_thread(True):
+        left, more = _near_one(_on_host(x.cores, dtype))
+        right, exponent = (left, more) if x is y else _near_one(_on_host(y.cores, dtype))
+        value, carried = _swept(left, right)
+    return value, exponent + more + carried
+
+
+def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
+    """The overlap of trains whose cores are near one, and the exponent that was taken out."""
+    low, high = 2.0**-_TAME, 2.0**_TAME
+    e: Any = np.ones((1, 1), ys[0].dtype)
+    exponent = 0
+    for a, b in zip(xs, ys, strict=True):
+        e = linalg.adjoint(tall(a)) @ tall(absorb(e, b))
+        if not low < np.vdot(e, e).real < high:
+            e, shift = linalg.normalized(e)
+            exponent += shift
+    return e[0, 0], exponent

@@ -1,0 +1,151 @@
+"""First calls with concrete arrays on a CPU: nothing is compiled, results are those of programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import _transfer, sketch, tt
+from tensorjax.sketch import _on_host as sketch_on_host
+from tensorjax.tt import _on_host
+
+DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
+
+
+def train(rng, modes, rank, dtype, scale=1.0):
+    """A train, or a TT-matrix, of one shape of modes a core."""
+    ranks = [1, *[rank] * (len(modes) - 1), 1]
+    cores = []
+    for r, mode, s in zip(ranks, modes, ranks[1:], strict=False):
+        c = rng.standard_normal((r, *mode, s))
+        if np.dtype(dtype).kind == "c":
+            c = c + 1j * rng.standard_normal(c.shape)
+        cores.append(jnp.asarray((scale * c / np.sqrt(c.size)).astype(dtype)))
+    return (tt.TTMatrix if len(modes[0]) == 2 else tt.TT)(cores)
+
+
+def drawn(seed):
+    """Two trains, two matrices that fit, and the dtype."""
+    rng = np.random.default_rng(seed)
+    order, dtype = int(rng.integers(1, 12)), DTYPES[seed % len(DTYPES)]
+    m, n, k = (rng.integers(1, 7, order) for _ in range(3))
+    ranks = rng.integers(1, 6, 4)
+    x, y = (train(rng, [(i,) for i in n], int(r), dtype) for r in ranks[:2])
+    a = train(rng, list(zip(m, n, strict=True)), int(ranks[2]), dtype)
+    b = train(rng, list(zip(n, k, strict=True)), int(ranks[3]), dtype)
+    return x, y, a, b
+
+
+def close(found, expected):
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    eps = float(jnp.finfo(expected.dtype).eps)
+    found, expected = map(np.asarray, (found, expected))
+    np.testing.assert_allclose(found, expected, atol=200 * eps * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_host_and_programs_agree(seed):
+    x, y, a, b = drawn(9000 + seed)
+    calls = [
+        (tt.hadamard, x, y),
+        (tt.hadamard, a, a),
+        (tt.matvec, a, x),
+        (tt.matmul, a, b),
+        (tt.inner, x, y),
+        (tt.inner, b, b),
+        (tt.norm, a),
+    ]
+    for function, *arguments in calls:
+        found = function(*arguments)
+        expected = jax.jit(function)(*arguments)
+        for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            close(f, e)
+        assert type(found) is type(expected)
+
+
+def test_nothing_is_compiled():
+    compiled = []
+
+    def listen(name, *_, **__):
+        compiled.append(name)
+
+    x, y, a, b = drawn(9100)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(3):
+            for function, *arguments in ((tt.hadamard, x, y), (tt.matvec, a, x), (tt.matmul, a, b)):
+                function(*arguments)
+            tt.inner(x, y), tt.norm(x)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [name for name in compiled if "compile" in name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_numbers_stay_in_range(dtype, scale):
+    """Of trains whose parts leave the range of single precision, though the whole does not."""
+    rng = np.random.default_rng(3)
+    x, y = (train(rng, [(3,)] * 8, 2, dtype, s) for s in (scale, 1 / scale))
+    wide = [[np.asarray(c).astype(np.complex128) for c in t.cores] for t in (x, y)]
+    e = np.ones((1, 1), complex)
+    for c, d in zip(*wide, strict=True):
+        e = np.einsum("ab,aic,bid->cd", e, c.conj(), d)
+    expected = e[0, 0]
+    found = tt.inner(x, y)
+    assert abs(complex(found) - expected) <= 1e3 * float(jnp.finfo(dtype).eps) * abs(expected)
+
+
+def test_zeros_and_nan_come_through():
+    x = tt.zeros((2, 3, 4))
+    assert [float(tt.norm(x)), float(tt.inner(x, x))] == [0, 0]
+    bad = tt.TT([jnp.full((1, 2, 1), np.nan), jnp.ones((1, 2, 1))])
+    assert np.isnan([float(tt.norm(bad)), float(tt.inner(bad, bad))]).all()
+
+
+def test_a_habit_gets_a_program():
+    x, y, *_ = drawn(9101)
+    served = [_on_host.inner(x, y) is not None for _ in range(12)]
+    assert served[0]
+    assert not served[-1]
+    half = x.astype(jnp.float32).astype(jnp.bfloat16)
+    assert _on_host.inner(half, half) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("seed", range(3))
+def test_maps_of_rows(seed, dtype):
+    rng = np.random.default_rng(9200 + seed)
+    key = jax.random.key(seed)
+    modes = tuple(int(n) for n in rng.integers(2, 7, 4))
+    size = int(np.prod(modes)) - seed  # padded
+    x = rng.standard_normal((3, 2, size)).astype(dtype)
+    maps = [sketch.gaussian(key, size, 5, dtype=dtype)]
+    for rank in (1, 3):
+        maps.append(sketch.ttrp(key, size, 7 + seed, rank=rank, dtype=dtype))
+    for p in maps:
+        for given in (x, jnp.asarray(x)):
+            assert sketch_on_host.serves(p, given)
+            close(sketch.apply(p, given), jax.jit(sketch.apply)(p, jnp.asarray(x)))
+    bad = x.copy()
+    bad[1, 1, 2] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        sketch.apply(maps[0], bad)
+
+
+def test_arrays_reach_jax_as_by_device_put(monkeypatch):
+    arrays = [np.arange(6, dtype=d).reshape(2, 3) for d in (np.float32, np.float64, np.complex64)]
+    arrays += [arrays[0].T, np.ones((0, 3)), np.asarray(2.0), np.ones(3, jnp.bfloat16)]
+    device = jax.devices()[-1]
+    for place in (None, jax.sharding.SingleDeviceSharding(device)):
+        for x, found in zip(arrays, _transfer.on_device(arrays, place), strict=True):
+            expected = jax.device_put(x, place)
+            for name in ("aval", "sharding", "committed"):
+                assert getattr(found, name) == getattr(expected, name)
+            np.testing.assert_array_equal(np.asarray(found), x)
+    with jax.default_device(device):
+        assert _transfer.on_device(arrays)[0].devices() == {device}
+    with jax.enable_x64(False):
+        assert _transfer.on_device(arrays)[1].dtype == jnp.float32
+    monkeypatch.setattr(_transfer, "_fast", lambda: None)
+    assert _transfer.on_device(arrays)[0].sharding == jax.device_put(arrays[0]).sharding
