@@ -222,9 +222,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
     return np.concatenate(out)
 
 
-def by_grams(
-    terms: Sequence[Term], weights: Sequence[Any], share: float
-) -> tuple[Cores, Any]:
+def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
     """The sum of terms, on the host, with at most ``share`` of its energy discarded: proven.
 
     Returns:
