@@ -250,7 +250,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
         parts = np.split(linalg.project(u, matrix), sides, 1)
         ws = [p.reshape(-1, *m.shape[2:]) for p, m in zip(parts, images, strict=True)]
     images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
-    last = sum(m.reshape(*m.shape[:2], 1) for m in images)
+    last = np.sum([m.reshape(*m.shape[:2], 1) for m in images], 0)
     # Projections are orthogonal, so the energy that is missing now is the error.
     if not total - linalg.energy(last.reshape(len(last), -1)) <= share * total:
         raise sweeps.InaccurateGram

@@ -1,250 +1,37 @@
-"""The manifold of tensor trains of fixed TT-ranks: tangent spaces, retractions, transport.
-
-A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
-the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train
-of twice the ranks, whose cores are the blocks
-
-    [δ_1 U_1],   [V_k 0; δ_k U_k],   [V_d; δ_d],
-
-so that every function on trains takes it. The variations δ_k can be read off again, and by the
-gauge they are orthonormal coordinates: inner products and sums cost as much as on cores.
-
-Where the variations leave the range of the dtype, as at a point of norm 1e40 in float32, all cores
-share a power of two, which is read off again at the orthonormal columns of the first one.
-"""
+"""The manifold of tensor trains of fixed TT-ranks: projections, retractions, transport, sums."""
 
 import functools
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, cut_ranks, near_one, shared_out, tall
-from tensorjax._placement import placed, placed_by, spec_like
+from tensorjax._cores import absorb, near_one, shared_out, tall
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _entries
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
 from tensorjax.tt._round import orthogonal_cores, round
+from tensorjax.tt._tangent_space import (
+    NOTHING,
+    Arrays,
+    Frame,
+    carried,
+    frame,
+    point,
+    project,
+    renewed_after,
+    split,
+    tangent,
+    times_power,
+)
 
-Arrays = tuple[jax.Array, ...]
 Retraction = Literal["svd", "projector_splitting"]
-# Exponent of a zero: far below that of anything else.
-_NOTHING = -(2**20)
-
-
-class Frame(NamedTuple):
-    """The orthogonal cores of a point on the manifold.
-
-    Attributes:
-      left: U_1 … U_{d−1}, left-orthogonal.
-      right: V_2 … V_d, right-orthogonal.
-    """
-
-    left: Arrays
-    right: Arrays
-
-
-def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
-    cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
-    bonds = len(cores) - 1
-    # A frame is followed by the last core alone, or by one array for each, and an exponent.
-    extra = sum(x.ndim == 0 for x in found)
-    behind = cores[len(cores) + 2 * bonds - (len(found) - extra) :]
-    given = [*cores[:-1], *cores[1:], *behind, *cores[:extra]]
-    return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
-
-
-@placed_by(_like_cores)
-def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """The frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
-    left, exponent = orthogonal_cores(x, x.order - 1)
-    *others, last = x.cores
-    x = TT._unchecked((*others, linalg.after(last, left[-1])))
-    right, _ = orthogonal_cores(x, 0)
-    return Frame(tuple(left[:-1]), tuple(right[1:])), left[-1], exponent
-
-
-@placed
-def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: Any = 0) -> TT:
-    """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks.
-
-    Every core takes 2^share of that: see `shared`.
-    """
-    deltas = [_times(d, exponent - share * (len(deltas) - 1)) for d in deltas]
-    if len(deltas) == 1:
-        return TT._unchecked(tuple(deltas))
-    lefts, rights = ([_times(c, share) for c in cores] for cores in at)
-    cores = [jnp.concatenate([deltas[0], lefts[0]], axis=2)]
-    for u, delta, v in zip(lefts[1:], deltas[1:-1], rights[:-1], strict=True):
-        top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
-        cores.append(jnp.concatenate([top, jnp.concatenate([delta, u], axis=2)], axis=0))
-    cores.append(jnp.concatenate([rights[-1], deltas[-1]], axis=0))
-    return TT._unchecked(tuple(cores))
-
-
-def _times(x: jax.Array, exponent: Any) -> jax.Array:
-    """x · 2^exponent; as it is for an exponent known to be 0."""
-    return x if isinstance(exponent, int) and exponent == 0 else linalg.scaled(x, exponent)
-
-
-def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """The power of two that all cores take of variations 2^exponent δ, up to 2^top in size."""
-    low, high = linalg.exponents_held(dtype)
-    whole = top + exponent
-    fits = (low < whole) & (whole < high) | (top < _NOTHING // 2) | (order == 1)
-    return jnp.where(fits, 0, whole // order)
-
-
-def largest_exponent(arrays: Sequence[tuple[jax.Array, Any]]) -> Any:
-    """e with all arrays a·2^p, given as (a, p) with ‖a‖² in range, of norms up to about 2^e."""
-    found = []
-    for a, p in arrays:
-        size = jnp.vdot(a, a, precision=jax.lax.Precision.HIGHEST).real
-        # Half, rounded up: a square of 2^(2e) is that of a norm of 2^e.
-        found.append(jnp.where(size > 0, p + (linalg.exponent_of(size) + 1) // 2, _NOTHING))
-    return functools.reduce(jnp.maximum, found)
-
-
-@placed_by(_like_cores)
-def split(xi: TT) -> tuple[Frame, Arrays, Any]:
-    """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
-    left, deltas, right = _blocks(xi)
-    share = _share_of(xi)
-    at = Frame(*(tuple(_times(c, -share) for c in cores) for cores in (left, right)))
-    return at, deltas, share * (xi.order - 1)
-
-
-def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
-    if xi.order == 1:
-        return (), xi.cores, ()
-    left, deltas, right = [], [], []
-    for k, c in enumerate(xi.cores):
-        a = c.shape[0] // 2 if k > 0 else 0
-        b = c.shape[2] // 2 if k < xi.order - 1 else c.shape[2]
-        deltas.append(c[a:, :, :b])
-        if k > 0:
-            right.append(c[:a, :, :b])
-        if k < xi.order - 1:
-            left.append(c[a:, :, b:])
-    return tuple(left), tuple(deltas), tuple(right)
-
-
-def _share_of(xi: TT) -> Any:
-    """The power of two that all cores of a tangent vector take: U_1 has orthonormal columns."""
-    if xi.order == 1:
-        return 0
-    first = xi.cores[0]
-    hosted = _entries.is_hosted(first)
-    u = np.asarray(first) if hosted else jax.lax.stop_gradient(first)
-    xp: Any = np if hosted else jnp
-    u = u[..., first.shape[-1] // 2 :]
-    u, e = linalg.normalized(u)
-    size = linalg.energy(tall(u)) / u.shape[2]
-    power = xp.round(xp.log2(linalg.where_positive(size, 1.0)) / 2)
-    e = e + xp.where(xp.isfinite(power), power, 0).astype(np.int32)
-    return int(e) if hosted else e
-
-
-@placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
-def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
-    """The variations with what lies in the span of U_k taken out, for all k but the last."""
-    out = []
-    for u, delta in zip(at.left, deltas[:-1], strict=True):
-        u, flat = tall(u), tall(delta)
-        flat = flat - linalg.matmul(u, linalg.matmul(linalg.adjoint(u), flat))
-        out.append(flat.reshape(delta.shape))
-    return (*out, deltas[-1])
-
-
-@placed
-def project(at: Frame, z: TT) -> TT:
-    """The orthogonal projection of z on the tangent space at a frame."""
-    cores, exponent = near_one(z.cores)
-    renewed = _renewed(cores)
-    rights: list[tuple[Any, Any]] = [(interfaces.edge(cores[0], operator=False), 0)]
-    for v, c, renew in list(zip(at.right, cores[1:], renewed[1:], strict=True))[::-1]:
-        right, e = rights[-1]
-        rights.append(_carried(interfaces.right_overlap(right, v, c), e, renew))
-    left, power = rights[0]
-    deltas = []
-    for k, c in enumerate(cores):
-        seen = absorb(left, c)
-        right, e = rights[z.order - 1 - k]
-        deltas.append((linalg.matmul(seen, right.T), power + e))
-        if k < z.order - 1:
-            image = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
-            left, power = _carried(image, power, renewed[k])
-    top = jax.lax.stop_gradient(largest_exponent(deltas))
-    whole = jnp.where(top < _NOTHING // 2, 0, top)
-    near = gauged(at, [linalg.scaled(d, e - whole) for d, e in deltas])
-    exponent = exponent + whole
-    return tangent(at, near, exponent, shared(top - whole, exponent, z.order, z.dtype))
-
-
-def _carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """What a sweep carries on, brought near one where that is due; and the exponent so far."""
-    if not renew:
-        return matrix, exponent
-    matrix, e = linalg.normalized(matrix)
-    return matrix, exponent + e
-
-
-def _renewed(cores: Sequence[jax.Array]) -> list[bool]:
-    """After which of many cores near one that what a sweep carries has to be brought near one.
-
-    By how far a core may make it grow, in powers of two; as far it may shrink. From both sides of
-    a core, and squared, it stays in range then.
-    """
-    most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
-    for c in cores:
-        grown += 1 + math.log2(c.size) / 2
-        out.append(grown > most)
-        grown = 0.0 if out[-1] else grown
-    return out
-
-
-@placed
-def moved(x: TT, xi: TT, step: Any) -> TT:
-    """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
-    return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
-
-
-def _moved(x: TT, xi: TT, step: Any) -> TT:
-    at, deltas, power = split(xi)
-    cores, exponent = near_one(x.cores)
-    left = interfaces.edge(cores[0], operator=False)
-    for u, c, renew in zip(at.left, cores, _renewed(cores), strict=False):
-        left, exponent = _carried(interfaces.left_overlap(left, u, c), exponent, renew)
-    step = jnp.asarray(step).astype(x.dtype)
-    shifted = [step * d for d in deltas]
-    last = absorb(left, cores[-1])
-    # Both over the exponent of the larger one.
-    largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
-    pairs = [(last, exponent), (largest, power)]
-    sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, _NOTHING) for a, e in pairs]
-    top = jnp.maximum(*sizes)
-    whole = jnp.where(top < _NOTHING // 2, 0, top)
-    shifted = [linalg.scaled(d, power - whole) for d in shifted]
-    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
-    return tangent(at, shifted, whole, shared(top - whole, whole, x.order, x.dtype))
-
-
-def point(x: Any) -> TT:
-    """Checks that x can be a point of the manifold of its ranks, in a dtype to factor in."""
-    single("x", x, TT)
-    if cut_ranks(x.ranks, x.shape) != x.ranks:
-        raise ValueError(
-            f"x: expected TT-ranks that its modes {x.shape} allow, got {x.ranks}; "
-            "tt.orthogonalize(x, 0) removes the rest"
-        )
-    _check.finite("x", x)
-    return x.astype(linalg.factor_dtype(x.dtype))
+_EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
 
 @placed
@@ -323,7 +110,7 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     (_, first, p), (_, second, q) = _parts("xi", xi), _parts("eta", eta, xi)
     pairs = zip(first, second, strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
-    return _times(jnp.stack(products).sum(), p + q)
+    return times_power(jnp.stack(products).sum(), p + q)
 
 
 @placed
@@ -355,7 +142,7 @@ def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) ->
     whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
     total: list[Any] = []
     for i, (w, (_, term, p)) in enumerate(zip(weights, terms, strict=True)):
-        scaled = [_times(jnp.asarray(w).astype(d.dtype) * d, p - whole) for d in term]
+        scaled = [times_power(jnp.asarray(w).astype(d.dtype) * d, p - whole) for d in term]
         total = scaled if i == 0 else [a + b for a, b in zip(total, scaled, strict=True)]
     order = len(total)
     # What was shared stays shared, as evenly as it was.
@@ -418,7 +205,7 @@ def retract(
     _check.finite("xi", xi)
     if method == "svd":
         rank = (x.ranks[1:-1] or 1) if rank is None else rank
-        return round(add(x, xi), rank=rank, method="svd")
+        return round(add(_evened(x), _evened(xi)), rank=rank, method="svd")
     if rank is not None:
         bounds = [max(r, 1) for r in x.ranks[1:-1]]
         wanted = _check.bond_ranks(rank, [2**62] * len(bounds))
@@ -430,16 +217,31 @@ def retract(
     return _split_step(x, xi)
 
 
+def _evened(t: TT) -> TT:
+    """The same train with cores near one: parts of two trains that meet in a sum are alike then."""
+    if _entries.is_hosted(t):
+        with np.errstate(over="ignore"):
+            squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
+        if all(4.0**-_EVEN < s < 4.0**_EVEN for s in squares):
+            return t
+    return _even(t)
+
+
+@jax.jit
+def _even(t: TT) -> TT:
+    return TT._unchecked(tuple(shared_out(*near_one(t.cores))))
+
+
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
     """One step of projector splitting, left to right, with the increment ξ."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
-    renewed = _renewed(cores)
+    renewed = renewed_after(cores)
     rights: list[tuple[Any, Any]] = [(interfaces.edge(start[0], operator=False), 0)]
     for v, c, renew in list(zip(start[1:], cores[1:], renewed[1:], strict=True))[::-1]:
         right, e = rights[-1]
-        rights.append(_carried(interfaces.right_overlap(right, v, c), e, renew))
+        rights.append(carried(interfaces.right_overlap(right, v, c), e, renew))
     left, center, out = rights[0][0], start[0], []
     for k, c in enumerate(cores):
         right, e = rights[x.order - 1 - k]
@@ -450,7 +252,7 @@ def _split_step(x: TT, xi: TT) -> TT:
         u, s = linalg.qr(tall(center))
         out.append(u.reshape(center.shape))
         image = linalg.matmul(linalg.adjoint(u), tall(seen))
-        left, exponent = _carried(image, exponent, renewed[k])
+        left, exponent = carried(image, exponent, renewed[k])
         # What the increment has added right of the bond is taken off again.
         s, own = _sum(s, own, -linalg.matmul(left, right.T), exponent + e)
         center = absorb(s, start[k + 1])
@@ -460,8 +262,8 @@ def _split_step(x: TT, xi: TT) -> TT:
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
     """a·2^p + b·2^q over the power of two of the larger one, and its exponent."""
     sizes = [
-        jnp.where((m != 0).any(), linalg.exponent_of(m) + e, _NOTHING) for m, e in ((a, p), (b, q))
+        jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]
     whole = jnp.maximum(*sizes)
-    whole = jnp.where(whole < _NOTHING // 2, 0, whole)
+    whole = jnp.where(whole < NOTHING // 2, 0, whole)
     return linalg.scaled(a, p - whole) + linalg.scaled(b, q - whole), whole

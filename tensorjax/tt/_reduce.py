@@ -370,6 +370,7 @@ def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
         else:
             cores.append(core)
     if not cores:
+        assert pending is not None
         return linalg.scaled(pending[0, 0], exponent)
     if pending is not None:
         at = len(cores) - 1

@@ -10,7 +10,8 @@ from tensorjax import linalg
 from tensorjax._optax import transformation
 from tensorjax._stiefel import line_search
 from tensorjax._train import TT, single
-from tensorjax.tt._manifold import (
+from tensorjax.tt._manifold import tangent_inner, tangent_sum
+from tensorjax.tt._tangent_space import (
     Arrays,
     frame,
     gauged,
@@ -20,8 +21,6 @@ from tensorjax.tt._manifold import (
     shared,
     split,
     tangent,
-    tangent_inner,
-    tangent_sum,
 )
 
 
