@@ -77,15 +77,22 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
     On the host only those far from one: others are not copied.
     """
-    small, total = [], 0
+    small, exponents = [], []
     for x in arrays:
         e = exponent_of(x)
         if is_host(x) and abs(e) <= _NEAR:
             small.append(x)
         else:
             small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
-            total = total + e
-    return small, total
+            exponents.append(e)
+    if any(isinstance(e, jax.Array) for e in exponents):
+        return small, settled(jnp.stack(exponents).sum(0))
+    return small, sum(exponents)
+
+
+def settled(exponent: Any) -> Any:
+    """An exponent that a program computes once: XLA would repeat all before it in every use."""
+    return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
 
 
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
@@ -93,8 +100,9 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
     at = at % len(cores)
     own = [exponent_of(c) for c in cores]
     low, high = exponents_held(cores[at].dtype)
-    fits = (low < own[at] + exponent) & (own[at] + exponent < high)
-    share, rest = jnp.divmod(jnp.asarray(exponent, jnp.int32) + sum(own), len(cores))
+    exponent = jnp.asarray(exponent, jnp.int32)
+    share, rest = settled(jnp.divmod(exponent + jnp.stack(own).sum(0), len(cores)))
+    fits = settled((low < own[at] + exponent) & (own[at] + exponent < high))
     moves = [
         jnp.where(fits, exponent if k == at else 0, share + (k < rest).astype(share.dtype) - e)
         for k, e in enumerate(own)

@@ -117,7 +117,7 @@ def sketches(
         omega = draw[ends[k] - sizes[k] : ends[k]]
         fs = [through(term[k], f, omega) for term, f in zip(terms, fs, strict=True)]
         fs, es = _in_range([linalg.matmul(f, mix) for f in fs])
-        powers = [sum(p) for p in zip(powers, exponents[k], es, strict=True)]
+        powers = [balance.settled(sum(p)) for p in zip(powers, exponents[k], es, strict=True)]
         out.append((fs, powers))
     return out[::-1]
 
@@ -156,7 +156,7 @@ def projected(
         out.append(q.reshape(rows, n, -1))
         ws = [w.reshape(-1, *m.shape[2:]) for w, m in zip(flat, images, strict=True)]
         ws, es = _in_range(ws)
-        powers = [p + e for p, e in zip(powers, es, strict=True)]
+        powers = [balance.settled(p + e) for p, e in zip(powers, es, strict=True)]
     images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
     powers = [p + e for p, e in zip(powers, exponents[-1], strict=True)]
     last, exponent = _total([m.reshape(*m.shape[:2], 1) for m in images], powers)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, near_one, shared_out, tall
+from tensorjax._cores import absorb, near_one, settled, shared_out, tall
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _entries
@@ -265,5 +265,5 @@ def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]
     whole = jnp.maximum(*sizes)
-    whole = jnp.where(whole < NOTHING // 2, 0, whole)
+    whole = settled(jnp.where(whole < NOTHING // 2, 0, whole))
     return linalg.scaled(a, p - whole) + linalg.scaled(b, q - whole), whole

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._cores import settled
 from tensorjax._factor import normalized
 from tensorjax._placement import placed
 from tensorjax._train import TT
@@ -123,11 +124,11 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
         mirrored = tuple(jnp.swapaxes(c, 0, -1) for c in term[k])
         f = fused.through(mirrored, lefts[-1][0], state.draws[0][k])
         f, e = normalized(linalg.matmul(f, state.mixes[0]))
-        lefts.append((f, lefts[-1][1] + powers[k] + e))
+        lefts.append((f, settled(lefts[-1][1] + powers[k] + e)))
         j = order - 1 - k
         f = fused.through(term[j], rights[-1][0], state.draws[1][j])
         f, e = normalized(linalg.matmul(f, state.mixes[1]))
-        rights.append((f, rights[-1][1] + powers[j] + e))
+        rights.append((f, settled(rights[-1][1] + powers[j] + e)))
     rights = rights[::-1]
     cores, bonds = [], []
     for k, old in enumerate(state.cores):

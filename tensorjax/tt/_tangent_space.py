@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, cut_ranks, near_one, tall
+from tensorjax._cores import absorb, cut_ranks, near_one, settled, tall
 from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _entries
@@ -62,6 +62,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
     """The frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
     left, exponent = orthogonal_cores(x, x.order - 1)
+    exponent = settled(exponent)
     *others, last = x.cores
     x = TT._unchecked((*others, linalg.after(last, left[-1])))
     right, _ = orthogonal_cores(x, 0)
@@ -96,7 +97,7 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
     low, high = linalg.exponents_held(dtype)
     whole = top + exponent
     fits = (low < whole) & (whole < high) | (top < NOTHING // 2) | (order == 1)
-    return jnp.where(fits, 0, whole // order)
+    return settled(jnp.where(fits, 0, whole // order))
 
 
 def largest_exponent(arrays: Sequence[tuple[jax.Array, Any]]) -> Any:
@@ -106,7 +107,7 @@ def largest_exponent(arrays: Sequence[tuple[jax.Array, Any]]) -> Any:
         size = jnp.vdot(a, a, precision=jax.lax.Precision.HIGHEST).real
         # Half, rounded up: a square of 2^(2e) is that of a norm of 2^e.
         found.append(jnp.where(size > 0, p + (linalg.exponent_of(size) + 1) // 2, NOTHING))
-    return functools.reduce(jnp.maximum, found)
+    return settled(jnp.stack(found).max(0))
 
 
 @placed_by(_like_cores)
@@ -190,7 +191,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
-    return matrix, exponent + e
+    return matrix, settled(exponent + e)
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
@@ -226,7 +227,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
     largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
     pairs = [(last, exponent), (largest, power)]
     sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, NOTHING) for a, e in pairs]
-    top = jnp.maximum(*sizes)
+    top = settled(jnp.maximum(*sizes))
     whole = jnp.where(top < NOTHING // 2, 0, top)
     shifted = [linalg.scaled(d, power - whole) for d in shifted]
     shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
