@@ -85,9 +85,7 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
         else:
             small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
             exponents.append(e)
-    if any(isinstance(e, jax.Array) for e in exponents):
-        return small, settled(jnp.stack(exponents).sum(0))
-    return small, sum(exponents)
+    return small, settled(sum(exponents))
 
 
 def settled(exponent: Any) -> Any:
@@ -101,7 +99,7 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
     own = [exponent_of(c) for c in cores]
     low, high = exponents_held(cores[at].dtype)
     exponent = jnp.asarray(exponent, jnp.int32)
-    share, rest = settled(jnp.divmod(exponent + jnp.stack(own).sum(0), len(cores)))
+    share, rest = settled(jnp.divmod(exponent + sum(own), len(cores)))
     fits = settled((low < own[at] + exponent) & (own[at] + exponent < high))
     moves = [
         jnp.where(fits, exponent if k == at else 0, share + (k < rest).astype(share.dtype) - e)

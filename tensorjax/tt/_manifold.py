@@ -22,6 +22,7 @@ from tensorjax.tt._tangent_space import (
     Frame,
     carried,
     frame,
+    is_tame,
     point,
     project,
     renewed_after,
@@ -64,12 +65,12 @@ def tangent_project(x: TT, z: TT) -> TT:
     single("z", z, TT)
     x, z = _aligned(point(x), z)
     _check.finite("z", z)
-    return _tangent_project(x, z)
+    return _tangent_project(x, z, not is_tame(x, z))
 
 
-@jax.jit
-def _tangent_project(x: TT, z: TT) -> TT:
-    return project(frame(x)[0], z)
+@jax.jit(static_argnums=2)
+def _tangent_project(x: TT, z: TT, careful: bool) -> TT:
+    return project(frame(x)[0], z, careful)
 
 
 @placed

@@ -31,6 +31,7 @@ from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._round import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
+_LEAST = -120  # exponents up to this are those of zeros, or of next to nothing in any dtype
 # Exponent of a zero: far below that of anything else.
 NOTHING = -(2**20)
 
@@ -101,13 +102,13 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
 
 
 def largest_exponent(arrays: Sequence[tuple[jax.Array, Any]]) -> Any:
-    """e with all arrays a·2^p, given as (a, p) with ‖a‖² in range, of norms up to about 2^e."""
-    found = []
+    """e with the largest of all arrays a·2^p, given as (a, p), of about 2^e in size."""
+    # One after the other: XLA takes long to compile an array of so many exponents.
+    out: Any = NOTHING
     for a, p in arrays:
-        size = jnp.vdot(a, a, precision=jax.lax.Precision.HIGHEST).real
-        # Half, rounded up: a square of 2^(2e) is that of a norm of 2^e.
-        found.append(jnp.where(size > 0, p + (linalg.exponent_of(size) + 1) // 2, NOTHING))
-    return settled(jnp.stack(found).max(0))
+        e = linalg.exponent_of(a)
+        out = settled(jnp.maximum(out, jnp.where(e > _LEAST, p + e, NOTHING)))
+    return out
 
 
 @placed_by(_like_cores)
@@ -161,11 +162,32 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
     return (*out, deltas[-1])
 
 
+def is_tame(*trains: TT) -> bool:
+    """Whether cores on the host are so near one that no product of them can leave the range."""
+    if not _entries.is_hosted(trains):
+        return False
+    for t in trains:
+        low = high = now = 0.0
+        for c in t.cores:
+            size = linalg.host_energy(np.asarray(c))
+            if not 0 < size < math.inf:
+                return False
+            now += math.log2(size / min(c.shape[0], c.shape[-1])) / 2
+            low, high = min(low, now), max(high, now)
+        # As products of neighbours grow, or shrink, where singular values are about alike.
+        if high - low > int(jnp.finfo(t.dtype).maxexp) * 3 / 4:
+            return False
+    return True
+
+
 @placed
-def project(at: Frame, z: TT) -> TT:
-    """The orthogonal projection of z on the tangent space at a frame."""
-    cores, exponent = near_one(z.cores)
-    renewed = renewed_after(cores)
+def project(at: Frame, z: TT, careful: bool = True) -> TT:
+    """The orthogonal projection of z on the tangent space at a frame.
+
+    ``careful`` keeps all in range, which takes XLA longer to compile: see `is_tame`.
+    """
+    cores, exponent = near_one(z.cores) if careful else (list(z.cores), 0)
+    renewed = renewed_after(cores) if careful else [False] * z.order
     rights: list[tuple[Any, Any]] = [(interfaces.edge(cores[0], operator=False), 0)]
     for v, c, renew in list(zip(at.right, cores[1:], renewed[1:], strict=True))[::-1]:
         right, e = rights[-1]
@@ -179,6 +201,8 @@ def project(at: Frame, z: TT) -> TT:
         if k < z.order - 1:
             image = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
             left, power = carried(image, power, renewed[k])
+    if not careful:
+        return tangent(at, gauged(at, [d for d, _ in deltas]))
     top = jax.lax.stop_gradient(largest_exponent(deltas))
     whole = jnp.where(top < NOTHING // 2, 0, top)
     near = gauged(at, [linalg.scaled(d, e - whole) for d, e in deltas])
