@@ -69,8 +69,8 @@ def tangent_project(x: TT, z: TT) -> TT:
 
 
 @jax.jit(static_argnums=2)
-def _tangent_project(x: TT, z: TT, careful: bool) -> TT:
-    return project(frame(x)[0], z, careful)
+def _tangent_project(x: TT, z: TT, even: bool) -> TT:
+    return project(frame(x)[0], z, even)
 
 
 @placed
@@ -111,7 +111,7 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
     (_, first, p), (_, second, q) = _parts("xi", xi), _parts("eta", eta, xi)
     pairs = zip(first, second, strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
-    return times_power(jnp.stack(products).sum(), p + q)
+    return times_power([jnp.stack(products).sum()], p + q)[0]
 
 
 @placed
@@ -143,7 +143,7 @@ def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) ->
     whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
     total: list[Any] = []
     for i, (w, (_, term, p)) in enumerate(zip(weights, terms, strict=True)):
-        scaled = [times_power(jnp.asarray(w).astype(d.dtype) * d, p - whole) for d in term]
+        scaled = times_power([jnp.asarray(w).astype(d.dtype) * d for d in term], p - whole)
         total = scaled if i == 0 else [a + b for a, b in zip(total, scaled, strict=True)]
     order = len(total)
     # What was shared stays shared, as evenly as it was.

@@ -76,10 +76,10 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
     Every core takes 2^share of that: see `shared`.
     """
-    deltas = [times_power(d, exponent - share * (len(deltas) - 1)) for d in deltas]
+    deltas = times_power(deltas, exponent - share * (len(deltas) - 1))
     if len(deltas) == 1:
         return TT._unchecked(tuple(deltas))
-    lefts, rights = ([times_power(c, share) for c in cores] for cores in at)
+    lefts, rights = (times_power(cores, share) for cores in at)
     cores = [jnp.concatenate([deltas[0], lefts[0]], axis=2)]
     for u, delta, v in zip(lefts[1:], deltas[1:-1], rights[:-1], strict=True):
         top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
@@ -88,9 +88,16 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
     return TT._unchecked(tuple(cores))
 
 
-def times_power(x: jax.Array, exponent: Any) -> jax.Array:
-    """x · 2^exponent; as it is for an exponent known to be 0."""
-    return x if isinstance(exponent, int) and exponent == 0 else linalg.scaled(x, exponent)
+def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
+    """All arrays times 2^exponent; as they are for an exponent known to be 0."""
+    if not arrays or (isinstance(exponent, int) and exponent == 0):
+        return list(arrays)
+    dtype = jnp.finfo(arrays[0].dtype).dtype
+    one = jnp.ones((), dtype)
+    # Two factors, computed once: one may be out of range where the result is not.
+    half = exponent // 2
+    first, second = (settled(linalg.scaled(one, e)) for e in (half, exponent - half))
+    return [a * first.astype(a.dtype) * second.astype(a.dtype) for a in arrays]
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
@@ -116,7 +123,7 @@ def split(xi: TT) -> tuple[Frame, Arrays, Any]:
     """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
     left, deltas, right = _blocks(xi)
     share = _share_of(xi)
-    at = Frame(*(tuple(times_power(c, -share) for c in cores) for cores in (left, right)))
+    at = Frame(*(tuple(times_power(cores, -share)) for cores in (left, right)))
     return at, deltas, share * (xi.order - 1)
 
 
@@ -181,33 +188,50 @@ def is_tame(*trains: TT) -> bool:
 
 
 @placed
-def project(at: Frame, z: TT, careful: bool = True) -> TT:
+def project(at: Frame, z: TT, even: bool = True) -> TT:
     """The orthogonal projection of z on the tangent space at a frame.
 
-    ``careful`` keeps all in range, which takes XLA longer to compile: see `is_tame`.
+    With ``even`` every core of z goes over a power of two of its own, and the result takes the
+    product of these; see `is_tame` for where that is not needed.
     """
-    cores, exponent = near_one(z.cores) if careful else (list(z.cores), 0)
-    renewed = renewed_after(cores) if careful else [False] * z.order
-    rights: list[tuple[Any, Any]] = [(interfaces.edge(cores[0], operator=False), 0)]
-    for v, c, renew in list(zip(at.right, cores[1:], renewed[1:], strict=True))[::-1]:
-        right, e = rights[-1]
-        rights.append(carried(interfaces.right_overlap(right, v, c), e, renew))
-    left, power = rights[0]
+    cores, exponent = evened(z.cores) if even else (list(z.cores), 0)
+    rights = [interfaces.edge(cores[0], operator=False)]
+    for v, c in list(zip(at.right, cores[1:], strict=True))[::-1]:
+        rights.append(interfaces.right_overlap(rights[-1], v, c))
+    left = rights[0]
     deltas = []
     for k, c in enumerate(cores):
         seen = absorb(left, c)
-        right, e = rights[z.order - 1 - k]
-        deltas.append((linalg.matmul(seen, right.T), power + e))
         if k < z.order - 1:
-            image = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
-            left, power = carried(image, power, renewed[k])
-    if not careful:
-        return tangent(at, gauged(at, [d for d, _ in deltas]))
-    top = jax.lax.stop_gradient(largest_exponent(deltas))
-    whole = jnp.where(top < NOTHING // 2, 0, top)
-    near = gauged(at, [linalg.scaled(d, e - whole) for d, e in deltas])
-    exponent = exponent + whole
-    return tangent(at, near, exponent, shared(top - whole, exponent, z.order, z.dtype))
+            deltas.append(linalg.matmul(seen, rights.pop().T))
+            left = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
+        else:
+            deltas.append(seen)
+    # The variations are near one but for what products of evened cores grow or shrink by.
+    room = int(jnp.finfo(z.dtype).maxexp) // 3
+    share = settled(jnp.where(abs(exponent) < room, 0, exponent // z.order)) if even else 0
+    return tangent(at, gauged(at, deltas), exponent, share)
+
+
+def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
+    """Cores over powers of two with which products of neighbours seldom grow or shrink; and these.
+
+    The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
+    """
+    out, exponents = [], []
+    for c in cores:
+        e = linalg.exponent_of(c)
+        size = linalg.energy(tall(c * linalg.power_of_two(-e, c.dtype))) / min(c.shape[::2])
+        bias = -exponents_floor(c.dtype)
+        e = jnp.clip(e + linalg.exponent_of(size) // 2, -bias, bias)
+        out.append(c * linalg.power_of_two(-e, c.dtype))
+        exponents.append(e)
+    return out, settled(sum(exponents))
+
+
+def exponents_floor(dtype: Any) -> int:
+    """The least e for which both 2^e and 2^(−e) are normal numbers."""
+    return int(jnp.finfo(dtype).minexp)
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
