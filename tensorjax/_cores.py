@@ -13,9 +13,11 @@ from tensorjax._factor import (
     adjoint,
     energy,
     exponent_of,
+    exponents_held,
     is_host,
     matmul,
     normalized,
+    power_of_two,
     qr,
     root,
     scaled,
@@ -24,6 +26,7 @@ from tensorjax._factor import (
 from tensorjax._placement import returned, spec_like
 
 Cores = list[Any]
+_NEAR = 8  # powers of two that the largest part of a host core may be off one
 
 
 def tall(core: Any) -> Any:
@@ -67,6 +70,42 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     small = [normalized(c) for c in cores]
     share, rest = divmod(exponent + sum(e for _, e in small), len(cores))
     return [scaled(c, share + (rest if k == 0 else 0)) for k, (c, _) in enumerate(small)]
+
+
+def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
+    """Every array over its own power of two, and the exponent of all these together.
+
+    On the host only those far from one: others are not copied.
+    """
+    small, exponents = [], []
+    for x in arrays:
+        e = exponent_of(x)
+        if is_host(x) and abs(e) <= _NEAR:
+            small.append(x)
+        else:
+            small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
+            exponents.append(e)
+    return small, settled(sum(exponents))
+
+
+def settled(exponent: Any) -> Any:
+    """An exponent that a program computes once: XLA would repeat all before it in every use."""
+    return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
+
+
+def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
+    """JAX cores times 2^exponent: in one of them, or in all where that one could not hold it."""
+    at = at % len(cores)
+    own = [exponent_of(c) for c in cores]
+    low, high = exponents_held(cores[at].dtype)
+    exponent = jnp.asarray(exponent, jnp.int32)
+    share, rest = settled(jnp.divmod(exponent + sum(own), len(cores)))
+    fits = settled((low < own[at] + exponent) & (own[at] + exponent < high))
+    moves = [
+        jnp.where(fits, exponent if k == at else 0, share + (k < rest).astype(share.dtype) - e)
+        for k, e in enumerate(own)
+    ]
+    return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]
 
 
 def short(a: Any) -> Any:

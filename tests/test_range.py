@@ -4,12 +4,14 @@ Cores are scaled by powers of ten that are drawn, so that products of cores leav
 the tensor does not; what is right is computed at scale one.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt
+from tensorjax import mera, tt, tucker
 from tests.oracles import cores, dense, error, norm
 
 SHAPE = (2, 3, 2, 2)
@@ -96,6 +98,218 @@ def test_derivatives_of_the_logarithm(rng):
     slopes = jax.grad(tt.log_norm)(x), jax.grad(lambda t: jnp.log(tt.norm(t)))(x)
     for a, b in zip(*map(jax.tree.leaves, slopes), strict=True):
         assert np.asarray(a) == pytest.approx(np.asarray(b), rel=1e-10, abs=1e-12)
+
+
+# Sweeps -----------------------------------------------------------------------------------------
+
+MODES = (2, 3, 2, 2)
+KEY = jax.random.key(0)
+EVERY = np.stack(np.indices(MODES), -1).reshape(-1, 4)[::3]
+
+
+def times_power(x, power):
+    """x · 2^power, exact, in double precision."""
+    wide = np.asarray(x).astype(np.complex128 if jnp.iscomplexobj(x) else np.float64)
+    return wide * np.ldexp(1.0, power // 2) * np.ldexp(1.0, power - power // 2)
+
+
+def drawn_powers(rng, count, most):
+    """Powers of two up to ``most`` in size, mostly near it, that add up to zero."""
+    half = rng.integers(most // 2, most + 1, count // 2)
+    return rng.permutation([*half, *-half, *[0] * (count % 2)]).tolist()
+
+
+def drawn(rng, dtype, most):
+    """Arguments of the functions below, plain and with cores of drawn sizes; and the powers."""
+    kind = jnp.complex64 if dtype == jnp.complex64 else np.float64
+    square = [
+        c.reshape(len(c), n, n, -1)
+        for n, c in zip(MODES, cores(rng, [n * n for n in MODES], 2, kind), strict=True)
+    ]
+    given = [cores(rng, MODES, 2, kind), cores(rng, MODES, 2, kind), square]
+    given = [[jnp.asarray(c).astype(dtype) for c in train] for train in given]
+    powers = [drawn_powers(rng, len(train), most) for train in given]
+    sized = [
+        [jnp.asarray(times_power(c, p)).astype(dtype) for c, p in zip(train, ps, strict=True)]
+        for train, ps in zip(given, powers, strict=True)
+    ]
+    built = [[tt.TT(x), tt.TT(y), tt.TTMatrix(a)] for x, y, a in (given, sized)]
+    return *built, powers[0]
+
+
+def ones(x, *modes):
+    return {k: jnp.ones(MODES[k], x.dtype) for k in modes}
+
+
+SWEEPS = {
+    "evaluate": lambda x, y, a: tt.evaluate(x, EVERY),
+    "contract_modes": lambda x, y, a: tt.contract_modes(x, ones(x, 0, 2)),
+    "contract_modes, all": lambda x, y, a: tt.contract_modes(x, ones(x, 0, 1, 2, 3)),
+    "to_dense of a matrix": lambda x, y, a: tt.to_dense(a),
+    "hadamard": lambda x, y, a: tt.hadamard(x, y, rank=3),
+    "matvec": lambda x, y, a: tt.matvec(a, x, rank=3),
+    "matmul": lambda x, y, a: tt.matmul(a, a, rank=3),
+    "linear_combination": lambda x, y, a: tt.linear_combination([x, (x, y), (a, y)], rank=4),
+    "stream": lambda x, y, a: tt.stream_train(
+        functools.reduce(
+            tt.stream_add, [x, (x, y), (a, y)], tt.stream(KEY, MODES, (2, 6, 2), x.dtype)
+        )
+    ),
+    "tangent_project": lambda x, y, a: tt.tangent_project(x, y),
+    "tangent_inner": lambda x, y, a: tt.tangent_inner(*[tt.tangent_project(x, z) for z in (x, y)]),
+    "tangent_sum": lambda x, y, a: tt.tangent_sum([tt.tangent_project(x, z) for z in (x, y)]),
+    "retract": lambda x, y, a: tt.retract(x, tt.tangent_project(x, y)),
+    "retract by splitting": lambda x, y, a: tt.retract(
+        x, tt.tangent_project(x, y), method="projector_splitting"
+    ),
+    "riemannian_grad": lambda x, y, a: tt.riemannian_grad(lambda t: tt.inner(t, y).real)(x),
+}
+DYNAMIC = {
+    "hadamard": lambda x, y, a: tt.hadamard(x, y, tol=1e-4),
+    "linear_combination": lambda x, y, a: tt.linear_combination([x, (x, y), (a, y)], tol=1e-4),
+    "by gram": lambda x, y, a: tt.linear_combination([x, (a, y)], tol=1e-2, method="gram"),
+}
+MANNERS = {
+    "eager": lambda f: f,
+    "jit": jax.jit,
+    "vmap": lambda f: (
+        lambda *a: jax.tree.map(
+            lambda x: x[0], jax.vmap(f)(*jax.tree.map(lambda x: jnp.stack([x, x]), a))
+        )
+    ),
+}
+FIRST = {("evaluate", "jit"), ("contract_modes, all", "jit"), ("tangent_project", "eager")}
+
+
+def near(found, wanted, dtype, slack=300):
+    """Whether two results agree; trains as tensors."""
+    if isinstance(found, tt.TT | tt.TTMatrix):
+        found, wanted = (multiplied_near_one(t) for t in (found, wanted))
+    found, wanted = (np.asarray(times_power(x, 0)) for x in (found, wanted))
+    eps = max(float(jnp.finfo(dtype).eps), 1e-12)
+    return np.isfinite(found).all() and error(found, wanted) <= slack * eps * norm(wanted)
+
+
+def multiplied_near_one(t):
+    """All entries of a train, multiplied in double precision with cores near one."""
+    exponents = [int(np.frexp(np.abs(times_power(c, 0)).max())[1]) for c in t.cores]
+    out = np.ones((1, 1))
+    for c, e in zip(t.cores, exponents, strict=True):
+        c = times_power(c, -e)
+        out = (out @ c.reshape(len(c), -1)).reshape(-1, c.shape[-1])
+    return times_power(out, sum(exponents))
+
+
+@pytest.mark.parametrize(
+    ("name", "manner"),
+    [
+        pytest.param(n, m, marks=() if (n, m) in FIRST else pytest.mark.slow)
+        for n in SWEEPS
+        for m in MANNERS
+    ],
+)
+def test_sweeps_do_not_depend_on_drawn_powers_of_two(rng, name, manner):
+    plain, sized, _ = drawn(rng, np.float32, 60)
+    f = MANNERS[manner](SWEEPS[name])
+    assert near(f(*sized), f(*plain), np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "most"), [(np.float64, 530), (jnp.complex64, 60)])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_sweeps_in_other_dtypes(rng, name, dtype, most):
+    plain, sized, _ = drawn(rng, dtype, most)
+    assert near(SWEEPS[name](*sized), SWEEPS[name](*plain), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["evaluate", "contract_modes", "hadamard", "tangent_project"])
+def test_sweeps_in_half_precision(rng, name):
+    plain, sized, _ = drawn(rng, jnp.bfloat16, 60)
+    f = jax.jit(SWEEPS[name])
+    assert near(f(*sized), f(*plain), jnp.bfloat16, slack=20)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 60), (np.float64, 530)])
+def test_products_to_a_tolerance(rng, name, dtype, most):
+    plain, sized, _ = drawn(rng, dtype, most)
+    found, wanted = (DYNAMIC[name](*trains) for trains in (sized, plain))
+    assert found.ranks == wanted.ranks
+    assert near(found, wanted, dtype, slack=1e-3 / np.finfo(dtype).eps)
+
+
+SLOPES = {
+    "evaluate": lambda x, y: tt.evaluate(x, EVERY).real.sum(),
+    "contract_modes": lambda x, y: tt.contract_modes(x, ones(x, 0, 1, 2, 3)),
+    "hadamard": lambda x, y: tt.norm(tt.hadamard(x, y, rank=2)),
+    "tangent_project": lambda x, y: tt.norm(tt.tangent_project(y, x)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "evaluate" else pytest.param(n, marks=pytest.mark.slow) for n in SLOPES]
+)
+def test_derivatives_have_the_sizes_of_the_cores(rng, name):
+    plain, sized, powers = drawn(rng, np.float32, 60)
+    slope = jax.jit(jax.grad(SLOPES[name]))
+    wanted, found = (slope(x, y) for x, y, _ in (plain, sized))
+    for a, b, p in zip(wanted.cores, found.cores, powers, strict=True):
+        assert error(times_power(b, p), a) <= 1e-4 * norm(a)
+
+
+def test_tangent_vectors_at_points_beyond_the_range():
+    x = tt.rank_one([np.full(2, 1e6, np.float32)] * 7)  # of norm 1.1e43
+    log = float(tt.log_norm(x))
+    xi = tt.tangent_project(x, x)
+    assert all(np.isfinite(np.asarray(c)).all() for c in xi.cores)
+    assert float(tt.log_norm(xi)) == pytest.approx(log, rel=1e-6)
+    # What all cores share is read off again.
+    tripled = tt.tangent_sum([xi, tt.transport(x, xi)], [2.0, 1.0])
+    assert float(tt.log_norm(tripled)) == pytest.approx(log + np.log(3), rel=1e-6)
+
+
+# Tucker tensors and MERAs -----------------------------------------------------------------------
+
+
+def tucker_pair(rng, train, most):
+    """A Tucker tensor of float32, and the same with arrays times powers of two."""
+    core = cores(rng, (2, 3, 2), 2, np.float32) if train else [rng.standard_normal((2, 3, 2))]
+    arrays = [*core, *(rng.standard_normal((4, s)) for s in (2, 3, 2))]
+    arrays = [np.asarray(a, np.float32) for a in arrays]
+    powers = drawn_powers(rng, len(arrays), most)
+    sized = [times_power(a, p).astype(np.float32) for a, p in zip(arrays, powers, strict=True)]
+    return [tucker.Tucker(tt.TT(a[:3]) if train else a[0], a[-3:]) for a in (arrays, sized)]
+
+
+TUCKER = {
+    "to_dense": tucker.to_dense,
+    "evaluate": lambda t: tucker.evaluate(t, np.stack(np.indices((4, 4, 4)), -1)),
+    "norm": tucker.norm,
+    "inner": lambda t: tucker.inner(t, t),
+    "orthogonalize": lambda t: tucker.to_dense(tucker.orthogonalize(t)),
+    "round": lambda t: tucker.to_dense(tucker.round(tucker.add(t, t), rank=2)),
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    "name", [n if n == "inner" else pytest.param(n, marks=pytest.mark.slow) for n in TUCKER]
+)
+def test_tucker_tensors_of_arrays_of_opposite_sizes(rng, name, train):
+    plain, sized = tucker_pair(rng, train, 60)
+    for f in (TUCKER[name], jax.jit(TUCKER[name])):
+        assert near(f(sized), f(plain), np.float32)
+
+
+def test_overlaps_of_meras_of_opposite_sizes():
+    m = mera.random(KEY, (2,) * 4, 2, dtype=np.float32)
+    large, small = m * 2.0**100, m * 2.0**-100
+    assert float(mera.inner(large, small)) == pytest.approx(1, rel=1e-5)
+    assert float(mera.inner(large, large)) == np.inf
+    operator = 2.0**-90 * np.eye(2, dtype=np.float32)
+    found = mera.expectation(m * 2.0**65, operator, [1], normalized=False)
+    assert float(found) == pytest.approx(2.0**40, rel=1e-5)
 
 
 # Ranks ------------------------------------------------------------------------------------------

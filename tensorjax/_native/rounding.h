@@ -177,19 +177,27 @@ class Rounding {
     copy(mix, s_.width, s_.width, mix_);
   }
 
-  // Of A's cores: ((a, n), (j, a')) for sketches, ((n, a'), (a, j)) for the way back.
+  // Of A's cores: ((a, n), (j, a')) for sketches, ((n, a'), (a, j)) for the way back. Those far from
+  // one go over a power of two: beside a core of x as large or small, products leave the range.
   template <class T>
   void arrange(const T* const* matrices) {
     std::fill(ones_, ones_ + padded(s_.width), 1.0);
     for (long k = 0; k < s_.order; k++) {
       const long a = s_.a[k], n = s_.n[k], j = s_.j[k], b = s_.a[k + 1];
       const T* from = matrices[k];
+      double most = 0;
+      for (long x = 0; x < a * n * j * b; x++)
+        most = std::max(most, std::abs(static_cast<double>(from[x])));
+      int e;
+      double by = normaliser(most, &e);
+      if (std::abs(e) < 64) by = 1;
+      else exponent_ += e;
       for (long x = 0; x < a; x++)
         for (long i = 0; i < n; i++)
           for (long l = 0; l < j; l++)
             for (long y = 0; y < b; y++, from++) {
-              seen_[k][((x * n + i) * j + l) * b + y] = *from;
-              applied_[k][((i * b + y) * a + x) * j + l] = *from;
+              seen_[k][((x * n + i) * j + l) * b + y] = by * *from;
+              applied_[k][((i * b + y) * a + x) * j + l] = by * *from;
             }
     }
   }

@@ -68,6 +68,9 @@ def inner(x: MERA, y: MERA) -> jax.Array:
 @jax.jit
 def _inner(x: MERA, y: MERA) -> jax.Array:
     dtype = jnp.promote_types(x.dtype, y.dtype)
+    # All else is isometric: scale is in the tops.
+    (top, p), (other, q) = linalg.normalized(x.top), linalg.normalized(y.top)
+    x, y = MERA._unchecked(x.layers, top), MERA._unchecked(y.layers, other)
     sites = list(range(x.order))
     bra = _network(x.astype(dtype), sites, x.order)
     fresh = 1 + max(max(labels) for _, labels in bra)
@@ -75,7 +78,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
     # Tensors that meet at the bottom follow each other, from left to right.
     terms = [(a.conj(), labels) for a, labels in bra] + ket
     operands = [part for term in terms for part in term]
-    return einsum(*operands, [], precision=_HIGHEST)
+    return linalg.scaled(einsum(*operands, [], precision=_HIGHEST), p + q)
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
@@ -140,7 +143,10 @@ def expectation(
     for layer in m.layers:
         o, at = _ascended(layer, o, at)
     value = _expectation(MERA._unchecked((), m.top.astype(dtype)), o, at)
-    return value if normalized else value * jnp.square(norm(m)).astype(dtype)
+    if normalized:
+        return value
+    size = norm(m).astype(dtype)
+    return value * size * size  # not the square: it may overflow where the value does not
 
 
 def _checked_sites(m: MERA, sites: int | Sequence[int]) -> list[int]:
@@ -169,6 +175,8 @@ def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> jax.Array:
 def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
     for layer in m.layers:
         o, sites = _ascended(layer, o, sites)
+    # Its norm may be out of range, and has no say here.
+    m = MERA._unchecked((), linalg.normalized(m.top)[0])
     top = m.top.astype(o.dtype)
     top = top / linalg.where_positive(norm(m), 1.0).astype(o.dtype)
     ket = list(range(top.ndim))

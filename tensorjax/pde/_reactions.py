@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import Cores, cut_ranks
+from tensorjax._cores import Cores, balanced, cut_ranks
 from tensorjax._train import TT
 from tensorjax.pde import _characteristics as characteristics
 from tensorjax.pde import _multipliers as multipliers
@@ -286,7 +286,7 @@ def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: f
     width = max(len(c) for pair in pairs for x in pair for c in x) + linalg.OVERSAMPLE
     while True:
         widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores, _ = fused.projected(terms, weights, widths, None)
+        cores = balanced(*fused.projected(terms, weights, widths, None))
         missed = fused.missed(terms, weights, cores, _PROBES, jax.random.key(1))
         if widths == full or missed <= _SKETCH * tol:
             return hosted.rounded(cores, _TRUNCATION * tol)

@@ -13,15 +13,17 @@ Sci. Comput. 45 (2023), algorithm 3.2 (randomize, then orthogonalize; there for 
 products, and the random train of `tensorjax.tt._sweeps.sketches`.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _cores as balance
 from tensorjax import linalg
 from tensorjax._cores import Cores
+from tensorjax._factor import namespace
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._interfaces import dot
 
@@ -84,8 +86,24 @@ def edge(term: Term) -> Array:
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
-def sketches(terms: Sequence[Term], width: int, key: Any) -> list[list[Array]]:
-    """Right sketches of the bonds 0 … d−2, for each a list of one per term."""
+def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
+    """Terms with all cores near one, and for each mode the exponents of two of all terms."""
+    small: list[Term] = []
+    exponents = []
+    for term in terms:
+        pairs = [balance.near_one(factors) for factors in term]
+        small.append([tuple(factors) for factors, _ in pairs])
+        exponents.append([e for _, e in pairs])
+    return small, [list(es) for es in zip(*exponents, strict=True)]
+
+
+def sketches(
+    terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
+) -> list[tuple[list[Array], list[Any]]]:
+    """Right sketches of the bonds 0 … d−2, for each a list of one per term, and of exponents.
+
+    Each term has exponents of its own: on the way their parts may be of very different sizes.
+    """
     like = terms[0][0][0]
     sizes = modes_of(terms[0])
     keys = (None, None) if key is None else jax.random.split(key)
@@ -93,16 +111,14 @@ def sketches(terms: Sequence[Term], width: int, key: Any) -> list[list[Array]]:
     mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
     ends = np.cumsum(sizes)
     fs = [edge(term) for term in terms]
-    out: list[list[Array]] = []
+    powers: list[Any] = [0] * len(terms)
+    out: list[Any] = []
     for k in range(len(sizes) - 1, 0, -1):
         omega = draw[ends[k] - sizes[k] : ends[k]]
         fs = [through(term[k], f, omega) for term, f in zip(terms, fs, strict=True)]
-        fs, _ = _in_range([linalg.matmul(f, mix) for f in fs])
-        # One scale for all terms: their sum is what counts.
-        size = sum(linalg.energy(f.reshape(-1, width)) for f in fs) / width
-        size = linalg.where_positive(size, 1.0) ** 0.5
-        fs = [f / size.astype(f.dtype) for f in fs]
-        out.append(fs)
+        fs, es = _in_range([linalg.matmul(f, mix) for f in fs])
+        powers = [balance.settled(sum(p)) for p in zip(powers, exponents[k], es, strict=True)]
+        out.append((fs, powers))
     return out[::-1]
 
 
@@ -121,40 +137,45 @@ def projected(
       The cores, left-orthogonal but for the last, and the exponent of two to scale them back by.
     """
     like, order = terms[0][0][0], len(terms[0])
-    sketched = sketches(terms, max(widths, default=1), key)
-    ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
+    terms, exponents = near_one(terms)
+    sketched = sketches(terms, exponents, max(widths, default=1), key)
+    ws, powers = _in_range([w * edge(term) for term, w in zip(terms, weights, strict=True)])
     out: Cores = []
-    exponent = 0
     for k in range(order - 1):
         images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
         flat = [m.reshape(rows * n, -1) for m in images]
+        powers = [p + e for p, e in zip(powers, exponents[k], strict=True)]
         q = linalg.identity_like(rows * n, like)
         if rows * n > widths[k]:
-            fs = [f.reshape(-1, f.shape[-1])[:, : widths[k]] for f in sketched[k]]
-            q = linalg.qr(_total([linalg.matmul(m, f) for m, f in zip(flat, fs, strict=True)]))[0]
+            fs, right = sketched[k]
+            fs = [f.reshape(-1, f.shape[-1])[:, : widths[k]] for f in fs]
+            seen = [linalg.matmul(m, f) for m, f in zip(flat, fs, strict=True)]
+            q = linalg.qr(_total(seen, [p + e for p, e in zip(powers, right, strict=True)])[0])[0]
             flat = [linalg.matmul(linalg.adjoint(q), m) for m in flat]
         out.append(q.reshape(rows, n, -1))
         ws = [w.reshape(-1, *m.shape[2:]) for w, m in zip(flat, images, strict=True)]
-        ws, e = _in_range(ws)
-        exponent = exponent + e
+        ws, es = _in_range(ws)
+        powers = [balance.settled(p + e) for p, e in zip(powers, es, strict=True)]
     images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
-    return [*out, _total([m.reshape(*m.shape[:2], 1) for m in images])], exponent
+    powers = [p + e for p, e in zip(powers, exponents[-1], strict=True)]
+    last, exponent = _total([m.reshape(*m.shape[:2], 1) for m in images], powers)
+    return [*out, last], exponent
 
 
-def _total(arrays: Sequence[Array]) -> Array:
-    out = arrays[0]
-    for a in arrays[1:]:
-        out = out + a
-    return out
+def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
+    """Σ a·2^e over the largest of the powers, and its exponent."""
+    if len(arrays) == 1:
+        return arrays[0], exponents[0]
+    most = functools.reduce(namespace(arrays[0]).maximum, exponents)
+    small = (linalg.scaled(a, e - most) for a, e in zip(arrays, exponents, strict=True))
+    return sum(small), most
 
 
-def _in_range(ws: list[Array]) -> tuple[list[Array], Any]:
-    """All arrays over one power of two, and its exponent; nothing is done on the host."""
-    if linalg.is_host(ws[0]):
-        return ws, 0
-    e = jnp.stack([linalg.exponent_of(w) for w in ws]).max()
-    return [w * linalg.power_of_two(-e, w.dtype) for w in ws], e
+def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
+    """Each array over a power of two, and the exponents."""
+    pairs = [balance.near_one([w]) for w in ws]
+    return [w for (w,), _ in pairs], [e for _, e in pairs]
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
@@ -201,12 +222,19 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
     return np.concatenate(out)
 
 
-def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> Cores:
+def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
     """The sum of terms, on the host, with at most ``share`` of its energy discarded: proven.
+
+    Returns:
+      The cores, and the exponent of two to scale them back by.
 
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
+    terms, exponents = near_one(terms)
+    powers = [sum(es) for es in zip(*exponents, strict=True)]
+    most = max(powers)
+    weights = [linalg.scaled(w, p - most) for w, p in zip(weights, powers, strict=True)]
     factors, total = grams(terms, weights)
     sweeps.in_reach(total)
     order = len(terms[0])
@@ -222,11 +250,11 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> Cor
         parts = np.split(linalg.project(u, matrix), sides, 1)
         ws = [p.reshape(-1, *m.shape[2:]) for p, m in zip(parts, images, strict=True)]
     images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
-    last = _total([m.reshape(*m.shape[:2], 1) for m in images])
+    last = np.sum([m.reshape(*m.shape[:2], 1) for m in images], 0)
     # Projections are orthogonal, so the energy that is missing now is the error.
     if not total - linalg.energy(last.reshape(len(last), -1)) <= share * total:
         raise sweeps.InaccurateGram
-    return [*out, last]
+    return [*out, last], most
 
 
 def missed(
@@ -238,12 +266,14 @@ def missed(
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /
     width).
     """
-    probed = [*terms, [(c,) for c in cores]]
+    probed, exponents = near_one([*terms, [(c,) for c in cores]])
+    ws, left = _in_range([w * edge(t) for t, w in zip(probed, [*weights, -1.0], strict=True)])
+    fs, right = sketches(probed, exponents, width, key)[0]
     parts = []
-    for term, weight, f in zip(
-        probed, [*weights, -1.0], sketches(probed, width, key)[0], strict=True
-    ):
-        image = from_left(weight * edge(term), term[0])
+    for term, w, f in zip(probed, ws, fs, strict=True):
+        image = from_left(w, term[0])
         parts.append(linalg.matmul(image.reshape(image.shape[1], -1), f.reshape(-1, width)))
-    size = float(linalg.energy(parts[-1]))
-    return (float(linalg.energy(_total(parts))) / size) ** 0.5 if size > 0 else 0.0
+    powers = [sum(es) for es in zip(left, exponents[0], right, strict=True)]
+    error, most = _total(parts, powers)
+    size = float(linalg.energy(linalg.scaled(parts[-1], powers[-1] - most)))
+    return (float(linalg.energy(error)) / size) ** 0.5 if size > 0 else 0.0

@@ -1,145 +1,38 @@
-"""The manifold of tensor trains of fixed TT-ranks: tangent spaces, retractions, transport.
+"""The manifold of tensor trains of fixed TT-ranks: projections, retractions, transport, sums."""
 
-A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
-the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train
-of twice the ranks, whose cores are the blocks
-
-    [δ_1 U_1],   [V_k 0; δ_k U_k],   [V_d; δ_d],
-
-so that every function on trains takes it. The variations δ_k can be read off again, and by the
-gauge they are orthonormal coordinates: inner products and sums cost as much as on cores.
-"""
-
+import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, cut_ranks, tall
-from tensorjax._placement import placed, placed_by, spec_like
+from tensorjax._cores import absorb, near_one, settled, shared_out, tall
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
+from tensorjax.tt import _entries
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
-from tensorjax.tt._round import _orthogonalized, orthogonal_cores, round
+from tensorjax.tt._round import orthogonal_cores, round
+from tensorjax.tt._tangent_space import (
+    NOTHING,
+    Arrays,
+    Frame,
+    carried,
+    frame,
+    is_tame,
+    point,
+    project,
+    renewed_after,
+    split,
+    tangent,
+    times_power,
+)
 
-Arrays = tuple[jax.Array, ...]
 Retraction = Literal["svd", "projector_splitting"]
-
-
-class Frame(NamedTuple):
-    """The orthogonal cores of a point on the manifold.
-
-    Attributes:
-      left: U_1 … U_{d−1}, left-orthogonal.
-      right: V_2 … V_d, right-orthogonal.
-    """
-
-    left: Arrays
-    right: Arrays
-
-
-def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
-    cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
-    bonds = len(cores) - 1
-    # A frame is followed by the last core alone, or by one array for each.
-    behind = cores[len(cores) + 2 * bonds - len(found) :]
-    given = [*cores[:-1], *cores[1:], *behind]
-    return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
-
-
-@placed_by(_like_cores)
-def frame(x: TT) -> tuple[Frame, jax.Array]:
-    """The frame at x, and the last core C of x = U_1 … U_{d−1} C."""
-    left, exponent = orthogonal_cores(x, x.order - 1)
-    *others, last = x.cores
-    x = TT._unchecked((*others, linalg.after(last, left[-1])))
-    right, _ = orthogonal_cores(x, 0)
-    return Frame(tuple(left[:-1]), tuple(right[1:])), linalg.scaled(left[-1], exponent)
-
-
-@placed
-def tangent(at: Frame, deltas: Sequence[jax.Array]) -> TT:
-    """The tangent vector with the variations δ_1 … δ_d, as a train of twice the ranks."""
-    if len(deltas) == 1:
-        return TT._unchecked(tuple(deltas))
-    cores = [jnp.concatenate([deltas[0], at.left[0]], axis=2)]
-    for u, delta, v in zip(at.left[1:], deltas[1:-1], at.right[:-1], strict=True):
-        top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
-        cores.append(jnp.concatenate([top, jnp.concatenate([delta, u], axis=2)], axis=0))
-    cores.append(jnp.concatenate([at.right[-1], deltas[-1]], axis=0))
-    return TT._unchecked(tuple(cores))
-
-
-@placed_by(_like_cores)
-def split(xi: TT) -> tuple[Frame, Arrays]:
-    """The frame and the variations of a tangent vector: what `tangent` was given."""
-    if xi.order == 1:
-        return Frame((), ()), xi.cores
-    left, deltas, right = [], [], []
-    for k, c in enumerate(xi.cores):
-        a = c.shape[0] // 2 if k > 0 else 0
-        b = c.shape[2] // 2 if k < xi.order - 1 else c.shape[2]
-        deltas.append(c[a:, :, :b])
-        if k > 0:
-            right.append(c[:a, :, :b])
-        if k < xi.order - 1:
-            left.append(c[a:, :, b:])
-    return Frame(tuple(left), tuple(right)), tuple(deltas)
-
-
-@placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
-def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
-    """The variations with what lies in the span of U_k taken out, for all k but the last."""
-    out = []
-    for u, delta in zip(at.left, deltas[:-1], strict=True):
-        u, flat = tall(u), tall(delta)
-        flat = flat - linalg.matmul(u, linalg.matmul(linalg.adjoint(u), flat))
-        out.append(flat.reshape(delta.shape))
-    return (*out, deltas[-1])
-
-
-@placed
-def project(at: Frame, z: TT) -> TT:
-    """The orthogonal projection of z on the tangent space at a frame."""
-    rights = [interfaces.edge(z.cores[0], operator=False)]
-    for v, c in zip(reversed(at.right), reversed(z.cores), strict=False):
-        rights.append(interfaces.right_overlap(rights[-1], v, c))
-    left = rights[0]
-    deltas = []
-    for k, c in enumerate(z.cores):
-        seen = absorb(left, c)
-        deltas.append(linalg.matmul(seen, rights[z.order - 1 - k].T))
-        if k < z.order - 1:
-            left = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
-    return tangent(at, gauged(at, deltas))
-
-
-@placed
-def moved(x: TT, xi: TT, step: Any) -> TT:
-    """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
-    at, deltas = split(xi)
-    left = interfaces.edge(x.cores[0], operator=False)
-    for u, c in zip(at.left, x.cores, strict=False):
-        left = interfaces.left_overlap(left, u, c)
-    step = jnp.asarray(step).astype(x.dtype)
-    shifted = [step * d for d in deltas]
-    shifted[-1] = shifted[-1] + absorb(left, x.cores[-1])
-    return round(tangent(at, shifted), rank=x.ranks[1:-1] or 1, method="svd")
-
-
-def point(x: Any) -> TT:
-    """Checks that x can be a point of the manifold of its ranks, in a dtype to factor in."""
-    single("x", x, TT)
-    if cut_ranks(x.ranks, x.shape) != x.ranks:
-        raise ValueError(
-            f"x: expected TT-ranks that its modes {x.shape} allow, got {x.ranks}; "
-            "tt.orthogonalize(x, 0) removes the rest"
-        )
-    _check.finite("x", x)
-    return x.astype(linalg.factor_dtype(x.dtype))
+_EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
 
 @placed
@@ -172,12 +65,12 @@ def tangent_project(x: TT, z: TT) -> TT:
     single("z", z, TT)
     x, z = _aligned(point(x), z)
     _check.finite("z", z)
-    return _tangent_project(x, z)
+    return _tangent_project(x, z, not is_tame(x, z))
 
 
-@jax.jit
-def _tangent_project(x: TT, z: TT) -> TT:
-    return project(frame(x)[0], z)
+@jax.jit(static_argnums=2)
+def _tangent_project(x: TT, z: TT, even: bool) -> TT:
+    return project(frame(x)[0], z, even)
 
 
 @placed
@@ -215,9 +108,10 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
 
     O(d n r²) operations, where `inner` of the trains takes O(d n r³).
     """
-    pairs = zip(_variations("xi", xi), _variations("eta", eta, xi), strict=True)
+    (_, first, p), (_, second, q) = _parts("xi", xi), _parts("eta", eta, xi)
+    pairs = zip(first, second, strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
-    return jnp.stack(products).sum()
+    return times_power([jnp.stack(products).sum()], p + q)[0]
 
 
 @placed
@@ -244,15 +138,24 @@ def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) ->
             "tangents: expected one or more, with one weight each, "
             f"got {len(tangents)} and {len(weights)} weights"
         )
-    terms = [_variations(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
-    total = terms[0]
-    for i, (w, term) in enumerate(zip(weights, terms, strict=True)):
-        scaled = [jnp.asarray(w).astype(d.dtype) * d for d in term]
+    terms = [_parts(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
+    powers = [p for *_, p in terms]
+    whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
+    total: list[Any] = []
+    for i, (w, (_, term, p)) in enumerate(zip(weights, terms, strict=True)):
+        scaled = times_power([jnp.asarray(w).astype(d.dtype) * d for d in term], p - whole)
         total = scaled if i == 0 else [a + b for a, b in zip(total, scaled, strict=True)]
-    return tangent(split(tangents[0])[0], total)
+    order = len(total)
+    # What was shared stays shared, as evenly as it was.
+    share = whole // (order - 1) if order > 1 else 0
+    return tangent(terms[0][0], total, share * (order - 1), share)
 
 
-def _variations(name: str, xi: Any, like: TT | None = None) -> Arrays:
+def _largest(powers: Sequence[Any]) -> Any:
+    return functools.reduce(jnp.maximum, map(jnp.asarray, powers))
+
+
+def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, Any]:
     single(name, xi, TT)
     if any(r % 2 for r in xi.ranks[1:-1]) or (like is not None and like.ranks != xi.ranks):
         expected = "even interior TT-ranks" if like is None else f"TT-ranks {like.ranks}"
@@ -260,7 +163,7 @@ def _variations(name: str, xi: Any, like: TT | None = None) -> Arrays:
             f"{name}: expected a tangent vector, as tt.tangent_project makes them, of {expected}, "
             f"got {xi.ranks}"
         )
-    return split(xi)[1]
+    return split(xi)
 
 
 @placed
@@ -303,7 +206,7 @@ def retract(
     _check.finite("xi", xi)
     if method == "svd":
         rank = (x.ranks[1:-1] or 1) if rank is None else rank
-        return round(add(x, xi), rank=rank, method="svd")
+        return round(add(_evened(x), _evened(xi)), rank=rank, method="svd")
     if rank is not None:
         bounds = [max(r, 1) for r in x.ranks[1:-1]]
         wanted = _check.bond_ranks(rank, [2**62] * len(bounds))
@@ -315,22 +218,53 @@ def retract(
     return _split_step(x, xi)
 
 
+def _evened(t: TT) -> TT:
+    """The same train with cores near one: parts of two trains that meet in a sum are alike then."""
+    if _entries.is_hosted(t):
+        with np.errstate(over="ignore"):
+            squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
+        if all(4.0**-_EVEN < s < 4.0**_EVEN for s in squares):
+            return t
+    return _even(t)
+
+
+@jax.jit
+def _even(t: TT) -> TT:
+    return TT._unchecked(tuple(shared_out(*near_one(t.cores))))
+
+
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
     """One step of projector splitting, left to right, with the increment ξ."""
-    start = _orthogonalized(x, 0).cores
-    rights = [interfaces.edge(start[0], operator=False)]
-    for v, c in zip(reversed(start[1:]), reversed(xi.cores), strict=False):
-        rights.append(interfaces.right_overlap(rights[-1], v, c))
-    left, center, cores = rights[0], start[0], []
-    for k, c in enumerate(xi.cores):
-        right = rights[x.order - 1 - k].T
+    start, own = orthogonal_cores(x, 0)
+    cores, exponent = near_one(xi.cores)
+    renewed = renewed_after(cores)
+    rights: list[tuple[Any, Any]] = [(interfaces.edge(start[0], operator=False), 0)]
+    for v, c, renew in list(zip(start[1:], cores[1:], renewed[1:], strict=True))[::-1]:
+        right, e = rights[-1]
+        rights.append(carried(interfaces.right_overlap(right, v, c), e, renew))
+    left, center, out = rights[0][0], start[0], []
+    for k, c in enumerate(cores):
+        right, e = rights[x.order - 1 - k]
         seen = absorb(left, c)
-        center = center + linalg.matmul(seen, right)
+        center, own = _sum(center, own, linalg.matmul(seen, right.T), exponent + e)
         if k == x.order - 1:
             break
         u, s = linalg.qr(tall(center))
-        cores.append(u.reshape(center.shape))
-        left = linalg.matmul(linalg.adjoint(u), tall(seen))
-        center = absorb(s - linalg.matmul(left, right), start[k + 1])
-    return TT._unchecked((*cores, center))
+        out.append(u.reshape(center.shape))
+        image = linalg.matmul(linalg.adjoint(u), tall(seen))
+        left, exponent = carried(image, exponent, renewed[k])
+        # What the increment has added right of the bond is taken off again.
+        s, own = _sum(s, own, -linalg.matmul(left, right.T), exponent + e)
+        center = absorb(s, start[k + 1])
+    return TT._unchecked(tuple(shared_out([*out, center], own)))
+
+
+def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
+    """a·2^p + b·2^q over the power of two of the larger one, and its exponent."""
+    sizes = [
+        jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
+    ]
+    whole = jnp.maximum(*sizes)
+    whole = settled(jnp.where(whole < NOTHING // 2, 0, whole))
+    return linalg.scaled(a, p - whole) + linalg.scaled(b, q - whole), whole

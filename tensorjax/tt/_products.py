@@ -341,7 +341,7 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
     share = max(tol**2 - len(factors[0]) * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
     if len(factors[0]) > 1:
         try:
-            cores = balanced(fused.by_grams(factors, scaled, share))
+            cores = balanced(*fused.by_grams(factors, scaled, share))
             found = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
             return TT._unchecked(placed_like(found.cores, terms[0][-1].cores))
         except sweeps.InaccurateGram:
@@ -440,12 +440,12 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     width = max(max(t.ranks) for term in terms for t in term) + linalg.OVERSAMPLE
     while True:
         widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores, _ = fused.projected(factors, weights, widths, keys[0])
+        cores = balanced(*fused.projected(factors, weights, widths, keys[0]))
         exact = widths == full
         if exact or fused.missed(factors, weights, cores, _PROBES, probe) <= _SKETCH * tol:
             break
         width *= 2
-    found = TT._unchecked(tuple(jax.device_put(balanced(cores))))
+    found = TT._unchecked(tuple(jax.device_put(cores)))
     if len(modes) > 1:
         part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
         found = round(found, tol=part)

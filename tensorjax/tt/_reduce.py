@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import difference
+from tensorjax._cores import absorb, difference, shared_out, times_right
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
@@ -244,9 +244,12 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
 def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     tables: list[jax.Array] = []
     rows: list[jax.Array] = []
+    exponent: Any = jnp.zeros((), jnp.int32)
     for a, b in _groups(t, indices.shape[0]):
+        table, e = _product(t.cores[a:b])
+        exponent = exponent + e
         # Rows first: what is gathered lies together.
-        tables.append(_product(t.cores[a:b]).transpose(1, 0, 2))
+        tables.append(table.transpose(1, 0, 2))
         row = jnp.zeros((), jnp.int32)
         for k in range(a, b):
             n = t.shape[k]
@@ -255,11 +258,13 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
         rows.append(row)
 
     def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
-        v = tables[0][rows[0], 0]
+        v, power = tables[0][rows[0], 0], exponent
         for table, row in zip(tables[1:], rows[1:], strict=True):
+            v, e = linalg.normalized(v)
+            power = power + e
             # Not as a product of matrices: so the gather is fused, and never stored.
             v = jnp.sum(v[:, None] * table[row], axis=0)
-        return v[0]
+        return linalg.scaled(v[0], power)
 
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
@@ -303,13 +308,15 @@ def _grouped(
     return tuple(groups + tail)
 
 
-def _product(cores: Sequence[jax.Array]) -> jax.Array:
-    """Neighbouring cores as one, (r, ∏ n, s)."""
-    out = cores[0]
+def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
+    """Neighbouring cores as one, (r, ∏ n, s), over 2^e; and e."""
+    out, exponent = cores[0], 0
     for core in cores[1:]:
+        out, e = linalg.normalized(out)
+        exponent = exponent + e
         out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
         out = out.reshape(out.shape[0], -1, out.shape[-1])
-    return out
+    return out, exponent
 
 
 @placed
@@ -352,17 +359,28 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 @jax.jit
 def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
     dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
-    pending = jnp.ones((1, 1), dtype)
+    pending: Any = None  # what the modes contracted since the last core make of the bond
+    exponent: Any = jnp.zeros((), jnp.int32)
     cores: list[jax.Array] = []
+    at = 0  # the core that takes the exponent
     for k, core in enumerate(t.cores):
         core = core.astype(dtype)
         if k in vectors:
-            matrix = jnp.einsum("aib,i->ab", core, vectors[k].astype(dtype), precision=_HIGHEST)
-            pending = jnp.matmul(pending, matrix, precision=_HIGHEST)
+            v, e = linalg.normalized(vectors[k].astype(dtype))
+            matrix = jnp.einsum("aib,i->ab", core, v, precision=_HIGHEST)
+            matrix = matrix if pending is None else linalg.matmul(pending, matrix)
+            pending, more = linalg.normalized(matrix)
+            exponent = exponent + e + more
+        elif pending is not None:
+            at = len(cores)
+            cores.append(absorb(pending, core))
+            pending = None
         else:
-            cores.append(jnp.einsum("za,aib->zib", pending, core, precision=_HIGHEST))
-            pending = jnp.eye(core.shape[-1], dtype=dtype)
+            cores.append(core)
     if not cores:
-        return pending[0, 0]
-    cores[-1] = jnp.matmul(cores[-1], pending, precision=_HIGHEST)
-    return TT._unchecked(tuple(cores))
+        assert pending is not None
+        return linalg.scaled(pending[0, 0], exponent)
+    if pending is not None:
+        at = len(cores) - 1
+        cores[-1] = times_right(cores[-1], pending)
+    return TT._unchecked(tuple(shared_out(cores, exponent, at=at) if vectors else cores))

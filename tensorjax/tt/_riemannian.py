@@ -10,17 +10,17 @@ from tensorjax import linalg
 from tensorjax._optax import transformation
 from tensorjax._stiefel import line_search
 from tensorjax._train import TT, single
-from tensorjax.tt._manifold import (
+from tensorjax.tt._manifold import tangent_inner, tangent_sum
+from tensorjax.tt._tangent_space import (
     Arrays,
     frame,
     gauged,
     moved,
     point,
     project,
+    shared,
     split,
     tangent,
-    tangent_inner,
-    tangent_sum,
 )
 
 
@@ -29,14 +29,16 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
     def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
         dtype = getattr(x, "dtype", None)
-        at, last = frame(point(x))
+        at, last, exponent = frame(point(x))
+        share = shared(0, exponent, len(at.left) + 1, last.dtype)
 
         def along(deltas: Arrays) -> jax.Array:
-            return f(tangent(at, deltas).astype(dtype), *args, **kwargs)
+            return f(tangent(at, deltas, exponent, share).astype(dtype), *args, **kwargs)
 
         start = (*map(jnp.zeros_like, at.left), last)
         value, slopes = jax.value_and_grad(along)(start)
-        return value, tangent(at, gauged(at, tuple(map(jnp.conj, slopes))))
+        deltas = gauged(at, tuple(map(jnp.conj, slopes)))
+        return value, tangent(at, deltas, -exponent, shared(0, -exponent, len(deltas), last.dtype))
 
     return value_and_grad
 
@@ -188,7 +190,7 @@ def riemannian_cg() -> Any:
 
 
 def _no_tangent(x: TT) -> TT:
-    at, last = frame(point(x))
+    at, last, _ = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
 

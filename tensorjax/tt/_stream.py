@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._cores import settled
+from tensorjax._factor import normalized
 from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
@@ -114,28 +116,34 @@ def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
 
 @jax.jit
 def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
-    term = factors_of(trains, state.cores[0].dtype)
+    (term,), exponents = fused.near_one([factors_of(trains, state.cores[0].dtype)])
+    powers = [e for (e,) in exponents]
     order = len(term)
-    lefts = [weight * fused.edge(term)]
-    rights = [fused.edge(term)]
+    lefts, rights = [normalized(weight * fused.edge(term))], [(fused.edge(term), 0)]
     for k in range(order - 1):
         mirrored = tuple(jnp.swapaxes(c, 0, -1) for c in term[k])
-        f = linalg.matmul(fused.through(mirrored, lefts[-1], state.draws[0][k]), state.mixes[0])
-        lefts.append(f)
+        f = fused.through(mirrored, lefts[-1][0], state.draws[0][k])
+        f, e = normalized(linalg.matmul(f, state.mixes[0]))
+        lefts.append((f, settled(lefts[-1][1] + powers[k] + e)))
         j = order - 1 - k
-        f = linalg.matmul(fused.through(term[j], rights[-1], state.draws[1][j]), state.mixes[1])
-        rights.append(f)
+        f = fused.through(term[j], rights[-1][0], state.draws[1][j])
+        f, e = normalized(linalg.matmul(f, state.mixes[1]))
+        rights.append((f, settled(rights[-1][1] + powers[j] + e)))
     rights = rights[::-1]
     cores, bonds = [], []
     for k, old in enumerate(state.cores):
-        left = jnp.moveaxis(lefts[k], -1, 0)[: old.shape[0]]
-        right = rights[k].reshape(-1, rights[k].shape[-1])[:, : old.shape[2]]
+        (f, p), (right, q) = lefts[k], rights[k]
+        left = jnp.moveaxis(f, -1, 0)[: old.shape[0]]
+        right = right.reshape(-1, right.shape[-1])[:, : old.shape[2]]
         image = fused.from_left(left, term[k]).reshape(old.shape[0] * old.shape[1], -1)
-        cores.append(old + linalg.matmul(image, right).reshape(old.shape))
+        new = linalg.matmul(image, right).reshape(old.shape)
+        cores.append(old + linalg.scaled(new, p + powers[k] + q))
     for k, old in enumerate(state.bonds):
-        left = jnp.moveaxis(lefts[k + 1], -1, 0).reshape(lefts[k + 1].shape[-1], -1)
-        right = rights[k].reshape(-1, rights[k].shape[-1])
-        bonds.append(old + linalg.matmul(left[: old.shape[0]], right[:, : old.shape[1]]))
+        (f, p), (right, q) = lefts[k + 1], rights[k]
+        left = jnp.moveaxis(f, -1, 0).reshape(f.shape[-1], -1)
+        right = right.reshape(-1, right.shape[-1])
+        new = linalg.matmul(left[: old.shape[0]], right[:, : old.shape[1]])
+        bonds.append(old + linalg.scaled(new, p + q))
     return state._replace(cores=tuple(cores), bonds=tuple(bonds))
 
 

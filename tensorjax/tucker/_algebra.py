@@ -12,12 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._cores import zero_padded
+from tensorjax._cores import shared_out, zero_padded
 from tensorjax._operators import multiplied
 from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.contract import einsum
-from tensorjax.tucker._types import Tucker, kind, one, orthonormalized, times
+from tensorjax.tucker._types import (
+    Tucker,
+    kind,
+    near_one_parts,
+    one,
+    orthonormalized,
+    scaled_back,
+    times,
+)
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
@@ -55,12 +63,15 @@ def to_dense(t: Tucker) -> jax.Array:
 
 @jax.jit
 def _to_dense(t: Tucker) -> jax.Array:
+    t, exponent = near_one_parts(t)
     if isinstance(t.core, TT):
-        return t.core.namespace.to_dense(times(t.core, t.factors))
+        cores = shared_out(times(t.core, t.factors).cores, exponent)
+        return t.core.namespace.to_dense(TT._unchecked(tuple(cores)))
     letters = [chr(ord("a") + k) for k in range(t.order)]
     inputs = ["".join(letters), *(c.upper() + c for c in letters)]
     expression = f"{','.join(inputs)}->{''.join(letters).upper()}"
-    return einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
+    dense = einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
+    return linalg.scaled(dense, exponent)
 
 
 @placed
@@ -231,6 +242,8 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
 def orthogonalize(t: Tucker) -> Tucker:
     """The same tensor with orthonormal factors; the core carries the norm.
 
+    Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
+
     Returns:
       Tucker whose multilinear ranks are those of ``t``, or n_k where they were larger.
 
@@ -247,5 +260,6 @@ def orthogonalize(t: Tucker) -> Tucker:
 @jax.jit
 def _orthogonalize(t: Tucker) -> Tucker:
     dtype = t.dtype
-    core, factors = orthonormalized(t.astype(linalg.factor_dtype(dtype)))
-    return Tucker._unchecked(core, tuple(factors)).astype(dtype)
+    t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
+    core, factors = orthonormalized(t)
+    return scaled_back(core, factors, exponent).astype(dtype)

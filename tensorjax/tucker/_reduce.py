@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import difference, short, tall, wide
+from tensorjax._cores import difference, near_one, short, tall, wide
 from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
-from tensorjax.tucker._types import Tucker, on_host, one, times
+from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
 
 # Numbers that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25
@@ -21,7 +21,7 @@ _PIECE = 2**25
 
 @placed
 def inner(x: Tucker, y: Tucker) -> jax.Array:
-    """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
+    """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar; only the value itself can overflow.
 
     Args:
       x: Tucker; conjugated.
@@ -42,15 +42,15 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
 @jax.jit
 def _inner(x: Tucker, y: Tucker) -> jax.Array:
-    pairs = zip(x.factors, y.factors, strict=True)
-    overlaps = [linalg.matmul(linalg.adjoint(u), v) for u, v in pairs]
-    if isinstance(x.core, TT):
-        return x.core.namespace.inner(x.core, times(y.core, overlaps))
     # All in range by exact powers of two, so that only the value itself can overflow.
-    small = [linalg.normalized(a) for a in (x.core, y.core, *overlaps)]
-    (a, _), (b, _), *matrices = small
-    value = jnp.sum(a.conj() * times(b, [m for m, _ in matrices]))
-    return linalg.scaled(value, sum(e for _, e in small))
+    (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
+    pairs = zip(x.factors, y.factors, strict=True)
+    matrices, e = near_one([linalg.matmul(linalg.adjoint(u), v) for u, v in pairs])
+    if isinstance(x.core, TT):
+        value = x.core.namespace.inner(x.core, times(y.core, matrices))
+    else:
+        value = jnp.sum(x.core.conj() * times(y.core, matrices))
+    return linalg.scaled(value, p + q + e)
 
 
 @placed
@@ -180,9 +180,12 @@ def evaluate(t: Tucker, indices: Any) -> jax.Array:
 def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
     train = isinstance(t.core, TT)
     entry = _train_entry if train else _dense_entry
+    t, exponent = near_one_parts(t)
 
     def row(index: jax.Array) -> jax.Array:
-        return entry(t.core, [u[i] for u, i in zip(t.factors, index, strict=True)])
+        rows = [u[i] for u, i in zip(t.factors, index, strict=True)]
+        value, e = entry(t.core, rows)
+        return linalg.scaled(value, exponent + e)
 
     cores = t.core.cores if train else [t.core]
     piece = max(1, _PIECE // max(math.prod(c.shape[1:]) for c in cores))
@@ -191,14 +194,16 @@ def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
     return jax.lax.map(row, indices, batch_size=piece)
 
 
-def _dense_entry(core: jax.Array, rows: list[jax.Array]) -> jax.Array:
+def _dense_entry(core: jax.Array, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
     for row in rows:
         core = linalg.matmul(row, core.reshape(row.shape[0], -1))
-    return core[0]
+    return core[0], 0
 
 
-def _train_entry(core: TT, rows: list[jax.Array]) -> jax.Array:
-    v = jnp.ones((1,), rows[0].dtype)
+def _train_entry(core: TT, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
+    v, exponent = jnp.ones((1,), rows[0].dtype), 0
     for c, row in zip(core.cores, rows, strict=True):
         v = linalg.matmul(row, linalg.matmul(v, wide(c)).reshape(tall(c).shape[0] // len(c), -1))
-    return v[0]
+        v, e = linalg.normalized(v)
+        exponent = exponent + e
+    return v[0], exponent

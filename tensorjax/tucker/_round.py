@@ -14,7 +14,16 @@ from tensorjax._train import TT
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._decompose import feasible_ranks, st_hosvd
 from tensorjax.tucker._reduce import _distance, _norm
-from tensorjax.tucker._types import Tucker, on_host, one, orthonormalized, times, unfold
+from tensorjax.tucker._types import (
+    Tucker,
+    near_one_parts,
+    on_host,
+    one,
+    orthonormalized,
+    scaled_back,
+    times,
+    unfold,
+)
 
 
 @placed
@@ -117,7 +126,7 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
-    given, exponent = _scaled(on_host(t))
+    given, exponent = near_one_parts(on_host(t))
     core, basis = orthonormalized(given)
     for share in (budget, budget / 100):
         if isinstance(t.core, TT):
@@ -126,7 +135,7 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
             method = linalg.choose("auto", share / t.order, core.dtype)
             small, factors = st_hosvd(core, None, share / t.order, method, None)
         factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
-        out = jax.device_put(_scaled_back(small, factors, exponent, t.dtype).astype(t.dtype))
+        out = jax.device_put(_on_host_back(small, factors, exponent, t.dtype).astype(t.dtype))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
@@ -138,14 +147,7 @@ def _holds(out: Tucker, t: Tucker, tol: float) -> bool:
     return bool(_distance(on_host(t), on_host(out)) <= tol * _norm(on_host(t)))
 
 
-def _scaled(t: Tucker) -> tuple[Tucker, int]:
-    """All arrays of a tensor on the host near 1, over powers of two; and their exponent."""
-    leaves, structure = jax.tree.flatten(t)
-    leaves, exponents = zip(*map(linalg.normalized, leaves), strict=True)
-    return jax.tree.unflatten(structure, leaves), sum(exponents)
-
-
-def _scaled_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) -> Tucker:
+def _on_host_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) -> Tucker:
     if isinstance(core, TT):
         cores = balanced([np.asarray(c) for c in core.cores], exponent)
         return Tucker._unchecked(TT._unchecked(tuple(cores)), tuple(factors))
@@ -168,16 +170,13 @@ def _part_of_modes(share: Any, order: int) -> Any:
 @jax.jit(static_argnums=(2, 3))
 def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None) -> Tucker:
     dtype, share = t.dtype, None if tol is None else tol**2
-    t = t.astype(linalg.factor_dtype(dtype))
+    t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
     if isinstance(t.core, TT):
         core, factors = _static_train(t, share, ranks, bonds)
     else:
         part = None if share is None else share / t.order
-        core, exponent = linalg.normalized(t.core)
-        scaled = [linalg.normalized(u) for u in t.factors]
-        core, factors = _static_dense(core, [u for u, _ in scaled], ranks, part)
-        core = linalg.scaled(core, exponent + sum(e for _, e in scaled))
-    return Tucker._unchecked(core, tuple(factors)).astype(dtype)
+        core, factors = _static_dense(t.core, list(t.factors), ranks, part)
+    return scaled_back(core, factors, exponent).astype(dtype)
 
 
 def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any]]:

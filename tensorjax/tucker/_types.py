@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import times_mode
+from tensorjax._cores import near_one, shared_out, times_mode
 from tensorjax._export import serializable
 from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._train import TT, single
@@ -188,6 +188,23 @@ def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
     """Core and orthonormal factors of the same tensor; NumPy or JAX."""
     pairs = [linalg.qr(u) for u in t.factors]
     return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
+
+
+def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
+    """All arrays of a tensor near one, over powers of two, and the exponent of all together."""
+    leaves, structure = jax.tree.flatten(t)
+    leaves, exponent = near_one(leaves)
+    return jax.tree.unflatten(structure, leaves), exponent
+
+
+def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
+    """The tensor times 2^exponent: in its core, or in all arrays if that could not hold it."""
+    if isinstance(core, TT):
+        return Tucker._unchecked(
+            TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
+        )
+    *factors, core = shared_out([*factors, core], exponent)
+    return Tucker._unchecked(core, tuple(factors))
 
 
 def on_host(t: Tucker) -> Tucker:
