@@ -49,7 +49,7 @@ def _entropy_and_gradient(y: np.ndarray, n: int) -> tuple[np.float64, np.ndarray
     g = linalg.gram(matrix if rows else linalg.adjoint(matrix))
     size = linalg.energy(g)
     moved = linalg.matmul(g, matrix) if rows else linalg.matmul(matrix, g)
-    return -np.log(size), pairing(moved.reshape(y.shape), y) * (-4 / size)
+    return -np.log(size), pairing(y)(moved) * (-4 / size)
 
 
 def _wide(matrix: np.ndarray) -> np.ndarray:

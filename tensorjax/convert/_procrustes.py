@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import _blas, linalg
+from tensorjax import linalg
 from tensorjax._stiefel import cayley, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
@@ -55,11 +55,9 @@ def lowered_tail(
     width = min(limit, max(16, 1 << k.bit_length()))
     sketch = normal(rng, (second * s, width), x.dtype)
     wanted = _Goal(k, n, goal, float(linalg.energy(x.reshape(r, -1))))
-    # Its matrices have some hundred rows: more threads than one would cost more than they give.
-    with _blas.one_thread(True):
-        states = [_first(u, x, sketch, wanted) for u in starts]
-        states, slow = _stepped(_procrustes, states, wanted, iterations // 3)
-        states, fast = _stepped(_gauss_newton, states, wanted, iterations)
+    states = [_first(u, x, sketch, wanted) for u in starts]
+    states, slow = _stepped(_procrustes, states, wanted, iterations // 3)
+    states, fast = _stepped(_gauss_newton, states, wanted, iterations)
     best = min(states, key=lambda state: state.tail)
     return best.u, best.tail, slow + fast
 
@@ -76,9 +74,11 @@ def unfolded(y: np.ndarray, n: int) -> np.ndarray:
     return y.reshape(r * n, m // n * s)
 
 
-def pairing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Σ a[i, m, j] b[i, p, j]*, the adjoint of z → z b."""
-    return np.tensordot(a, b.conj(), ((0, 2), (0, 2)))
+def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """The adjoint of z → z y for a pair (r₁, m, r₂): a → Σ a[i, m, j] y[i, p, j]*."""
+    r, m, s = y.shape
+    right = y.conj().transpose(0, 2, 1).reshape(r * s, m)
+    return lambda a: a.reshape(y.shape).transpose(1, 0, 2).reshape(m, r * s) @ right
 
 
 def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _State:
@@ -129,7 +129,7 @@ def _procrustes(state: _State, goal: _Goal) -> _State:
     """The unitary that takes the pair nearest to its best approximation of rank k."""
     y, lead = state.y, state.q[:, : goal.k]
     b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), unfolded(y, goal.n)))
-    a, _, bh = linalg.svd(pairing(b.reshape(y.shape), y))
+    a, _, bh = linalg.svd(pairing(y)(b))
     w = linalg.matmul(a, bh)
     y = linalg.matmul(w, y)
     q, v, tail = _truncated(y, state.q, goal)
@@ -152,16 +152,16 @@ def _gauss_newton(state: _State, goal: _Goal) -> _State:
 def _least_squares(state: _State, goal: _Goal) -> np.ndarray:
     """The skew-Hermitian z of the damped problem, by conjugate gradients."""
     y, v, lead = state.y, state.v, state.q[:, : goal.k]
+    paired, to_lead, to_v = pairing(y), linalg.adjoint(lead), linalg.adjoint(v)
 
     def outside(t: np.ndarray) -> np.ndarray:
-        t = t - linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), t))
-        return t - linalg.matmul(linalg.matmul(t, v), linalg.adjoint(v))
+        t = t - lead @ (to_lead @ t)
+        return t - (t @ v) @ to_v
 
     def image_of(z: np.ndarray) -> np.ndarray:
-        t = outside(unfolded(linalg.matmul(z, y), goal.n))
-        return skew(pairing(t.reshape(y.shape), y)) + state.damping * z
+        return skew(paired(outside(unfolded(z @ y, goal.n)))) + state.damping * z
 
-    residual = -skew(pairing(outside(unfolded(y, goal.n)).reshape(y.shape), y))
+    residual = -skew(paired(outside(unfolded(y, goal.n))))
     z, p, before = np.zeros_like(residual), residual, linalg.energy(residual)
     # The nearer the goal, the more exactly the linear problem is solved.
     enough = before * min(0.01, state.tail / goal.scale)
