@@ -1,5 +1,8 @@
 """Disentanglers of small Rényi entropy, by Riemannian descent on the host."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from tensorjax import linalg
@@ -32,10 +35,14 @@ def least_entropy(x: np.ndarray, u: np.ndarray, iterations: int) -> tuple[np.nda
         slope = np.vdot(d, g).real
         if slope >= 0:
             d, slope = -g, -linalg.energy(g)
-        t = line_search(lambda t: _entropy(linalg.matmul(cayley(t * d), y), n), value, slope, length)
+        t = line_search(_along(d, y, n), value, slope, length)
         u = linalg.matmul(cayley(t * d), u)
         direction, past, length = d, g, 2 * (t if t > 0 else np.float64(0.5))
     return u, float(_entropy(linalg.matmul(u, x), n))
+
+
+def _along(d: np.ndarray, y: np.ndarray, n: int) -> Callable[[Any], Any]:
+    return lambda t: _entropy(linalg.matmul(cayley(t * d), y), n)
 
 
 def _entropy(y: np.ndarray, n: int) -> np.float64:
