@@ -117,6 +117,7 @@ class Shears:
         return out
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
     """A Liouville problem without diffusion in sheared coordinates, which may move.
 
@@ -175,6 +176,8 @@ class Sheared(Problem):
             Function(lambda z: problem.start.values(self.inverse(since, z))), problem.box
         )
 
+    start: Any = dataclasses.field(init=False)  # both are those of the problem
+    box: Any = dataclasses.field(init=False)
     problem: Any
     shears: Shears
     coefficients: np.ndarray
