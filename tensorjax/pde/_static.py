@@ -37,6 +37,9 @@ _SHARES = (0.0, 0.5, 1.0)
 # One step of so many is looked at, for that costs a fifth of it; and where v is kept, one that
 # multiplies the norm by more. What is unstable stays so.
 _LOOK, _GROWTH = 16, 1.1
+# After an unstable run its rates are looked for at so many times, in so many rounds of so many
+# steps.
+_PLACES, _ROUNDS, _PROBED = 3, 6, 3
 # Steps of one call of the compiled loop, at most: its tables of maps and motions are so long.
 _PART = 256
 
@@ -121,7 +124,10 @@ def integrate_static(
         carry, norms, finite = _whole(scheme, inputs, carry, rows)
         v, ended, at = carry.v, t1, end
     else:
-        carry, norms, finite = _in_parts(scheme, *_placed(inputs, carry._replace(good=v)), rows)
+        inputs, carry = _placed(inputs, carry._replace(good=v))
+        carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
+        if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
+            carry = carry._replace(fastest=_fastest(scheme, inputs, carry, rows))
         good = int(carry.steps)
         v, ended, at = carry.v, t1, end
         if int(carry.status):
@@ -137,7 +143,7 @@ def integrate_static(
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
         "status": carry.status,
-        # The rates seen bound those that there are from below only: the advice keeps a distance.
+        # Near the border what rounding to the ranks leaves looks unstable: a distance is kept.
         "stable_dt": 0.75 * SAFE * min(STABLE[options.name]) * dt / carry.fastest,
     }
     return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
@@ -214,6 +220,43 @@ def _part(
     norms = jnp.full(_PART, jnp.nan, carry.norm.dtype)
     start = jnp.zeros((), jnp.int32), carry, norms, jnp.zeros(_PART, bool)
     return jax.lax.while_loop(goes_on, step, start)[1:]
+
+
+def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> Any:
+    """The largest dt times a rate that there is, where a run was unstable.
+
+    The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
+    larger dt, from the last state and with its norm taken out, are a power iteration: they are
+    repeated, by the program of the run, at several times of it, until they show nothing faster.
+    """
+    v = carry.v if _is_sound(carry.v) else carry.good
+    assert v is not None
+    fastest = float(carry.fastest)
+    border, tried = max(STABLE[scheme.method]), fastest or min(STABLE[scheme.method])
+    places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
+    for at in np.repeat(places, _ROUNDS):
+        # Beyond the border of stability the fastest grows most, but nothing gets out of range.
+        more = 2 * border / tried
+        part = [np.repeat(r[at : at + 1], _PART, 0) for r in rows]
+        part[0][:] = True
+        one, none = jnp.ones_like(carry.norm), jnp.zeros_like(carry.fastest)
+        v = tt.scale(v, 1 / tt.norm(v))
+        now = carry._replace(v=v, norm=one, status=jnp.zeros_like(carry.status), fastest=none)
+        now, *_ = _part(
+            scheme, *_placed(inputs._replace(dt=inputs.dt * more), now), part, 0, _PROBED
+        )
+        found = float(now.fastest) / more
+        fastest = max(fastest, found) if math.isfinite(found) else fastest
+        if _is_sound(now.v):
+            v, tried = now.v, max(fastest, tried / 2)
+        else:  # there is something faster by far
+            tried = 8 * max(fastest, tried)
+    return jnp.asarray(fastest, carry.fastest.dtype)
+
+
+def _is_sound(v: TT) -> bool:
+    size = float(tt.norm(v))
+    return 0 < size < math.inf and all(bool(jnp.all(jnp.isfinite(c))) for c in v.cores)
 
 
 def _followed(
