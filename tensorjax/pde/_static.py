@@ -127,7 +127,7 @@ def integrate_static(
         inputs, carry = _placed(inputs, carry._replace(good=v))
         carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
         if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
-            carry = carry._replace(fastest=_fastest(scheme, inputs, carry, rows))
+            carry = _judged(scheme, inputs, carry, rows)
         good = int(carry.steps)
         v, ended, at = carry.v, t1, end
         if int(carry.status):
@@ -222,17 +222,30 @@ def _part(
     return jax.lax.while_loop(goes_on, step, start)[1:]
 
 
-def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> Any:
+def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
+    """A run that looked unstable, with the fastest rate that there is.
+
+    Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
+    a state that the grid does not resolve.
+    """
+    fastest = _fastest(scheme, inputs, carry, rows)
+    if int(carry.status) == STATUSES.index(Result.cfl) and 0 < fastest < min(STABLE[scheme.method]):
+        coarse = jnp.full_like(carry.status, STATUSES.index(Result.unresolved))
+        return carry._replace(status=coarse, fastest=jnp.zeros_like(carry.fastest))
+    return carry._replace(fastest=jnp.asarray(fastest or carry.fastest, carry.fastest.dtype))
+
+
+def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
     """The largest dt times a rate that there is, where a run was unstable.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
-    repeated, by the program of the run, at several times of it, until they show nothing faster.
+    repeated, by the program of the run, at several times of it. 0 if they show none.
     """
     v = carry.v if _is_sound(carry.v) else carry.good
     assert v is not None
-    fastest = float(carry.fastest)
-    border, tried = max(STABLE[scheme.method]), fastest or min(STABLE[scheme.method])
+    fastest, border = 0.0, max(STABLE[scheme.method])
+    tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
     places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
     for at in np.repeat(places, _ROUNDS):
         # Beyond the border of stability the fastest grows most, but nothing gets out of range.
@@ -248,10 +261,13 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
         found = float(now.fastest) / more
         fastest = max(fastest, found) if math.isfinite(found) else fastest
         if _is_sound(now.v):
-            v, tried = now.v, max(fastest, tried / 2)
+            # What grows so fast in a step has about this rate, though its stages may not show it.
+            growth = float(tt.norm(now.v)) ** (1 / _PROBED)
+            rate = (math.factorial(order) * growth) ** (1 / order) / more
+            v, tried = now.v, max(fastest, rate, tried / 2)
         else:  # there is something faster by far
             tried = 8 * max(fastest, tried)
-    return jnp.asarray(fastest, carry.fastest.dtype)
+    return fastest
 
 
 def _is_sound(v: TT) -> bool:
