@@ -1,4 +1,4 @@
-"""Copies of the public dataclasses: replace, deepcopy, pickle; trains whose leaves are no arrays."""
+"""Copies of public dataclasses: replace, deepcopy, pickle; trains whose leaves are no arrays."""
 
 import copy
 import dataclasses

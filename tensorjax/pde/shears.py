@@ -172,9 +172,7 @@ class Sheared(Problem):
         if shears.dim != problem.dim:
             raise ValueError(f"shears: expected {problem.dim} coordinates, got {shears.dim}")
         self._set(problem=problem, shears=shears, since=float(since), cross_tol=cross_tol, **given)
-        super().__init__(
-            Function(lambda z: problem.start.values(self.inverse(since, z))), problem.box
-        )
+        super().__init__(Function(self._begin), problem.box)
 
     start: Any = dataclasses.field(init=False)  # both are those of the problem
     box: Any = dataclasses.field(init=False)
@@ -184,6 +182,10 @@ class Sheared(Problem):
     rates: np.ndarray
     since: float
     cross_tol: float
+
+    def _begin(self, z: Any) -> np.ndarray:
+        """The initial state at sheared coordinates."""
+        return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
         """c at a time."""
