@@ -179,7 +179,8 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
     """All on the device of v, as the loop returns it: else its second call would compile anew."""
-    at = carry.v.cores[0].sharding
+    assert carry.good is not None
+    at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
     return jax.device_put((inputs, carry), at) if one else (inputs, carry)
 
@@ -228,11 +229,12 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
     """
-    fastest = _fastest(scheme, inputs, carry, rows)
+    fastest, zero = _fastest(scheme, inputs, carry, rows), np.zeros((), carry.fastest.dtype)
     if int(carry.status) == STATUSES.index(Result.cfl) and 0 < fastest < min(STABLE[scheme.method]):
-        coarse = jnp.full_like(carry.status, STATUSES.index(Result.unresolved))
-        return carry._replace(status=coarse, fastest=jnp.zeros_like(carry.fastest))
-    return carry._replace(fastest=jnp.asarray(fastest or carry.fastest, carry.fastest.dtype))
+        coarse = np.asarray(STATUSES.index(Result.unresolved), carry.status.dtype)
+        return carry._replace(status=jax.device_put(coarse), fastest=jax.device_put(zero))
+    known = np.asarray(fastest or float(carry.fastest), carry.fastest.dtype)
+    return carry._replace(fastest=jax.device_put(known))
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
@@ -242,37 +244,46 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
     repeated, by the program of the run, at several times of it. 0 if they show none.
     """
-    v = carry.v if _is_sound(carry.v) else carry.good
-    assert v is not None
+    v = _of_norm_one(carry.v)[0] or (carry.good and _of_norm_one(carry.good)[0])
     fastest, border = 0.0, max(STABLE[scheme.method])
     tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
+    zero = np.zeros((), carry.fastest.dtype)
+    carry = carry._replace(norm=zero + 1, status=np.zeros((), carry.status.dtype), fastest=zero)
     places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
     for at in np.repeat(places, _ROUNDS):
+        if v is None:
+            break
         # Beyond the border of stability the fastest grows most, but nothing gets out of range.
         more = 2 * border / tried
         part = [np.repeat(r[at : at + 1], _PART, 0) for r in rows]
         part[0][:] = True
-        one, none = jnp.ones_like(carry.norm), jnp.zeros_like(carry.fastest)
-        v = tt.scale(v, 1 / tt.norm(v))
-        now = carry._replace(v=v, norm=one, status=jnp.zeros_like(carry.status), fastest=none)
-        now, *_ = _part(
-            scheme, *_placed(inputs._replace(dt=inputs.dt * more), now), part, 0, _PROBED
-        )
+        dt = np.asarray(float(inputs.dt) * more, inputs.dt.dtype)
+        placed = _placed(inputs._replace(dt=dt), carry._replace(v=v))
+        now, *_ = _part(scheme, *placed, part, 0, _PROBED)
         found = float(now.fastest) / more
         fastest = max(fastest, found) if math.isfinite(found) else fastest
-        if _is_sound(now.v):
-            # What grows so fast in a step has about this rate, though its stages may not show it.
-            growth = float(tt.norm(now.v)) ** (1 / _PROBED)
-            rate = (math.factorial(order) * growth) ** (1 / order) / more
-            v, tried = now.v, max(fastest, rate, tried / 2)
-        else:  # there is something faster by far
+        next_v, size = _of_norm_one(now.v)
+        if next_v is None:  # there is something faster by far
             tried = 8 * max(fastest, tried)
+            continue
+        # What grows so fast in a step has about this rate, though its stages may not show it.
+        rate = (math.factorial(order) * size ** (1 / _PROBED)) ** (1 / order) / more
+        v, tried = next_v, max(fastest, rate, tried / 2)
     return fastest
 
 
-def _is_sound(v: TT) -> bool:
-    size = float(tt.norm(v))
-    return 0 < size < math.inf and all(bool(jnp.all(jnp.isfinite(c))) for c in v.cores)
+def _of_norm_one(v: TT) -> tuple[TT | None, float]:
+    """v over its norm, and that; None where it is zero or not finite. On the host: no program."""
+    cores = [np.asarray(c, np.float64) for c in v.cores]
+    state = np.ones((1, 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for c in cores:
+            state = np.einsum("ab,ain,bim->nm", state, c, c, optimize=True)
+        size = math.sqrt(abs(float(state[0, 0])))
+    if not 0 < size < math.inf:
+        return None, size
+    cores[0] = cores[0] / size
+    return TT._unchecked(tuple(c.astype(v.dtype) for c in cores)), size
 
 
 def _followed(
