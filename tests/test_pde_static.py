@@ -91,7 +91,7 @@ def test_the_step_advised_is_stable_for_all_families(method: Any, rng: Any):
     swing = pde.Prescribed(lambda t: 0.5 * TURN * np.cos(t))
     for coordinates in ("fixed", swing):
         for box in (BOX, pde.Box.chebyshev(2, 24, 6.0)):
-            for _ in range(2):
+            for _ in range(1):
                 a, b, c = rng.uniform(0.5, 1.5, 3)
                 turning = TURN + rng.normal(0, 0.3, (2, 2))
                 drift = [pde.Sin([a, b], c, a), [pde.Power([0.0, a], b, 2, c)]]
@@ -102,7 +102,7 @@ def test_the_step_advised_is_stable_for_all_families(method: Any, rng: Any):
                 ):
                     options = {"method": method, "coordinates": coordinates}
                     found += advised(problem, 0.5, 0.5 / int(rng.integers(2, 6)), **options)
-    assert found >= 6
+    assert found >= 3
 
 
 @pytest.mark.slow

@@ -134,6 +134,10 @@ def integrate_static(
             assert carry.good is not None
             v, ended = carry.good, times[good] if good < count else t1
             at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
+    fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
+    with np.errstate(divide="ignore"):  # infinite where no step was unstable
+        # Near the border what rounding to the ranks leaves looks unstable: a distance is kept.
+        stable_dt = 0.75 * SAFE * min(STABLE[options.name]) * dt / fastest
     stats = {
         "t": times + dt,
         "dt": np.full(count, dt),
@@ -143,8 +147,7 @@ def integrate_static(
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
         "status": carry.status,
-        # Near the border what rounding to the ranks leaves looks unstable: a distance is kept.
-        "stable_dt": 0.75 * SAFE * min(STABLE[options.name]) * dt / carry.fastest,
+        "stable_dt": stable_dt,
     }
     return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
 
