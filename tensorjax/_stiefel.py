@@ -1,12 +1,11 @@
 """Steps along manifolds of matrices with orthonormal columns."""
 
 from collections.abc import Callable
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
-from tensorjax._factor import Array, adjoint, identity_like, where_positive
+from tensorjax._factor import Array, adjoint, identity_like, is_host, namespace, where_positive
 
 # Sufficient decrease of a step, as a share of what the slope promises (Armijo).
 _ARMIJO = 1e-4
@@ -18,32 +17,38 @@ def skew(a: Array) -> Array:
     return (a - adjoint(a)) / 2
 
 
-def cayley(z: jax.Array) -> jax.Array:
+def cayley(z: Array) -> Array:
     """(1 − z/2)⁻¹ (1 + z/2), unitary for skew-Hermitian z, and exp(z) to second order."""
     eye = identity_like(z.shape[-1], z)
-    return jnp.linalg.solve(eye - z / 2, eye + z / 2)
+    return namespace(z).linalg.solve(eye - z / 2, eye + z / 2)
 
 
-def line_search(
-    loss: Callable[[jax.Array], jax.Array], value: jax.Array, slope: jax.Array, first: jax.Array
-) -> jax.Array:
+def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
     """A step t > 0 that lowers ``loss(t)`` sufficiently, or 0 if there is none.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
+    NumPy numbers are searched on the host, with nothing compiled.
     """
+    where = namespace(value).where
     tried = loss(first)
     bend = tried - value - slope * first
-    vertex = jnp.where(bend > 0, -slope * first**2 / where_positive(2 * bend, 1.0), 2 * first)
+    vertex = where(bend > 0, -slope * first**2 / where_positive(2 * bend, 1.0), 2 * first)
     at_vertex = loss(vertex)
     better = at_vertex < tried
-    start = jnp.where(better, vertex, first), jnp.where(better, at_vertex, tried)
+    start = where(better, vertex, first), where(better, at_vertex, tried)
 
-    def fails(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def fails(carry: tuple[Array, Array]) -> Any:
         t, f = carry
         return ~(f <= value + _ARMIJO * t * slope) & (t > _SHORTEST)
 
-    def halve(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         return carry[0] / 2, loss(carry[0] / 2)
 
-    t, f = lax.while_loop(fails, halve, start)
-    return jnp.where(f < value, t, 0)
+    t, f = (_host_loop if is_host(value) else lax.while_loop)(fails, halve, start)
+    return where(f < value, t, 0)
+
+
+def _host_loop(going: Callable[[Any], Any], step: Callable[[Any], Any], carry: Any) -> Any:
+    while going(carry):
+        carry = step(carry)
+    return carry

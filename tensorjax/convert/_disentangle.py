@@ -21,29 +21,24 @@ No unitary gets below K = max(⌈rank of x's left leg / n₁⌉, ⌈rank of its 
 that bound ends a search with a proof.
 """
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from tensorjax import linalg
-from tensorjax._stiefel import cayley, line_search, skew
 from tensorjax.convert._closed_form import candidates
+from tensorjax.convert._entropy import least_entropy
+from tensorjax.convert._procrustes import lowered_tail, normal
 
 # A disentangler costs n₁² n₂² numbers: one that lowers the rank less than this is not looked for,
 # nor one that costs more than the whole train.
 _WORTH = 0.5
-# A start that Gauss–Newton steps did not improve by this share in so many steps is given up.
-_STALLED, _CHECKED_EVERY = 0.05, 8
 # Ranks that are tried, in multiples of the bound: a planted one usually is among them.
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _POLISH = 8  # steps from a closed form, which noise may have spoilt
-_INNER = 30  # conjugate-gradient steps in one Gauss–Newton step
 _ROUNDS = 3  # times that fresh random starts are drawn at the least rank possible
 
 
@@ -59,6 +54,11 @@ class Options(NamedTuple):
     layer: int = 0
     cut: int = 0
     most: float = math.inf  # numbers in the train
+
+    def generator(self, *numbers: int) -> np.random.Generator:
+        """Random numbers of the cut, others for other ``numbers``."""
+        data = (0, 0) if self.key is None else np.asarray(jax.random.key_data(self.key)).ravel()
+        return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
 
 class Found(NamedTuple):
@@ -89,16 +89,12 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
     bound = _lower_bound(x, tail)
     if bound > _WORTH * plain or m**2 > options.most:
         return Found(None, bound)
-    key = jax.random.key(0) if options.key is None else options.key
-    key = jax.random.fold_in(jax.random.fold_in(key, options.layer), options.cut)
     if options.method == "entropy":
-        starts = _starts(key, m, options.restarts, x.dtype)
-        us, entropies, count = _least_entropy(
-            _padded(_compressed(seen, plain)), starts, options.iterations
-        )
-        best = int(np.argmin(np.asarray(entropies)))
-        return Found(np.asarray(us[best]), bound, int(count), "entropy")
-    return _Search(x, seen, tail, key, options).run(bound, plain)
+        starts = _starts(options.generator(), m, options.restarts, x.dtype)
+        small = _compressed(seen, plain)
+        found = [least_entropy(small, u, options.iterations) for u in starts]
+        return Found(min(found, key=lambda x: x[1])[0], bound, options.iterations, "entropy")
+    return _Search(x, seen, tail, options).run(bound, plain)
 
 
 def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -139,13 +135,6 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
     return linalg.matmul(rest, v).reshape(a, n, m, b)
 
 
-def _padded(x: np.ndarray) -> jax.Array:
-    """Zeros on the outer legs, up to a power of four: few programs are compiled for many pairs."""
-    r, *_, s = x.shape
-    more = [max(16, 4 ** math.ceil(math.log(size, 4) - 1e-9)) - size for size in (r, s)]
-    return jnp.asarray(np.pad(x, ((0, more[0]), (0, 0), (0, 0), (0, more[1]))))
-
-
 def _beyond(y: np.ndarray, k: int) -> float:
     """Energy of a pair across the middle that the range of k mixed columns leaves out."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
@@ -159,8 +148,8 @@ def _beyond(y: np.ndarray, k: int) -> float:
 class _Search:
     """The least rank that a disentangler of one pair reaches."""
 
-    def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, key: Any, options: Options):
-        self.x, self.tail, self.key, self.options = x, tail, key, options
+    def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, options: Options):
+        self.x, self.tail, self.options = x, tail, options
         self.seen = seen / np.linalg.norm(seen)
         self.count = 0
 
@@ -187,252 +176,52 @@ class _Search:
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
         """A unitary that leaves no more than the tail beyond rank k, if one is found."""
         closed = []
-        seed = np.random.default_rng(np.asarray(jax.random.key_data(self.key)).ravel())
-        for u in candidates(self.x, k, seed):
+        for u in candidates(self.x, k, self.options.generator()):
             if _beyond(applied(u, self.x), k) <= self.tail:
                 return u
             closed.append(u)
-        full = _padded(self.x)
-        closed = jnp.asarray(np.stack(closed))
-        u, f = self.lowered(full, closed, k, self.key, _POLISH)
+        u, f = self.lowered(self.x, closed, k, _POLISH)
         if f <= self.tail:
-            return np.asarray(u)
+            return u
         m = self.x.shape[1] * self.x.shape[2]
-        small = _padded(_compressed(self.seen, k))
-        whole = small.shape == full.shape and self.options.gauge == "center"
+        small = _compressed(self.seen, k)
+        whole = small.shape == self.x.shape and self.options.gauge == "center"
         for number in range(rounds):
-            key = jax.random.fold_in(self.key, rounds * k + number)
-            starts = _starts(key, m, self.options.restarts, self.x.dtype, near)
-            starts = jnp.concatenate([u[None], self.warmed(small, starts), starts])
-            v, f = self.lowered(small, starts, k, key, self.options.iterations)
+            rng = self.options.generator(k, number)
+            starts = _starts(rng, m, self.options.restarts, self.x.dtype, near)
+            starts = [u, self.warmed(small, starts[0]), *starts]
+            v, f = self.lowered(small, starts, k, self.options.iterations)
             if f <= self.tail and not whole:
-                again = jnp.broadcast_to(v, closed.shape)  # as many as before: the same program
-                v, f = self.lowered(full, again, k, key, self.options.iterations)
+                v, f = self.lowered(self.x, [v], k, self.options.iterations)
             if f <= self.tail:
-                return np.asarray(v)
+                return v
         return None
 
-    def warmed(self, x: jax.Array, starts: jax.Array) -> jax.Array:
-        """What few entropy steps make of the first start."""
-        us, _, count = _least_entropy(x, starts[:1], self.options.iterations // 4 + 1)
-        self.count += int(count)
-        return us
+    def warmed(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """What few entropy steps make of a start."""
+        count = self.options.iterations // 4 + 1
+        self.count += count
+        return least_entropy(x, start, count)[0]
 
     def lowered(
-        self, x: jax.Array, starts: jax.Array, k: int, key: Any, iterations: int
-    ) -> tuple[Any, float]:
+        self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
+    ) -> tuple[np.ndarray, float]:
         """The best of all starts after Procrustes and Gauss–Newton steps; its energy beyond k."""
-        limit = min(x.shape[0] * x.shape[1], x.shape[2] * x.shape[3])
-        # A power of two: few programs are compiled for many ranks.
-        width = min(limit, max(16, 1 << k.bit_length()))
-        us, tails, count = _iterate(x, starts, k, self.tail, key, width, iterations)
-        self.count += int(count)
-        best = int(np.argmin(np.asarray(tails)))
-        return us[best], float(tails[best])
+        u, tail, count = lowered_tail(
+            x, starts, k, self.tail, self.options.generator(k), iterations
+        )
+        self.count += count
+        return u, tail
 
 
-def _starts(key: Any, m: int, count: int, dtype: Any, near: Any = None) -> jax.Array:
+def _starts(
+    rng: np.random.Generator, m: int, count: int, dtype: Any, near: Any = None
+) -> list[np.ndarray]:
     """The identity or what is known to be near, and random unitaries.
 
     Half of the real ones have each sign of the determinant: no path joins the two halves.
     """
-    first = jnp.eye(m, dtype=dtype) if near is None else jnp.asarray(near)
-    random = linalg.qr(jax.random.normal(key, (count, m, m), dtype))[0]
-    random = random.at[::2, :, 0].multiply(-1)
-    return jnp.concatenate([first[None], random])
-
-
-# Iterations on one pair, from many starts at once ------------------------------------------------
-
-
-class _State(NamedTuple):
-    u: jax.Array  # (m, m) unitary so far
-    y: jax.Array  # (r₁, m, r₂), u x
-    q: jax.Array  # left basis, leading first, some columns wider than k
-    v: jax.Array  # right basis, columns from k on zero
-    tail: jax.Array
-    damping: jax.Array
-    mark: jax.Array  # tail at the last check
-    active: jax.Array
-
-
-def _unfolded(y: jax.Array, n: int) -> jax.Array:
-    r, m, s = y.shape
-    return y.reshape(r * n, m // n * s)
-
-
-def _truncated(y: jax.Array, q: jax.Array, k: Any, n: int) -> tuple[Any, Any, Any]:
-    """One step of subspace iteration: left basis, right basis cut at k, energy beyond k."""
-    matrix = _unfolded(y, n)
-    q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
-    v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
-    a, _, bh = linalg.svd(t)
-    q = linalg.matmul(q, linalg.adjoint(bh))
-    v = jnp.where(_kept(q, k), linalg.matmul(v, a), 0)
-    lead = jnp.where(_kept(q, k), q, 0)
-    rest = matrix - linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), matrix))
-    tail = linalg.energy(rest)
-    # A start that broke down must not hide the others.
-    return q, v, jnp.where(jnp.isnan(tail), jnp.inf, tail)
-
-
-def _kept(q: jax.Array, k: Any) -> jax.Array:
-    return (jnp.arange(q.shape[1]) < k)[None, :]
-
-
-@functools.partial(jax.jit, static_argnames="width")
-def _iterate(
-    x: jax.Array, starts: jax.Array, k: Any, goal: Any, key: Any, width: int, iterations: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Lowers the energy of a pair (r₁, n₁, n₂, r₂) beyond rank k until one start reaches the goal.
-
-    Procrustes steps first, a third of ``iterations``, then Gauss–Newton steps. ``k`` is traced and
-    ``width`` ≥ k static. Returns the unitaries, the energies beyond k, and the steps taken.
-    """
-    r, n, second, s = x.shape
-    x = x.reshape(r, n * second, s)
-    scale = linalg.energy(x.reshape(r, -1))
-    sketch = jax.random.normal(key, (second * s, width), x.dtype)
-
-    def first(u: jax.Array) -> _State:
-        y = linalg.matmul(u, x)
-        q = linalg.qr(linalg.matmul(_unfolded(y, n), sketch))[0]
-        q, _, _ = _truncated(y, q, k, n)
-        q, v, tail = _truncated(y, q, k, n)
-        damping = 0.1 * scale / (n * second)
-        return _State(u, y, q, v, tail, damping, tail, jnp.ones((), bool))
-
-    def loop(
-        step: Callable[[_State], _State], state: _State, most: int
-    ) -> tuple[_State, jax.Array]:
-        def going(carry: tuple[_State, jax.Array, jax.Array]) -> jax.Array:
-            now, count, before = carry
-            best = jnp.min(now.tail)
-            # At the goal, go on while a step still gains a factor of ten.
-            reached = (best <= goal) & (best > 0.1 * before)
-            return jnp.any(now.active) & (count < most) & ~reached
-
-        def body(carry: tuple[_State, jax.Array, jax.Array]) -> Any:
-            now, count, _ = carry
-            new = jax.vmap(step)(now)
-            due = count % _CHECKED_EVERY == _CHECKED_EVERY - 1
-            active = new.active & ~(due & (new.tail > (1 - _STALLED) * new.mark))
-            new = new._replace(active=active, mark=jnp.where(due, new.tail, new.mark))
-            return new, count + 1, jnp.min(now.tail)
-
-        state, count, _ = lax.while_loop(
-            going, body, (state, jnp.zeros((), jnp.int32), jnp.min(state.tail))
-        )
-        return state._replace(active=jnp.ones_like(state.active), mark=state.tail), count
-
-    state = jax.vmap(first)(starts)
-    state, slow = loop(lambda state: _procrustes(state, k, n), state, iterations // 3)
-    state, fast = loop(lambda state: _gauss_newton(state, k, n, scale), state, iterations)
-    return state.u, state.tail, slow + fast
-
-
-def _procrustes(state: _State, k: Any, n: int) -> _State:
-    """The unitary that takes the pair nearest to its best approximation of rank k."""
-    y = state.y
-    lead = jnp.where(_kept(state.q, k), state.q, 0)
-    matrix = _unfolded(y, n)
-    b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), matrix)).reshape(y.shape)
-    w, _ = linalg.polar(jnp.einsum("amb,apb->mp", b, y.conj(), precision=lax.Precision.HIGHEST))
-    y = linalg.matmul(w, y)
-    q, v, tail = _truncated(y, state.q, k, n)
-    new = state._replace(u=linalg.matmul(w, state.u), y=y, q=q, v=v, tail=tail)
-    return _chosen(state.active & (tail < state.tail), new, state)
-
-
-def _gauss_newton(state: _State, k: Any, n: int, scale: jax.Array) -> _State:
-    y, damping = state.y, state.damping
-    lead = jnp.where(_kept(state.q, k), state.q, 0)
-
-    def outside(t: jax.Array) -> jax.Array:
-        t = t - linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), t))
-        return t - linalg.matmul(linalg.matmul(t, state.v), linalg.adjoint(state.v))
-
-    def change(z: jax.Array) -> jax.Array:
-        return outside(_unfolded(linalg.matmul(z, y), n))
-
-    def adjoint_change(t: jax.Array) -> jax.Array:
-        product = jnp.einsum(
-            "amb,apb->mp", t.reshape(y.shape), y.conj(), precision=lax.Precision.HIGHEST
-        )
-        return skew(product)
-
-    right = -adjoint_change(outside(_unfolded(y, n)))
-    size = linalg.energy(right)
-    # The nearer the goal, the more exactly the linear problem is solved.
-    enough = size * jnp.minimum(0.01, state.tail / scale)
-
-    def going(carry: Any) -> jax.Array:
-        return state.active & (carry[3] > enough) & (carry[4] < _INNER)
-
-    def conjugate_gradient(carry: Any) -> Any:
-        z, residual, p, before, count = carry
-        image = adjoint_change(change(p)) + damping.astype(p.dtype) * p
-        step = before / linalg.where_positive(jnp.vdot(p, image).real, 1.0)
-        residual = residual - step.astype(p.dtype) * image
-        now = linalg.energy(residual)
-        turn = (now / linalg.where_positive(before, 1.0)).astype(p.dtype)
-        return z + step.astype(p.dtype) * p, residual, residual + turn * p, now, count + 1
-
-    start = jnp.zeros_like(right), right, right, size, jnp.zeros((), jnp.int32)
-    z = lax.while_loop(going, conjugate_gradient, start)[0]
-    w = cayley(z)
-    moved = linalg.matmul(w, y)
-    q, v, tail = _truncated(moved, state.q, k, n)
-    new = state._replace(
-        u=linalg.matmul(w, state.u), y=moved, q=q, v=v, tail=tail, damping=0.3 * damping
-    )
-    return _chosen(state.active & (tail < state.tail), new, state._replace(damping=4 * damping))
-
-
-def _chosen(take: jax.Array, new: _State, old: _State) -> _State:
-    return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
-
-
-@functools.partial(jax.jit, static_argnames="iterations")
-def _least_entropy(
-    x: jax.Array, starts: jax.Array, iterations: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Unitaries of small Rényi entropy −log Tr ρ² across the middle, by Riemannian descent.
-
-    Conjugate gradients in the Lie algebra of skew-Hermitian matrices, with the Polak–Ribière rule.
-    The entropy of order two needs matrix products only. Returns unitaries, entropies, steps taken.
-    """
-    r, n, second, s = x.shape
-    x = x.reshape(r, n * second, s)
-    x = x / jnp.sqrt(linalg.energy(x.reshape(r, -1))).astype(x.dtype)
-
-    def entropy(z: jax.Array, y: jax.Array) -> jax.Array:
-        matrix = _unfolded(linalg.matmul(cayley(z), y), n)
-        matrix = matrix if matrix.shape[0] <= matrix.shape[1] else linalg.adjoint(matrix)
-        return -jnp.log(linalg.energy(linalg.matmul(matrix, linalg.adjoint(matrix))))
-
-    def one(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        zero = jnp.zeros_like(u)
-
-        def step(carry: Any, _: None) -> tuple[Any, None]:
-            u, direction, past, length = carry
-            y = linalg.matmul(u, x)
-            value, gradient = jax.value_and_grad(entropy)(zero, y)
-            g = skew(gradient.conj())
-            before = linalg.energy(past)
-            turn = jnp.maximum(jnp.vdot(g, g - past).real, 0) / linalg.where_positive(before, 1.0)
-            d = -g + jnp.where(before > 0, turn, 0).astype(g.dtype) * direction
-            slope = jnp.vdot(d, g).real
-            d, slope = (
-                jnp.where(slope < 0, a, b) for a, b in ((d, -g), (slope, -linalg.energy(g)))
-            )
-            t = line_search(lambda t: entropy(t.astype(d.dtype) * d, y), value, slope, length)
-            u = linalg.matmul(cayley(t.astype(d.dtype) * d), u)
-            return (u, d, g, 2 * linalg.where_positive(t, 0.5)), None
-
-        first = u, zero, zero, jnp.ones((), x.real.dtype)
-        (u, *_), _ = lax.scan(step, first, None, length=iterations)
-        return u, entropy(zero, linalg.matmul(u, x))
-
-    us, entropies = jax.vmap(one)(starts)
-    return us, entropies, jnp.asarray(iterations)
+    first = np.eye(m, dtype=dtype) if near is None else near
+    random = linalg.qr(normal(rng, (count, m, m), dtype))[0]
+    random[::2, :, 0] *= -1
+    return [first, *random]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg, mera, tt
+from tensorjax import _blas, _check, linalg, mera, tt
 from tensorjax._cores import Cores, absorb, tall, times_right, wide
 from tensorjax._placement import placed
 from tensorjax._train import single
@@ -26,6 +26,8 @@ Gauge = Literal["center", "left", "right"]
 GAUGES = get_args(Gauge)
 # Entries of the largest dense top tensor that is formed.
 _LARGEST_TOP = 2**27
+# Rows of the matrices up to which more than one thread of the BLAS costs more than it gives.
+_ONE_THREAD = 2**10
 # Times that the budget is cut when the measured error exceeds the tolerance.
 _ATTEMPTS = 4
 
@@ -126,13 +128,8 @@ def tt_to_mera(
     source = _Source(t, tol)
     # Layers that were asked for are built even if they do not lower the count of numbers.
     fixed = layers is not None or isinstance(arity, Sequence)
-    found = _converted(source, wirings, options, fixed)
-    assert found is not None
-    fell_back = False
-    if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):
-        options = options._replace(method="identity", progress=None)
-        plain = _converted(source, wirings, options, fixed, limit=found.m.size)
-        found, fell_back = (found, False) if plain is None else (plain, True)
+    with _blas.one_thread(max(c.shape[1] * max(c.shape[::2]) for c in t.cores) <= _ONE_THREAD):
+        found, fell_back = _smaller(source, wirings, options, fixed, fallback)
     info = MERAInfo(
         layers=tuple(found.layers),
         error=found.error,
@@ -186,6 +183,20 @@ class _Found(NamedTuple):
     layers: list[LayerInfo]
     tails: float
     error: float
+
+
+def _smaller(
+    source: _Source, wirings: Sequence[Wiring], options: Options, fixed: bool, fallback: bool
+) -> tuple[_Found, bool]:
+    """The conversion, or the one without disentanglers if that is smaller, and whether it is."""
+    found = _converted(source, wirings, options, fixed)
+    assert found is not None
+    if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):
+        options = options._replace(method="identity", progress=None)
+        plain = _converted(source, wirings, options, fixed, limit=found.m.size)
+        if plain is not None:
+            return plain, True
+    return found, False
 
 
 def _converted(

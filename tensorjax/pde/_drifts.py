@@ -242,14 +242,17 @@ class Field:
 
     Args:
       given: d entries, each a `Term`, a sequence of them or None for zero; or a callable that maps
-        points (m, d) to (m, d).
+        points (m, d) to (m, d); or another field, of which the same is made.
       dim: d.
       tol: relative error of cross approximations.
       name: of the argument.
     """
 
     def __init__(self, given: Any, dim: int, tol: float, name: str = "drift"):
-        self.dim, self.tol, self.name = dim, tol, name
+        given = given.given if isinstance(given, Field) else given
+        if not (given is None or callable(given) or isinstance(given, Term)):
+            given = tuple(given)
+        self.dim, self.tol, self.name, self.given = dim, tol, name, given
         self.function = given if callable(given) else None
         self.directed: list[tuple[Term, np.ndarray]] = []
         if given is not None and not callable(given):
@@ -258,10 +261,9 @@ class Field:
                     f"{name}: expected {dim} components, each a term, a sequence of terms or None, "
                     f"got {type(given).__name__} alone"
                 )
-            entries = list(given)
-            if len(entries) != dim:
-                raise ValueError(f"{name}: expected {dim} components, got {len(entries)}")
-            for k, entry in enumerate(entries):
+            if len(given) != dim:
+                raise ValueError(f"{name}: expected {dim} components, got {len(given)}")
+            for k, entry in enumerate(given):
                 for term in terms_of(f"{name}[{k}]", entry, dim):
                     self._add(term, np.eye(dim)[k])
         self._known = Remembered(name)

@@ -1,5 +1,6 @@
 """Fokker–Planck and Liouville equations with nonlinear drift."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tensorjax.pde._problem import (
 from tensorjax.pde._processes import OrnsteinUhlenbeck
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class FokkerPlanck(Problem):
     """u_t = −∇·((A x + b + f(x)) u) + D:∇∇u; a Liouville equation where D = 0.
 
@@ -55,10 +57,12 @@ class FokkerPlanck(Problem):
       [(1, 1, 1), (1, 1, 1)]
     """
 
+    drift: Any
     matrix: Any
     diffusion: Any
     offset: Any
-    field: Field
+    cross_tol: float
+    field: Field = dataclasses.field(init=False)
 
     def __init__(
         self,
@@ -80,8 +84,11 @@ class FokkerPlanck(Problem):
             matrix=None if matrix is None else array("matrix", matrix, (d, d)),
             diffusion=diffusion,
             offset=None if offset is None else array("offset", offset, (d,)),
+            cross_tol=cross_tol,
             field=Field(drift, d, cross_tol),
         )
+
+        self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
         """Q_y(v) = −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, its affine part apart from the others."""

@@ -69,7 +69,9 @@ def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[An
 class Problem(abc.ABC):
     """u_t = G(u), u(0) given, for functions that vanish far out.
 
-    A problem of one's own has a `right_side`; with `exact`, errors can be seen.
+    A problem of one's own has a `right_side`; with `exact`, errors can be seen. Those here are
+    dataclasses of what they are built from, so that `dataclasses.replace` makes a new one of some
+    of it.
 
     Attributes:
       start: the initial state.

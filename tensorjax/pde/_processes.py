@@ -1,5 +1,6 @@
 """Problems with linear drift: Ornstein–Uhlenbeck processes and linear Liouville equations."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tensorjax.pde._problem import (
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Linear(Problem):
     """Drift A x + b and constant diffusion D."""
 
@@ -71,6 +73,7 @@ class _Linear(Problem):
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class OrnsteinUhlenbeck(_Linear):
     """u_t = −∇·((A x + b) u) + D:∇∇u: the density of dx = (A x + b) dt + √(2D) dW.
 
@@ -96,6 +99,7 @@ class OrnsteinUhlenbeck(_Linear):
         super().__init__(matrix, diffusion, start, box, offset)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Liouville(_Linear):
     """u_t = −∇·((A x + b) u): the density of points that move with ẋ = A x + b.
 
@@ -113,6 +117,8 @@ class Liouville(_Linear):
       >>> print(turned.exact(np.pi / 2, x), start.values(np.array([[1.0, 0.0]])))
       [0.60653066] [0.60653066]
     """
+
+    diffusion: None = dataclasses.field(init=False)  # none is given
 
     def __init__(self, matrix: Any, start: Start, box: Box, *, offset: Any = None):
         super().__init__(matrix, None, start, box, offset)

@@ -1,5 +1,6 @@
 """Advection–diffusion–reaction equations, not in divergence form."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ _LOOKS = 1000
 _PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
     """u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g, with f(x) = A x + b + terms.
 
@@ -96,6 +98,7 @@ class AdvectionDiffusionReaction(Problem):
         d = box.dim
         self._set(
             velocity=Field(velocity, d, tol, "velocity"),
+            conductivity=conductivity,
             matrix=None if matrix is None else array("matrix", matrix, (d, d)),
             offset=None if offset is None else array("offset", offset, (d,)),
             potential=tuple(terms_of("potential", potential, d)),
@@ -104,7 +107,7 @@ class AdvectionDiffusionReaction(Problem):
             _known=Remembered("source"),
         )
         constant, variable = _conductivity(conductivity, box)
-        self._set(conductivity=constant, _variable=variable)
+        self._set(_constant=constant, _variable=variable)
         function, polynomial = (
             (reaction, ()) if callable(reaction) else (None, () if reaction is None else reaction)
         )
@@ -112,17 +115,18 @@ class AdvectionDiffusionReaction(Problem):
         self._set(reaction=reaction, _function=function, _polynomial=tuple(map(float, polynomial)))
 
     tol: float
-    _variable: list[tuple[Term, Any]]
-    _function: Callable[[Any], Any] | None
-    _polynomial: tuple[float, ...]
-    _known: Remembered
+    _constant: Any = dataclasses.field(init=False)  # part of the conductivity
+    _variable: list[tuple[Term, Any]] = dataclasses.field(init=False)
+    _function: Callable[[Any], Any] | None = dataclasses.field(init=False)
+    _polynomial: tuple[float, ...] = dataclasses.field(init=False)
+    _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
         """Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g."""
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
-        affine = affine_part(map, matrix, offset, self.conductivity)._replace(constant=growth)
-        given = self.matrix, self.offset, self.conductivity, growth or None
+        affine = affine_part(map, matrix, offset, self._constant)._replace(constant=growth)
+        given = self.matrix, self.offset, self._constant, growth or None
         others = [
             multipliers.advection(self.box, a, m) for m, a in self.velocity.pieces(self.box, map)
         ]
@@ -148,7 +152,7 @@ class AdvectionDiffusionReaction(Problem):
         """
         if self.source is not None or self._variable:
             return None
-        if self.conductivity is None:
+        if self._constant is None:
             return self._characteristic(t, np.asarray(x, np.float64))
         growth = self._linear_growth()
         if growth is None:
@@ -186,7 +190,7 @@ class AdvectionDiffusionReaction(Problem):
         d = self.dim
         matrix = np.zeros((d, d)) if self.matrix is None else -np.asarray(self.matrix)
         offset = None if self.offset is None else -np.asarray(self.offset)
-        return OrnsteinUhlenbeck(matrix, self.conductivity, self.start, self.box, offset=offset)
+        return OrnsteinUhlenbeck(matrix, self._constant, self.start, self.box, offset=offset)
 
     def _velocity(self, x: np.ndarray) -> np.ndarray:
         return self.velocity.values(x) + affine_velocity(x, self.matrix, self.offset)

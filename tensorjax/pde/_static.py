@@ -37,6 +37,9 @@ _SHARES = (0.0, 0.5, 1.0)
 # One step of so many is looked at, for that costs a fifth of it; and where v is kept, one that
 # multiplies the norm by more. What is unstable stays so.
 _LOOK, _GROWTH = 16, 1.1
+# After an unstable run its rates are looked for at so many times, in so many rounds of so many
+# steps.
+_PLACES, _ROUNDS, _PROBED = 3, 6, 3
 # Steps of one call of the compiled loop, at most: its tables of maps and motions are so long.
 _PART = 256
 
@@ -121,13 +124,20 @@ def integrate_static(
         carry, norms, finite = _whole(scheme, inputs, carry, rows)
         v, ended, at = carry.v, t1, end
     else:
-        carry, norms, finite = _in_parts(scheme, *_placed(inputs, carry._replace(good=v)), rows)
+        inputs, carry = _placed(inputs, carry._replace(good=v))
+        carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
+        if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
+            carry = _judged(scheme, inputs, carry, rows)
         good = int(carry.steps)
         v, ended, at = carry.v, t1, end
         if int(carry.status):
             assert carry.good is not None
             v, ended = carry.good, times[good] if good < count else t1
             at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
+    fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
+    with np.errstate(divide="ignore"):  # infinite where no step was unstable
+        # Near the border what rounding to the ranks leaves looks unstable: a distance is kept.
+        stable_dt = 0.75 * SAFE * min(STABLE[options.name]) * dt / fastest
     stats = {
         "t": times + dt,
         "dt": np.full(count, dt),
@@ -137,8 +147,7 @@ def integrate_static(
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
         "status": carry.status,
-        # The rates seen bound those that there are from below only: the advice keeps a distance.
-        "stable_dt": 0.75 * SAFE * min(STABLE[options.name]) * dt / carry.fastest,
+        "stable_dt": stable_dt,
     }
     return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
 
@@ -173,7 +182,8 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
     """All on the device of v, as the loop returns it: else its second call would compile anew."""
-    at = carry.v.cores[0].sharding
+    assert carry.good is not None
+    at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
     return jax.device_put((inputs, carry), at) if one else (inputs, carry)
 
@@ -214,6 +224,69 @@ def _part(
     norms = jnp.full(_PART, jnp.nan, carry.norm.dtype)
     start = jnp.zeros((), jnp.int32), carry, norms, jnp.zeros(_PART, bool)
     return jax.lax.while_loop(goes_on, step, start)[1:]
+
+
+def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
+    """A run that looked unstable, with the fastest rate that there is.
+
+    Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
+    a state that the grid does not resolve.
+    """
+    fastest, zero = _fastest(scheme, inputs, carry, rows), np.zeros((), carry.fastest.dtype)
+    if int(carry.status) == STATUSES.index(Result.cfl) and 0 < fastest < min(STABLE[scheme.method]):
+        coarse = np.asarray(STATUSES.index(Result.unresolved), carry.status.dtype)
+        return carry._replace(status=jax.device_put(coarse), fastest=jax.device_put(zero))
+    known = np.asarray(fastest or float(carry.fastest), carry.fastest.dtype)
+    return carry._replace(fastest=jax.device_put(known))
+
+
+def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
+    """The largest dt times a rate that there is, where a run was unstable.
+
+    The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
+    larger dt, from the last state and with its norm taken out, are a power iteration: they are
+    repeated, by the program of the run, at several times of it. 0 if they show none.
+    """
+    v = _of_norm_one(carry.v)[0] or (carry.good and _of_norm_one(carry.good)[0])
+    fastest, border = 0.0, max(STABLE[scheme.method])
+    tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
+    zero = np.zeros((), carry.fastest.dtype)
+    carry = carry._replace(norm=zero + 1, status=np.zeros((), carry.status.dtype), fastest=zero)
+    places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
+    for at in np.repeat(places, _ROUNDS):
+        if v is None:
+            break
+        # Beyond the border of stability the fastest grows most, but nothing gets out of range.
+        more = 2 * border / tried
+        part = [np.repeat(r[at : at + 1], _PART, 0) for r in rows]
+        part[0][:] = True
+        dt = np.asarray(float(inputs.dt) * more, inputs.dt.dtype)
+        placed = _placed(inputs._replace(dt=dt), carry._replace(v=v))
+        now, *_ = _part(scheme, *placed, part, 0, _PROBED)
+        found = float(now.fastest) / more
+        fastest = max(fastest, found) if math.isfinite(found) else fastest
+        next_v, size = _of_norm_one(now.v)
+        if next_v is None:  # there is something faster by far
+            tried = 8 * max(fastest, tried)
+            continue
+        # What grows so fast in a step has about this rate, though its stages may not show it.
+        rate = (math.factorial(order) * size ** (1 / _PROBED)) ** (1 / order) / more
+        v, tried = next_v, max(fastest, rate, tried / 2)
+    return fastest
+
+
+def _of_norm_one(v: TT) -> tuple[TT | None, float]:
+    """v over its norm, and that; None where it is zero or not finite. On the host: no program."""
+    cores = [np.asarray(c, np.float64) for c in v.cores]
+    state = np.ones((1, 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for c in cores:
+            state = np.einsum("ab,ain,bim->nm", state, c, c, optimize=True)
+        size = math.sqrt(abs(float(state[0, 0])))
+    if not 0 < size < math.inf:
+        return None, size
+    cores[0] = cores[0] / size
+    return TT._unchecked(tuple(c.astype(v.dtype) for c in cores)), size
 
 
 def _followed(

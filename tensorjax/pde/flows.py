@@ -16,6 +16,7 @@ component; which nonlinear ones it tries is unknown to us. The predecessor (arXi
 linear maps, and names larger classes as an aim.
 """
 
+import dataclasses
 import itertools
 import math
 import types
@@ -47,6 +48,7 @@ _GAIN = 0.7
 _KEPT = 4
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Flowed(Problem):
     """A Fokker–Planck or Liouville problem in the coordinates of a `FlowMap`.
 
@@ -71,6 +73,8 @@ class Flowed(Problem):
       True
     """
 
+    start: Any = dataclasses.field(init=False)  # both are those of the problem
+    box: Any = dataclasses.field(init=False)
     problem: Any
     flow: FlowMap
     cross_tol: float
@@ -90,7 +94,7 @@ class Flowed(Problem):
         if np.any(flow.back(start, np.zeros((1, self.dim))).x):
             raise ValueError("flow: expected one that begins with the identity")
 
-    _known: dict[Any, Any]
+    _known: dict[Any, Any] = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
         """The operators of w, for a map at rest: linear motions are fields of degree one.

@@ -117,6 +117,7 @@ class Shears:
         return out
 
 
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
     """A Liouville problem without diffusion in sheared coordinates, which may move.
 
@@ -171,16 +172,20 @@ class Sheared(Problem):
         if shears.dim != problem.dim:
             raise ValueError(f"shears: expected {problem.dim} coordinates, got {shears.dim}")
         self._set(problem=problem, shears=shears, since=float(since), cross_tol=cross_tol, **given)
-        super().__init__(
-            Function(lambda z: problem.start.values(self.inverse(since, z))), problem.box
-        )
+        super().__init__(Function(self._begin), problem.box)
 
+    start: Any = dataclasses.field(init=False)  # both are those of the problem
+    box: Any = dataclasses.field(init=False)
     problem: Any
     shears: Shears
     coefficients: np.ndarray
     rates: np.ndarray
     since: float
     cross_tol: float
+
+    def _begin(self, z: Any) -> np.ndarray:
+        """The initial state at sheared coordinates."""
+        return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
         """c at a time."""

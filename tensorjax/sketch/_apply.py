@@ -17,6 +17,7 @@ from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
 _HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
+_SMALL = 2**16  # numbers of a JAX array whose rows are padded like those of a NumPy array
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 
@@ -108,15 +109,25 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
+<<<<<<< HEAD
     if _on_host.serves(p, x):
         y, finite = _on_host.project(p, x, lead)
     elif isinstance(x, np.ndarray) and x.size and not _check.is_traced(p):
         y, finite = _project_host(p, x, lead)
+=======
+    if x.size and not _check.is_traced(p) and (isinstance(x, np.ndarray) or _is_small(x)):
+        y, finite = _project_host(p, np.asarray(x), lead)
+>>>>>>> w/convert
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
     if not _known_true(finite):
         _check.finite("x", x)
     return y
+
+
+def _is_small(x: jax.Array) -> bool:
+    """Whether the host can read an array at no cost, and padded rows cost less than a program."""
+    return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
 
 
 @_check.at_once

@@ -4,9 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._placement import placed
+from tensorjax._batches import rounded_up
+from tensorjax._placement import placed, returned
 from tensorjax._train import TT, single
 from tensorjax.tt._round import orthogonalize
 
@@ -43,7 +45,12 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
-    return _sample(key, orthogonalize(t, 0), count)
+    t = orthogonalize(t, 0)
+    if not _check.on_cpu(t.cores[0], key, t):
+        return _sample(key, t, count)
+    # As many keys as are split off, the first are the same: a few more draws change none of these.
+    drawn = _sample(key, t, rounded_up(count))
+    return returned(np.asarray(drawn)[:count], drawn)
 
 
 @functools.partial(jax.jit, static_argnums=2)

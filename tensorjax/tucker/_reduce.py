@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._batches import rounded_up
 from tensorjax._cores import difference, near_one, short, tall, wide
-from tensorjax._placement import placed
+from tensorjax._placement import placed, returned
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
@@ -173,7 +174,13 @@ def evaluate(t: Tucker, indices: Any) -> jax.Array:
     """
     one("t", t)
     indices = _check.indices(indices, t.shape)
-    return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
+    if not indices.size or not _check.on_cpu(indices, t):
+        return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
+    rows = np.asarray(indices).reshape(-1, t.order)
+    padded = np.zeros((rounded_up(len(rows)), t.order), rows.dtype)
+    padded[: len(rows)] = rows
+    out = _evaluate(t, padded)
+    return returned(np.asarray(out)[: len(rows)].reshape(indices.shape[:-1]), out)
 
 
 @jax.jit

@@ -1,0 +1,17 @@
+"""Sizes of batches: rounded up to few, so that few programs are compiled."""
+
+_LEAST = 64
+# Larger batches are padded to multiples of this share of a power of two: at most an eighth more.
+_STEPS = 8
+
+
+def rounded_up(count: int) -> int:
+    """A size of at least ``count``, one of few.
+
+    Example:
+      >>> [rounded_up(n) for n in (1, 65, 1000, 5000)]
+      [64, 128, 1024, 5120]
+    """
+    power = 1 << max(count - 1, 0).bit_length()
+    step = power // 2 // _STEPS if power > _LEAST * _STEPS else power
+    return max(_LEAST, -(-count // step) * step)
