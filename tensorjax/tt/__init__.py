@@ -27,6 +27,21 @@ from tensorjax.tt._algebra import (
     scale,
     transpose,
 )
+from tensorjax.tt._arrays.creation import meshgrid, pad_modes, unit, zeros_like
+from tensorjax.tt._arrays.elementwise import divide, map
+from tensorjax.tt._arrays.indexing import item, matrix_item
+from tensorjax.tt._arrays.reductions import (
+    cumsum,
+    diagonal,
+    diagonal_matrix,
+    mean,
+    mode_product,
+    sum,
+    tensordot,
+    trace,
+    var,
+)
+from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
 from tensorjax.tt._build import (
     effective_ranks,
     identity,
@@ -88,7 +103,11 @@ __all__ = [
     "conj",
     "contract_modes",
     "cross",
+    "cumsum",
+    "diagonal",
+    "diagonal_matrix",
     "distance",
+    "divide",
     "effective_ranks",
     "eigsh",
     "evaluate",
@@ -101,22 +120,30 @@ __all__ = [
     "kron",
     "linear_combination",
     "log_norm",
+    "map",
     "matmul",
     "matrix_from_dense",
     "matvec",
+    "mean",
+    "meshgrid",
+    "mode_product",
     "norm",
     "normalize",
     "ones",
     "ones_like",
     "orthogonalize",
     "pad",
+    "pad_modes",
+    "permute",
     "quantics_grid",
     "quantics_to_index",
     "random",
     "random_matrix",
     "rank_one",
     "real",
+    "reshape",
     "retract",
+    "reverse",
     "riemannian_cg",
     "riemannian_descent",
     "riemannian_grad",
@@ -127,16 +154,23 @@ __all__ = [
     "stream",
     "stream_add",
     "stream_train",
+    "sum",
     "tangent_inner",
     "tangent_project",
     "tangent_sum",
+    "tensordot",
     "to_dense",
+    "trace",
     "transport",
     "transpose",
     "trim",
+    "unit",
     "value_and_riemannian_grad",
+    "var",
     "zeros",
+    "zeros_like",
 ]
 
 # The operators of trains, and formats that hold trains, find these functions by the type.
 TT.namespace = TTMatrix.namespace = sys.modules[__name__]
+TT.picker, TTMatrix.picker = item, matrix_item
