@@ -89,6 +89,8 @@ def map_of(kind: Callable[..., Any]) -> Any:
 TT_CASES: dict[str, Callable[[Put], Any]] = {
     "TT": lambda put: tt.TT(put(train()).cores),
     "TTMatrix": lambda put: tt.TTMatrix(put(matrix()).cores),
+    "argmax": lambda put: tt.argmax(put(train()))[0],
+    "argmin": lambda put: tt.argmin(put(train()))[0],
     "add": lambda put: tt.add(put(train()), put(train(1))),
     "chain_operator": lambda put: tt.chain_operator(3, site=put(jnp.eye(2)), dtype=float),
     "complete": lambda put: tt.complete(

@@ -37,6 +37,8 @@ DYNAMIC = "its ranks follow from numbers: it runs outside jit, which it says whe
 HOST = "computes on the host with Python's and NumPy's numbers, no program"
 OPTIMISER = "Optax's: its steps are retract, transport and tangent_project, or their like here"
 NOT_LOWERED = {
+    "tt.argmax": DYNAMIC,
+    "tt.argmin": DYNAMIC,
     "tt.cross": DYNAMIC,
     "tt.divide": DYNAMIC,
     "tt.map": DYNAMIC,

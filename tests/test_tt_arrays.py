@@ -296,3 +296,36 @@ def test_creation(rng):
     close(tt.pad_modes(x, [(1, 0), (2, 1)]), np.pad(dense(x), [(1, 0), (2, 1)]))
     with pytest.raises(ValueError, match="indices"):
         tt.unit((2, 3), (2, 0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extrema(rng, dtype):
+    for shape in ((7,), (4, 1, 5), (2,) * 10, (5, 6, 4, 3)):
+        t = drawn(rng, shape, dtype)
+        x = dense(t)
+        for find, exact in ((tt.argmax, x.max()), (tt.argmin, x.min())):
+            value, index, info = find(t, candidates=int(rng.integers(1, 400)))
+            assert float(value) == pytest.approx(x[index], rel=1e-5)
+            sign = 1 if find is tt.argmax else -1
+            assert sign * info.bound >= sign * exact - 1e-5 * abs(exact)
+            if info.status == "certified":
+                assert float(value) == pytest.approx(exact, rel=1e-5)
+        value, index, info = tt.argmax(t, candidates=10_000)
+        assert info.status == "certified"
+        assert float(value) == pytest.approx(x.max(), rel=1e-5)
+
+
+def test_extrema_of_what_no_array_holds(rng):
+    at = tuple(int(i) for i in rng.integers(0, 5, 40))
+    peak = tt.unit((5,) * 40, at, float)
+    value, index, _ = tt.argmin(tt.ones_like(peak) * 1e-3 - peak)
+    assert (index, float(value)) == (at, pytest.approx(-0.999))
+    far = tt.TT(
+        [c * s for c, s in zip(drawn(rng, (4,) * 6).cores, [1e100, 1e-100] * 3, strict=True)]
+    )
+    assert tt.argmax(far)[1] == np.unravel_index(dense(far).argmax(), (4,) * 6)
+    for bad, kind in ((peak.astype(complex), TypeError), (peak * np.nan, ValueError)):
+        with pytest.raises(kind, match="t"):
+            tt.argmax(bad)
+    with pytest.raises(TypeError, match="outside"):
+        jax.jit(tt.argmax)(peak)

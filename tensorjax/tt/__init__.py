@@ -29,6 +29,7 @@ from tensorjax.tt._algebra import (
 )
 from tensorjax.tt._arrays.creation import meshgrid, pad_modes, unit, zeros_like
 from tensorjax.tt._arrays.elementwise import divide, map
+from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
 from tensorjax.tt._arrays.reductions import (
     cumsum,
@@ -92,11 +93,14 @@ __all__ = [
     "CrossInfo",
     "CrossProgress",
     "EigInfo",
+    "ExtremumInfo",
     "QuanticsGrid",
     "SolveInfo",
     "Stream",
     "TTMatrix",
     "add",
+    "argmax",
+    "argmin",
     "chain_operator",
     "complete",
     "concatenate",

@@ -74,9 +74,9 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
       IndexError: out of range, too many keys, nothing picked.
     """
     single("a", a, TTMatrix)
-    if key is Ellipsis or key == ():
+    if key is Ellipsis or (isinstance(key, tuple) and not key):
         return a
-    pair: Sequence[Any] = key if isinstance(key, tuple) else (key,)
+    pair = key if isinstance(key, tuple) else (key,)
     if len(pair) > 2:
         raise IndexError(f"expected rows, or rows and columns, got {len(pair)} keys")
     rows = _side(pair[0], a.row_shape, "rows")
