@@ -51,7 +51,7 @@ def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...],
       >>> from tensorjax import tt
       >>> x = tt.rank_one([jnp.array([1.0, 3.0, -2.0])] * 30)
       >>> value, index, info = tt.argmax(x)
-      >>> index == (1,) * 30, info.status, info.bound >= value
+      >>> index == (1,) * 30, info.status, bool(info.bound >= value)
       (True, 'searched', True)
 
     Source: A. Chertkov, G. Ryzhakov, G. Novikov, I. Oseledets, "Optimization of functions given in

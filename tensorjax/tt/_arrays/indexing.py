@@ -74,13 +74,14 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
       IndexError: out of range, too many keys, nothing picked.
     """
     single("a", a, TTMatrix)
-    if key is Ellipsis or (isinstance(key, tuple) and not key):
+    if key is Ellipsis:
         return a
-    pair = key if isinstance(key, tuple) else (key,)
-    if len(pair) > 2:
-        raise IndexError(f"expected rows, or rows and columns, got {len(pair)} keys")
-    rows = _side(pair[0], a.row_shape, "rows")
-    columns = _side(pair[1] if len(pair) > 1 else _WHOLE, a.col_shape, "columns")
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if len(keys) > 2:
+        raise IndexError(f"expected rows, or rows and columns, got {len(keys)} keys")
+    row_key, column_key = [*keys, _WHOLE, _WHOLE][:2]
+    rows = _side(row_key, a.row_shape, "rows")
+    columns = _side(column_key, a.col_shape, "columns")
     cores = []
     for c, i, j in zip(_at_hand(a, [*rows, *columns]), rows, columns, strict=True):
         c = _picked(c, i, c.shape[1], axis=1)
