@@ -30,6 +30,7 @@ class _Train(Summable):
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
     dense_name: ClassVar[str] = "tt.to_dense"
+    picker: ClassVar[Callable[[Any, Any], Any]]  # of indexing
 
     def __init__(self, cores: Iterable[Any]):
         object.__setattr__(self, "cores", _checked_cores(type(self), cores))
@@ -92,6 +93,9 @@ class _Train(Summable):
             cores = tuple(c.astype(dtype) for c in self.astype(dtype).cores)
         return self._unchecked((*cores[:-1], f(cores[-1])))
 
+    def __getitem__(self, key: Any) -> Any:
+        return type(self).picker(self, key)
+
     def __mul__(self, other: Any) -> Any:
         if type(other) is type(self):
             return self.namespace.hadamard(self, other)
@@ -132,8 +136,8 @@ class TT(_Train):
       >>> t = TT([jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))])
       >>> t
       TT(shape=(4, 5), ranks=(1, 2, 1), dtype=float32)
-      >>> (t + t).ranks
-      (1, 4, 1)
+      >>> (t + t).ranks, t[:, 1:4].shape, float(t[0, 0])
+      ((1, 4, 1), (4, 3), 2.0)
 
     Source: I. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), eq. (1.3).
     """
@@ -145,6 +149,16 @@ class TT(_Train):
     def shape(self) -> tuple[int, ...]:
         """Mode sizes (n_1, …, n_d)."""
         return tuple(c.shape[-2] for c in self.cores)
+
+    @property
+    def ndim(self) -> int:
+        """Number of modes d."""
+        return self.order
+
+    @property
+    def T(self) -> "TT":
+        """The train with its modes in reverse order, as of an array."""
+        return self.namespace.reverse(self)
 
     def _shape_repr(self) -> str:
         return f"shape={self.shape}"
@@ -194,6 +208,16 @@ class TTMatrix(_Train):
     def shape(self) -> tuple[int, int]:
         """Shape (∏ m_k, ∏ n_k) of the matrix that the train stands for."""
         return math.prod(self.row_shape), math.prod(self.col_shape)
+
+    @property
+    def ndim(self) -> int:
+        """2: rows and columns."""
+        return 2
+
+    @property
+    def T(self) -> "TTMatrix":
+        """The transpose, without conjugation."""
+        return self.namespace.transpose(self)
 
     def _shape_repr(self) -> str:
         return f"row_shape={self.row_shape}, col_shape={self.col_shape}"

@@ -89,6 +89,8 @@ def map_of(kind: Callable[..., Any]) -> Any:
 TT_CASES: dict[str, Callable[[Put], Any]] = {
     "TT": lambda put: tt.TT(put(train()).cores),
     "TTMatrix": lambda put: tt.TTMatrix(put(matrix()).cores),
+    "argmax": lambda put: tt.argmax(put(train()))[0],
+    "argmin": lambda put: tt.argmin(put(train()))[0],
     "add": lambda put: tt.add(put(train()), put(train(1))),
     "chain_operator": lambda put: tt.chain_operator(3, site=put(jnp.eye(2)), dtype=float),
     "complete": lambda put: tt.complete(
@@ -102,6 +104,12 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "contract_modes": lambda put: tt.contract_modes(put(train()), {0: put(jnp.ones(4))}),
     "cross": lambda put: tt.cross(
         lambda i: np.ones(len(i)), (4, 4, 4), tol=1e-3, key=put(KEY)
+    )[0],
+    "cumsum": lambda put: tt.cumsum(put(train()), 1),
+    "diagonal": lambda put: tt.diagonal(put(matrix())),
+    "diagonal_matrix": lambda put: tt.diagonal_matrix(put(train())),
+    "divide": lambda put: tt.divide(
+        put(train()), put(tt.ones(SHAPE, float)), tol=1e-8, key=put(KEY)
     )[0],
     "distance": lambda put: tt.distance(put(train()), put(train(1))),
     "effective_ranks": lambda put: tt.effective_ranks(put(train())),
@@ -121,7 +129,12 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "linear_combination to tol": lambda put: tt.linear_combination(
         [put(train()), put(train(1))], tol=1e-8
     ),
+    "map": lambda put: tt.map(np.square, put(train()), tol=1e-8, key=put(KEY))[0],
     "matmul": lambda put: tt.matmul(put(matrix()), put(matrix(1))),
+    "mean": lambda put: tt.mean(put(train()), 1),
+    "mean of all": lambda put: tt.mean(put(train())),
+    "meshgrid": lambda put: tt.meshgrid(put(jnp.ones(4)), put(jnp.ones(2))),
+    "mode_product": lambda put: tt.mode_product(put(train()), put(jnp.ones((4, 3))), 1),
     "matmul to tol": lambda put: tt.matmul(put(matrix()), put(matrix(1)), tol=1e-8),
     "matrix_from_dense": lambda put: tt.matrix_from_dense(
         put(jnp.ones((4, 4))), (2, 2), (2, 2), rank=1
@@ -137,6 +150,17 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "normalize": lambda put: tt.normalize(put(train())),
     "ones_like": lambda put: tt.ones_like(put(train())),
     "orthogonalize": lambda put: tt.orthogonalize(put(train()), 1),
+    "pad_modes": lambda put: tt.pad_modes(put(train()), [(0, 0), (1, 0), (0, 0)]),
+    "permute": lambda put: tt.permute(put(train()), (2, 0, 1)),
+    "permute to rank": lambda put: tt.permute(put(train()), (2, 0, 1), rank=2),
+    "reshape": lambda put: tt.reshape(put(train()), (4, 2, 6)),
+    "reverse": lambda put: tt.reverse(put(train())),
+    "sum": lambda put: tt.sum(put(train()), 0),
+    "tensordot": lambda put: tt.tensordot(put(train()), put(train(1)), ([0, 1], [0, 1])),
+    "trace": lambda put: tt.trace(put(matrix())),
+    "var": lambda put: tt.var(put(train())),
+    "zeros_like": lambda put: tt.zeros_like(put(train())),
+    "indexing": lambda put: (put(train())[1], put(train())[:, 1:, None], put(matrix())[0]),
     "pad": lambda put: tt.pad(put(train()), 4),
     "random": lambda put: tt.random(put(KEY), SHAPE, 2),
     "random_matrix": lambda put: tt.random_matrix(put(KEY), SHAPE, SHAPE, 2),
@@ -335,7 +359,7 @@ _NUMPY = "returns NumPy arrays or Python numbers"
 _STEP = "array arithmetic of one factorisation, as JAX does it"
 EXEMPT: dict[Any, dict[str, str]] = {
     tt: {
-        **dict.fromkeys(("identity", "ones", "quantics_grid", "zeros"), _NO_ARRAYS),
+        **dict.fromkeys(("identity", "ones", "quantics_grid", "unit", "zeros"), _NO_ARRAYS),
         **dict.fromkeys(("index_to_quantics", "quantics_to_index"), _NUMPY),
         "riemannian_cg": "as riemannian_descent",
     },

@@ -1,0 +1,1 @@
+"""Operations that arrays have: indexing, reshaping, permuting and reducing modes."""

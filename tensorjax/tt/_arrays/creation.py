@@ -1,0 +1,95 @@
+"""Trains of zeros, of one entry, of coordinates, and with modes padded."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._placement import placed
+from tensorjax._train import TT, TTMatrix, known, single
+from tensorjax.tt._algebra import ones_like
+from tensorjax.tt._build import rank_one
+
+Train = TypeVar("Train", TT, TTMatrix)
+
+
+@placed
+def zeros_like(x: Train) -> Train:
+    """The train of zeros, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    known("x", x)
+    return 0 * ones_like(x)
+
+
+def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
+    """The train that is one at a multi-index and zero elsewhere; TT-ranks one.
+
+    Args:
+      shape: mode sizes.
+      index: one integer per mode, negative ones count from the end.
+      dtype: float32, or float64 where JAX has 64-bit types, if None.
+
+    Raises:
+      ValueError: an index out of range, or too many or few.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.unit((2, 3), (1, -1))))
+      [[0. 0. 0.]
+       [0. 0. 1.]]
+    """
+    shape = _check.shape("shape", shape)
+    at = _check.indices(np.asarray(index), shape)
+    kind = jnp.zeros((), dtype).dtype
+    return rank_one([np.eye(n, dtype=kind)[i] for n, i in zip(shape, np.asarray(at), strict=True)])
+
+
+def meshgrid(*vectors: Any) -> list[TT]:
+    """Coordinates of a tensor grid as trains of TT-rank one, as `numpy.meshgrid` with "ij".
+
+    Args:
+      vectors: (n_k,) coordinates along each mode.
+
+    Returns:
+      d trains of shape (n_1, …, n_d); the k-th has the entries vectors[k][i_k].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(jnp.arange(2.0), jnp.arange(3.0))
+      >>> print(tt.to_dense(x + y))
+      [[0. 1. 2.]
+       [1. 2. 3.]]
+    """
+    if not vectors:
+        raise ValueError("vectors: expected one or more vectors, got none")
+    given = [_check.inexact(f"vectors[{k}]", v) for k, v in enumerate(vectors)]
+    for k, v in enumerate(given):
+        if v.ndim != 1 or not v.size:
+            raise ValueError(f"vectors[{k}]: expected a vector (n,), got shape {v.shape}")
+    ones = [np.ones(v.shape, v.dtype) for v in given]
+    return [rank_one([*ones[:k], v, *ones[k + 1 :]]) for k, v in enumerate(given)]
+
+
+@placed
+def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
+    """The train with zeros before and after each mode, as `numpy.pad`; the ranks stay.
+
+    Args:
+      t: TT.
+      widths: (before, after) per mode.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.pad_modes(tt.ones((2,)), [(1, 0)])))
+      [0. 1. 1.]
+    """
+    single("t", t, TT)
+    if len(widths) != t.order:
+        raise ValueError(f"widths: expected {t.order} pairs (before, after), got {len(widths)}")
+    pairs = [tuple(_check.integer("widths", w, low=0) for w in pair) for pair in widths]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"widths: expected pairs (before, after), got {widths}")
+    cores = (jnp.pad(c, [(0, 0), p, (0, 0)]) for c, p in zip(t.cores, pairs, strict=True))
+    return TT._unchecked(tuple(cores))

@@ -1,0 +1,202 @@
+"""The largest and smallest entries of a train, by a beam search that bounds all others."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._placement import placed
+from tensorjax._train import TT, single
+from tensorjax.tt._reduce import evaluate
+from tensorjax.tt._round import orthogonal_cores
+
+# Local searches start from so many of the best candidates.
+_STARTS = 8
+# Roundoff that a bound may be below an entry by, as a share of it.
+_SLACK = 1e-12
+
+
+class ExtremumInfo(NamedTuple):
+    """How sure the largest or smallest entry of a train is.
+
+    Attributes:
+      status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
+        was found, and ``bound`` says how far beyond it one could be.
+      bound: a number that no entry is beyond: at least the largest, or at most the smallest one.
+    """
+
+    status: Literal["certified", "searched"]
+    bound: float
+
+
+@placed
+def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
+    """The largest entry of a real train: its value, its multi-index, and how sure that is.
+
+    Args:
+      t: TT of real dtype, outside of transformations.
+      candidates: partial multi-indices kept per mode; more find more, and certify more.
+
+    Returns:
+      (value, index, `ExtremumInfo`).
+
+    Raises:
+      TypeError: a complex train, or a traced one. ValueError: NaN or Inf, or no candidates.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x = tt.rank_one([jnp.array([1.0, 3.0, -2.0])] * 30)
+      >>> value, index, info = tt.argmax(x)
+      >>> index == (1,) * 30, info.status, bool(info.bound >= value)
+      (True, 'searched', True)
+
+    Source: A. Chertkov, G. Ryzhakov, G. Novikov, I. Oseledets, "Optimization of functions given in
+    the tensor train format", arXiv 2209.14808: multi-indices are built mode by mode, and those are
+    kept whose remaining tensor has the largest norm. Ours: no entry of a remaining tensor is above
+    its norm, so what was dropped is bounded; the search is repeated from the other end and for the
+    train minus its smallest entry, and goes on mode by mode from the best entries found.
+    """
+    return _extremum(t, candidates, 1.0)
+
+
+@placed
+def argmin(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
+    """The smallest entry of a real train: its value, its multi-index, and how sure that is.
+
+    As `argmax`, whose arguments, results and errors it has; ``bound`` is a lower one.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> value, index, info = tt.argmin(tt.unit((4, 5, 6), (1, 2, 3)) * -2.0 + 1)
+      >>> print(value, index, info.status)
+      -1.0 (1, 2, 3) certified
+    """
+    return _extremum(t, candidates, -1.0)
+
+
+class _Found(NamedTuple):
+    """Multi-indices, and a bound on the size of all entries that are not among them."""
+
+    indices: np.ndarray
+    dropped: float
+
+
+def _extremum(t: TT, candidates: int, sign: float) -> Any:
+    single("t", t, TT)
+    _check.integer("candidates", candidates, low=1)
+    if _check.is_traced(t):
+        raise TypeError(
+            "t: expected a concrete train; extrema are searched outside of jit and vmap"
+        )
+    if jnp.issubdtype(t.dtype, jnp.complexfloating):
+        raise TypeError(f"t: expected a real dtype, got {t.dtype}; complex numbers have no order")
+    _check.finite("t", t)
+    cores, exponent = _wide(t, sign)
+    found = _search(cores, candidates)
+    values = _values(cores, found.indices)
+    index, best = _improved(cores, found.indices, values)
+    low = float(values.min())
+    # No entry of x is above its size; nor is x − low above the size of that.
+    bound = max(best, found.dropped)
+    if bound > best:
+        shifted = _search(_plus(cores, -low), candidates)
+        values = _values(cores, shifted.indices)
+        other, value = _improved(cores, shifted.indices, values)
+        index, best = (other, value) if value > best else (index, best)
+        bound = max(best, min(found.dropped, low + shifted.dropped))
+    certified = bound <= best + _SLACK * max(abs(best), abs(low))
+    value = evaluate(t, index)
+    with np.errstate(over="ignore"):
+        limit = sign * float(linalg.scaled(np.float64(bound), exponent))
+    limit = float(value) if certified else limit
+    status: Any = "certified" if certified else "searched"
+    return value, tuple(map(int, index)), ExtremumInfo(status, limit)
+
+
+def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
+    """±t in double precision, every core near one, and the exponent of the whole."""
+    cores, total = [], 0
+    for c in t.cores:
+        core, e = linalg.normalized(np.asarray(c).astype(np.float64))
+        cores.append(core)
+        total += int(np.ravel(e)[0])
+    return [cores[0] * sign, *cores[1:]], total
+
+
+def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
+    """The train plus a constant, in double precision whatever JAX has."""
+    if len(cores) == 1:
+        return [cores[0] + constant]
+    out = []
+    for k, core in enumerate(cores):
+        r, n, s = core.shape
+        both = np.zeros((r + 1, n, s + 1))
+        both[:r, :, :s], both[r, :, s] = core, constant if k == 0 else 1.0
+        out.append(both)
+    out[0], out[-1] = out[0].sum(0, keepdims=True), out[-1].sum(2, keepdims=True)
+    return out
+
+
+def _search(cores: list[np.ndarray], width: int) -> _Found:
+    """Candidates for entries of the largest size, from either end."""
+    ahead = _beam(cores, width)
+    back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
+    indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
+    return _Found(indices, min(ahead.dropped, back.dropped))
+
+
+def _beam(cores: list[np.ndarray], width: int) -> _Found:
+    """Multi-indices built from the left, the ``width`` of largest remaining tensors kept."""
+    held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
+    rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
+    for core in held:
+        n = core.shape[1]
+        rows = (rows @ core.reshape(len(core), -1)).reshape(-1, core.shape[2])
+        digits = np.tile(np.arange(n), len(indices))[:, None]
+        indices = np.concatenate([np.repeat(indices, n, axis=0), digits], axis=1)
+        norms = np.linalg.norm(rows, axis=1)
+        if len(rows) > width:
+            order = np.argpartition(-norms, width - 1)
+            dropped = max(dropped, float(norms[order[width:]].max()))
+            rows, indices = rows[order[:width]], indices[order[:width]]
+    return _Found(indices, float(linalg.scaled(np.float64(dropped), int(np.ravel(exponent)[0]))))
+
+
+def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
+    rows = np.ones((len(indices), 1))
+    for core, column in zip(cores, indices.T, strict=True):
+        rows = np.matmul(rows[:, None], core.transpose(1, 0, 2)[column])[:, 0]
+    return rows[:, 0]
+
+
+def _improved(
+    cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """The best entry that searches along single modes reach from the best candidates."""
+    best, at = -np.inf, indices[0]
+    for k in np.argsort(-values)[:_STARTS]:
+        index, value = _ascended(cores, indices[k].copy())
+        if value > best:
+            best, at = value, index
+    return at, best
+
+
+def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
+    """A multi-index of which no single mode can be changed for the better."""
+    value = -np.inf
+    while True:
+        rights = [np.ones(1)]
+        for core, i in zip(cores[:0:-1], index[:0:-1], strict=True):
+            rights.append(core[:, i] @ rights[-1])
+        left, new = np.ones(1), value
+        for k, core in enumerate(cores):
+            line = np.tensordot(left, core, 1) @ rights[len(cores) - 1 - k]
+            new, index[k] = float(line.max()), int(line.argmax())
+            left = left @ core[:, index[k]]
+        if not new > value:
+            return index, value
+        value = new

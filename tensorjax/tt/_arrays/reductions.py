@@ -1,0 +1,341 @@
+"""Sums over modes, products with modes, and diagonals of trains."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores import absorb, times_right
+from tensorjax._placement import placed
+from tensorjax._train import TT, TTMatrix, single
+from tensorjax.contract import einsum
+from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale
+from tensorjax.tt._arrays.reshaping import permute
+from tensorjax.tt._products import hadamard
+from tensorjax.tt._reduce import contract_modes, distance
+
+Train = TypeVar("Train", TT, TTMatrix)
+_HIGHEST = jax.lax.Precision.HIGHEST
+Axis = int | Sequence[int] | None
+
+
+@placed
+def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
+    """The sum over all entries, a scalar, or over some modes, a TT, as `numpy.sum`.
+
+    Args:
+      t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
+      axis: modes to sum over; None for all.
+
+    Returns:
+      TT of the modes that remain, or a scalar.
+
+    Raises:
+      ValueError: a mode out of range, or given twice.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> t = tt.ones((2, 3, 4))
+      >>> print(tt.sum(t), tt.sum(t, axis=1).shape)
+      24.0 (2, 4)
+    """
+    single("t", t)
+    if isinstance(t, TTMatrix):
+        return _matrix_sum(t, axis)
+    return contract_modes(t, {k: np.ones(t.shape[k], t.dtype) for k in _modes(axis, t.order)})
+
+
+@placed
+def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
+    """The mean of all entries, a scalar, or over some modes, a TT, as `numpy.mean`.
+
+    Args:
+      t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
+      axis: modes to average over; None for all.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.mean(tt.ones((10,) * 40)))
+      1.0
+    """
+    single("t", t)
+    if isinstance(t, TTMatrix):
+        sides = _modes(axis, 2)
+        sizes = [math.prod(c.shape[1 + k] for k in sides) for c in t.cores]
+        return _matrix_sum(_divided(t, sizes), sides)
+    return contract_modes(
+        t, {k: np.full(t.shape[k], 1 / t.shape[k]).astype(t.dtype) for k in _modes(axis, t.order)}
+    )
+
+
+@placed
+def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
+    """The mean of |x − mean|² over all entries, a scalar, or over some modes, as `numpy.var`.
+
+    Args:
+      t: TT, or TTMatrix with ``axis`` None.
+      axis: modes to average over; None for all.
+
+    Returns:
+      A real scalar, accurate to roundoff of the deviation, not of the mean; or a TT of ranks
+      (r + r')², r' those of the mean, which `round` brings down.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> print(f"{tt.var(tt.rank_one([jnp.array([1.0, 3.0]), jnp.ones(5)])):.3f}")
+      1.000
+    """
+    single("t", t)
+    modes = _modes(axis, t.ndim)
+    if len(modes) == t.ndim:
+        flat = fold(t) if isinstance(t, TTMatrix) else t
+        # Root mean squares are in range where norms, of so many entries, are not.
+        sizes = [math.sqrt(n) for n in flat.shape]
+        centre = scale(ones_like(flat), mean(flat))
+        return distance(_divided(flat, sizes), _divided(centre, sizes)) ** 2
+    if isinstance(t, TTMatrix):
+        raise ValueError("axis: expected None for a TTMatrix, whose rows and columns share modes")
+    deviation = add(t, scale(_repeated(mean(t, modes), t.shape, modes), -1))
+    return real(mean(hadamard(conj(deviation), deviation), modes))
+
+
+@placed
+def cumsum(t: TT, axis: int) -> TT:
+    """Cumulative sums along one mode, exactly, as `numpy.cumsum`; the ranks stay.
+
+    Args:
+      t: TT.
+      axis: the mode.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.cumsum(tt.ones((4,)), 0)))
+      [1. 2. 3. 4.]
+    """
+    single("t", t, TT)
+    k = _mode(axis, t.order)
+    return _replaced(t, k, jnp.cumsum(t.cores[k], axis=1))
+
+
+@placed
+def mode_product(t: TT, matrix: Any, mode: int) -> TT:
+    """Σ_j matrix[i, j] x[…, j, …] along one mode, exactly; the ranks stay.
+
+    Args:
+      t: TT.
+      matrix: (m, n_k), which makes the mode of size n_k one of size m.
+      mode: k; negative ones count from the end.
+
+    Raises:
+      ValueError: the matrix has another number of columns.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> tt.mode_product(tt.ones((2, 3)), jnp.ones((5, 3)), 1).shape
+      (2, 5)
+
+    Source: T. Kolda, B. Bader, "Tensor decompositions and applications", SIAM Rev. 51 (2009),
+    section 2.5.
+    """
+    single("t", t, TT)
+    k, w = _mode(mode, t.order), _check.inexact("matrix", matrix)
+    if w.ndim != 2 or w.shape[1] != t.shape[k]:
+        raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
+    dtype = jnp.promote_types(t.dtype, jax.dtypes.canonicalize_dtype(w.dtype))
+    t = t.astype(dtype)
+    core = jnp.einsum("ij,ajb->aib", jnp.asarray(w, dtype), t.cores[k], precision=_HIGHEST)
+    return _replaced(t, k, core)
+
+
+@placed
+def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any]) -> Any:
+    """Σ over pairs of modes of two trains, as `numpy.tensordot`.
+
+    Args:
+      x: TT.
+      y: TT.
+      axes: how many of the last modes of ``x`` are summed with the first ones of ``y``; or the two
+        lists of modes.
+
+    Returns:
+      TT of the modes of ``x`` that remain, then those of ``y``; a scalar if none does. Where the
+      modes are the last ones of ``x`` and the first ones of ``y``, in order, nothing is rounded and
+      the ranks stay; elsewhere modes are permuted before, to roundoff, and ranks may grow.
+
+    Raises:
+      ValueError: sizes that differ, or modes out of range or given twice.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.tensordot(tt.ones((2, 3, 4)), tt.ones((3, 4, 5)), 2).shape
+      (2, 5)
+    """
+    single("x", x, TT)
+    single("y", y, TT)
+    left, right = _summed(x, y, axes)
+    kept = [k for k in range(x.order) if k not in left]
+    rest = [k for k in range(y.order) if k not in right]
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x = permute(x.astype(dtype), [*kept, *left])
+    y = permute(y.astype(dtype), [*right, *rest])
+    return _joined(x, y, len(left))
+
+
+@placed
+def trace(a: TTMatrix) -> jax.Array:
+    """The trace of a square TT-matrix, a scalar.
+
+    Raises:
+      ValueError: row and column modes differ.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.trace(tt.identity((2, 3))))
+      6.0
+    """
+    return sum(diagonal(a))
+
+
+@placed
+def diagonal(a: TTMatrix) -> TT:
+    """The diagonal of a square TT-matrix, as a TT of its row modes; the ranks stay.
+
+    Raises:
+      ValueError: row and column modes differ.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.diagonal(tt.identity((2, 3))).shape
+      (2, 3)
+    """
+    single("a", a, TTMatrix)
+    if a.row_shape != a.col_shape:
+        raise ValueError(
+            f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
+        )
+    return TT._unchecked(tuple(jnp.einsum("aiib->aib", c) for c in a.cores))
+
+
+@placed
+def diagonal_matrix(t: TT) -> TTMatrix:
+    """The diagonal TT-matrix with the entries of a train; the ranks stay.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.diagonal_matrix(tt.ones((2,)))))
+      [[1. 0.]
+       [0. 1.]]
+    """
+    single("t", t, TT)
+    eyes = [jnp.eye(n, dtype=t.dtype) for n in t.shape]
+    pairs = zip(t.cores, eyes, strict=True)
+    return TTMatrix._unchecked(tuple(c[:, :, None, :] * eye[None, ..., None] for c, eye in pairs))
+
+
+def _modes(axis: Axis, order: int) -> list[int]:
+    """The modes of an axis argument, in ascending order."""
+    if axis is None:
+        return list(range(order))
+    given = [axis] if isinstance(axis, int | np.integer) else list(axis)
+    modes = sorted(_mode(k, order) for k in given)
+    if len(set(modes)) < len(modes):
+        raise ValueError(f"axis: expected modes given once, got {axis}")
+    return modes
+
+
+def _mode(axis: Any, order: int) -> int:
+    return _check.integer("axis", axis, low=-order, high=order - 1) % order
+
+
+def _replaced(t: TT, k: int, core: Any) -> TT:
+    return TT._unchecked((*t.cores[:k], core, *t.cores[k + 1 :]))
+
+
+def _divided(t: Train, sizes: Sequence[float]) -> Train:
+    """Every core over a number of its own."""
+    pairs = zip(t.cores, sizes, strict=True)
+    return type(t)._unchecked(tuple(c / np.asarray(s).astype(t.dtype) for c, s in pairs))
+
+
+def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
+    sides = _modes(axis, 2)
+    if len(sides) == 2:
+        return sum(fold(a))
+    if not sides:
+        return a
+    return TT._unchecked(tuple(c.sum(axis=1 + sides[0]) for c in a.cores))
+
+
+def _repeated(t: Any, shape: Sequence[int], modes: Sequence[int]) -> TT:
+    """A train, or a scalar, with modes added along which it is constant."""
+    rest = iter(t.cores if isinstance(t, TT) else [])
+    cores: list[Any] = []
+    for k, n in enumerate(shape):
+        if k in modes:
+            rank = cores[-1].shape[-1] if cores else 1
+            eye = jnp.eye(rank, dtype=t.dtype)[:, None]
+            cores.append(jnp.broadcast_to(eye, (rank, n, rank)))
+        else:
+            cores.append(next(rest))
+    out = TT._unchecked(tuple(cores))
+    return out if isinstance(t, TT) else scale(out, t)
+
+
+def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
+    """The modes of both trains that are summed over, pair by pair."""
+    if isinstance(axes, int | np.integer):
+        count = _check.integer("axes", axes, low=0, high=min(x.order, y.order))
+        left, right = list(range(x.order - count, x.order)), list(range(count))
+    else:
+        given = [[a] if isinstance(a, int | np.integer) else list(a) for a in axes]
+        if len(given) != 2 or len(given[0]) != len(given[1]):
+            raise ValueError(f"axes: expected two lists of as many modes, got {axes}")
+        left, right = ([_mode(k, t.order) for k in a] for a, t in zip(given, (x, y), strict=True))
+    if len(set(left)) < len(left) or len(set(right)) < len(right):
+        raise ValueError(f"axes: expected modes given once, got {axes}")
+    sizes = [x.shape[k] for k in left], [y.shape[k] for k in right]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"axes: expected modes of equal sizes, got {sizes[0]} and {sizes[1]}")
+    return left, right
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _joined(x: TT, y: TT, count: int) -> Any:
+    """The last ``count`` modes of x summed with the first ones of y, both in the same order."""
+    first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
+    last = list(y.cores[count:])
+    bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
+    if last:
+        last[0] = linalg.scaled(absorb(bond, last[0]), exponent)
+    elif first:
+        first[-1] = linalg.scaled(times_right(first[-1], bond), exponent)
+    else:
+        return linalg.scaled(bond[0, 0], exponent)
+    return TT._unchecked((*first, *last))
+
+
+def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
+    """Σ over all modes of two chains, a matrix of x's first bond and y's last one, as (m, e).
+
+    The smaller one of these two bonds is carried along.
+    """
+    if not xs:
+        return jnp.ones((1, 1), dtype), 0
+    left, right = xs[0].shape[0], ys[-1].shape[-1]
+    pairs, exponent = list(zip(xs, ys, strict=True)), 0
+    if left <= right:
+        held, expression = jnp.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
+    else:
+        held, expression = jnp.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
+        pairs.reverse()
+    for a, b in pairs:
+        held, e = linalg.normalized(einsum(expression, held, a, b, precision=_HIGHEST))
+        exponent += e
+    return held.reshape(left, right), exponent

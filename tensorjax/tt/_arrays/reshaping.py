@@ -1,0 +1,332 @@
+"""Modes split, merged and reordered: reshape, permute and reverse of trains."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores import absorb, balanced, tall, times_right
+from tensorjax._placement import placed
+from tensorjax._train import TT, TTMatrix, single
+from tensorjax.tt._build import feasible_ranks
+from tensorjax.tt._entries import is_hosted
+from tensorjax.tt._round import orthogonal_cores, round
+
+Train = TypeVar("Train", TT, TTMatrix)
+# Rows and columns of a mode; a TT has one column.
+Pair = tuple[int, int]
+# Relative error of what is asked to be exact: of the order of roundoff.
+_EXACT = 10
+
+
+@placed
+def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
+    """The train of another shape with the same entries in row-major order, as `numpy.reshape`.
+
+    Args:
+      t: TT or TTMatrix.
+      shape: of the result, one entry may be −1; for a TTMatrix (row_shape, col_shape), of which
+        both have as many modes. To and from quantics: (2,)·b for a mode of 2^b.
+      tol: relative error of the result; None for roundoff.
+
+    Returns:
+      Train of the kind of ``t``. Merged modes keep the ranks. Split ones get ranks as found, or,
+      under a transformation, the most that the modes allow: then the result is exact.
+
+    Raises:
+      ValueError: sizes do not match. TypeError: ``tol`` under a transformation.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> t = tt.reshape(tt.ones((6, 4)), (2, 3, 4))
+      >>> t.shape, tt.reshape(t, (-1,)).shape
+      ((2, 3, 4), (24,))
+
+    Source: I. Oseledets, "Approximation of 2^d × 2^d matrices using tensor decomposition", SIAM J.
+    Matrix Anal. Appl. 31 (2010), for splits. Ours: modes that do not nest are merged until they do,
+    from left to right, with the norm in the core at hand, so that errors are those of the whole.
+    """
+    single("t", t)
+    given, asked = _pairs(t), _asked(t, shape)
+    if given == asked:
+        return t if tol is None else round(t, tol=tol)
+    cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
+    if not is_hosted(t):
+        done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
+        out = _train(type(t), done)
+        return out if tol is None else round(out, tol=tol)
+    host, exponent, norm = _orthogonal(t, 0)
+    host = [c.reshape(len(c), m, n, -1) for c, (m, n) in zip(host, given, strict=True)]
+    cuts = max(1, list(_steps(given, asked)).count("split"))
+    cut = _Truncation(_relative(t, tol) * norm / math.sqrt(cuts))
+    done = _restructured(host, asked, cut, _handed_on)
+    return _train(type(t), _returned(done, exponent, t.dtype))
+
+
+@placed
+def permute(
+    t: Train,
+    axes: Sequence[int],
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+) -> Train:
+    """The train with its modes in another order, as `numpy.transpose` with axes.
+
+    Args:
+      t: TT or TTMatrix, of which row and column of a mode move together.
+      axes: ``axes[k]`` is the mode that becomes the k-th.
+      tol: relative error of the result; None for roundoff.
+      rank: bound on the ranks; static, so it works under jit, where ``tol`` does not.
+
+    Returns:
+      Train of the kind of ``t``. Ranks may grow much: a bond of the result can need the product of
+      those that the moved modes cross.
+
+    Raises:
+      ValueError: no permutation. TypeError: ``tol`` under a transformation.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.permute(tt.ones((2, 3, 4)), (2, 0, 1)).shape
+      (4, 2, 3)
+
+    Source: neighbours swapped by an SVD of their two cores, as in J. Haegeman et al., "Time-
+    dependent variational principle for quantum lattices", and any MPS code; by as few swaps as the
+    order has inversions, each with an equal part of ``tol``.
+    """
+    single("t", t)
+    order = _checked_axes(axes, t.order)
+    sizes = _pairs(t)
+    swaps = list(_swaps(order))
+    if not swaps:
+        return t if tol is None and rank is None else round(t, tol=tol, rank=rank)
+    moved = [sizes[k] for k in order]
+    if is_hosted(t) and rank is None:
+        cores, exponent, norm = _orthogonal(t, swaps[0])
+        cut: Any = _Truncation(_relative(t, tol) * norm / len(swaps))
+        cores = _swapped(cores, swaps, cut)
+        cores = _returned(cores, exponent, t.dtype)
+    else:
+        flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
+        cores, exponent = orthogonal_cores(flat, swaps[0])
+        bound = max(feasible_ranks(rank, [m * n for m, n in moved]), default=1) if rank else None
+        cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
+        cores[swaps[-1]] = linalg.scaled(cores[swaps[-1]], exponent)
+        cores = [c.astype(t.dtype) for c in cores]
+    out = _train(type(t), [c.reshape(len(c), *p, -1) for c, p in zip(cores, moved, strict=True)])
+    return out if rank is None else round(out, rank=rank, tol=tol)
+
+
+@placed
+def reverse(t: Train) -> Train:
+    """The train with its modes in reverse order, exactly: cores in reverse, each transposed.
+
+    Args:
+      t: TT or TTMatrix.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.reverse(tt.ones((2, 3, 4))).shape
+      (4, 3, 2)
+    """
+    single("t", t)
+    return type(t)._unchecked(tuple(jnp.swapaxes(c, 0, -1) for c in t.cores[::-1]))
+
+
+def _pairs(t: TT | TTMatrix) -> list[Pair]:
+    if isinstance(t, TT):
+        return [(n, 1) for n in t.shape]
+    return list(zip(t.row_shape, t.col_shape, strict=True))
+
+
+def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
+    if isinstance(t, TT):
+        return [(n, 1) for n in _filled("shape", shape, t.shape)]
+    if len(shape) != 2:
+        raise ValueError(f"shape: expected (row_shape, col_shape), got {shape}")
+    rows = _filled("shape[0]", shape[0], t.row_shape)
+    columns = _filled("shape[1]", shape[1], t.col_shape)
+    if len(rows) != len(columns):
+        raise ValueError(
+            f"shape: expected as many row modes as column modes, got {len(rows)} and {len(columns)}"
+        )
+    return list(zip(rows, columns, strict=True))
+
+
+def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
+    """The shape, −1 replaced by what is missing."""
+    asked = [shape] if isinstance(shape, int | np.integer) else list(shape)
+    total = math.prod(given)
+    if asked.count(-1) == 1:
+        rest = math.prod(n for n in asked if n != -1)
+        asked[asked.index(-1)] = total // rest if rest and total % rest == 0 else 0
+    if not asked or any(n < 1 for n in asked) or math.prod(asked) != total:
+        raise ValueError(f"{name}: expected {total} entries, as {tuple(given)} has, got {shape}")
+    return _check.shape(name, asked)
+
+
+def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
+    """What is done from left to right: "merge" the next core, "split" off a mode, or "emit".
+
+    The core at hand gives a mode where sizes divide, and is merged with the next one until they do.
+    """
+    sources, targets = list(given[::-1]), list(asked[::-1])
+    rows, columns = sources.pop()
+    while targets:
+        m, n = targets[-1]
+        whole = (rows, columns) == (m, n) and (bool(sources) == (len(targets) > 1))
+        if whole:
+            yield "emit"
+            targets.pop()
+            if sources:
+                rows, columns = sources.pop()
+        elif len(targets) > 1 and rows % m == 0 and columns % n == 0:
+            yield "split"
+            targets.pop()
+            rows, columns = rows // m, columns // n
+        else:
+            yield "merge"
+            p, q = sources.pop()
+            rows, columns = rows * p, columns * q
+
+
+def _restructured(
+    cores: list[Any], asked: Sequence[Pair], cut: Callable[..., Any], hand_on: Callable[..., Any]
+) -> list[Any]:
+    """The cores of the pairs of modes asked for."""
+    given = [c.shape[1:3] for c in cores]
+    sources, targets, out = list(cores[::-1]), list(asked[::-1]), []
+    held = sources.pop()
+    for step in _steps(given, asked):
+        if step == "merge":
+            held = _merged(held, sources.pop())
+        elif step == "split":
+            pair = targets.pop()
+            left, held = _split(held, pair, cut)
+            out.append(left)
+        else:
+            targets.pop()
+            if sources:
+                held, following = hand_on(held, sources.pop())
+                out.append(held)
+                held = following
+            else:
+                out.append(held)
+    return out
+
+
+def _merged(a: Any, b: Any) -> Any:
+    """Two cores as one: rows with rows, columns with columns."""
+    (r, m, n, _), (_, p, q, s) = a.shape, b.shape
+    both = linalg.matmul(tall(a), b.reshape(len(b), -1)).reshape(r, m, n, p, q, s)
+    return both.transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
+
+
+def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
+    """The leading mode of a core, and what is left."""
+    (r, rows, columns, s), (m, n) = core.shape, pair
+    parts = core.reshape(r, m, rows // m, n, columns // n, s).transpose(0, 1, 3, 2, 4, 5)
+    left, right = cut(parts.reshape(r * m * n, -1))
+    return left.reshape(r, m, n, -1), right.reshape(-1, rows // m, columns // n, s)
+
+
+def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
+    """The core left-orthogonal, its norm in the following one."""
+    q, r = linalg.qr(tall(core))
+    return q.reshape(*core.shape[:3], -1), absorb(r, following)
+
+
+def _exact_cut(matrix: Any) -> tuple[Any, Any]:
+    """The matrix as a product with the identity, on the shorter side: no arithmetic is needed."""
+    if matrix.shape[0] <= matrix.shape[1]:
+        return linalg.identity_like(matrix.shape[0], matrix), matrix
+    return matrix, linalg.identity_like(matrix.shape[1], matrix)
+
+
+def _static_cut(matrix: Any, bound: int | None) -> tuple[Any, Any]:
+    rank = min(*matrix.shape, *([] if bound is None else [bound]))
+    u = linalg.left_basis(matrix, rank=rank).u
+    return u, linalg.matmul(linalg.adjoint(u), matrix)
+
+
+class _Truncation(NamedTuple):
+    """Cuts host matrices where the energy left out is below error²."""
+
+    error: float
+
+    def __call__(self, matrix: Any) -> tuple[Any, Any]:
+        share = self.error**2 / max(float(linalg.energy(matrix)), np.finfo(float).tiny)
+        method = linalg.choose("auto", min(share, 1.0), matrix.dtype)
+        u = linalg.left_basis(matrix, tail=self.error**2, method=method).u
+        return u, linalg.matmul(linalg.adjoint(u), matrix)
+
+
+def _relative(t: TT | TTMatrix, tol: float | None) -> float:
+    """The relative error to cut at."""
+    if tol is not None:
+        return _check.tolerance(tol, t.dtype)
+    return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
+
+
+def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
+    """Host cores of folded modes, orthogonal but for one; their exponent; the norm without it."""
+    _check.finite("t", t)
+    flat = [np.asarray(c).reshape(len(c), -1, c.shape[-1]) for c in t.cores]
+    cores, exponent = orthogonal_cores(TT._unchecked(tuple(flat)), center)
+    return cores, int(exponent), float(np.linalg.norm(cores[center]))
+
+
+def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
+    return jax.device_put([c.astype(dtype) for c in cores])
+
+
+def _train(kind: Any, cores: Sequence[Any]) -> Any:
+    """A train of cores with rows and columns."""
+    if kind is TT:
+        cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
+    return kind._unchecked(tuple(map(jnp.asarray, cores)))
+
+
+def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
+    found = [_check.integer("axes", k, low=-order, high=order - 1) % order for k in axes]
+    if sorted(found) != list(range(order)):
+        raise ValueError(f"axes: expected a permutation of 0 … {order - 1}, got {tuple(axes)}")
+    return found
+
+
+def _swaps(order: Sequence[int]) -> Iterator[int]:
+    """Places k at which neighbours k, k + 1 are swapped: as many as there are inversions."""
+    now = list(range(len(order)))
+    for goal, mode in enumerate(order):
+        at = now.index(mode)
+        yield from range(at - 1, goal - 1, -1)
+        now.insert(goal, now.pop(at))
+
+
+def _swapped(cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any]) -> list[Any]:
+    """Cores after swaps; the first is orthogonal around the first place, which the norm is at."""
+    center = swaps[0]
+    for k in swaps:
+        while center < k:
+            q, r = linalg.qr(tall(cores[center]))
+            cores[center] = q.reshape(*cores[center].shape[:2], -1)
+            center += 1
+            cores[center] = absorb(r, cores[center])
+        while center > k + 1:
+            a = cores[center]
+            q, r = linalg.qr(linalg.adjoint(a.reshape(len(a), -1)))
+            cores[center] = linalg.adjoint(q).reshape(-1, *a.shape[1:])
+            center -= 1
+            cores[center] = times_right(cores[center], linalg.adjoint(r))
+        (r, m, _), (_, n, s) = cores[k].shape, cores[k + 1].shape
+        both = linalg.matmul(tall(cores[k]), cores[k + 1].reshape(-1, n * s)).reshape(r, m, n, s)
+        left, right = cut(both.transpose(0, 2, 1, 3).reshape(r * n, m * s))
+        cores[k], cores[k + 1] = left.reshape(r, n, -1), right.reshape(-1, m, s)
+        center = k + 1
+    return cores
