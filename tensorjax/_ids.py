@@ -1,8 +1,8 @@
-"""Ids and targets inside compiled programs, which cannot raise: out of range is NaN.
+"""Ids, targets and indices inside compiled programs, which cannot raise: out of range is NaN.
 
-Tokens, categories and targets are integers below a count. Where they are concrete they are checked;
-where they are traced, what is made of one out of range is NaN, so that a loss says so, whatever
-the dtype of the ids and the layout on a mesh.
+Tokens, categories and targets are integers below a count, indices count from the end too. Where
+they are concrete they are checked; where they are traced, what is made of one out of range is NaN,
+so that a loss says so, whatever the dtype of the ids and the layout on a mesh.
 """
 
 import jax
@@ -18,10 +18,20 @@ def as_int32(ids: jax.Array, count: int) -> jax.Array:
 
     A plain cast would let 2³² + 5 be the id 5.
     """
+    return _clipped(ids, IGNORED - 1, count)
+
+
+def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """Indices as int32 in [0, n), negative ones counted from the end, and which were in [−n, n)."""
+    i = _clipped(indices, -n - 1, n)
+    return jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1), (i >= -n) & (i < n)
+
+
+def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
+    """Integers of any dtype as int32, clipped before: a cast would bring some into the range."""
     info = jnp.iinfo(ids.dtype)
-    low, high = max(IGNORED - 1, int(info.min)), min(count, int(info.max))
-    ends = (jnp.asarray(end, ids.dtype) for end in (low, high))
-    return jnp.clip(ids, *ends).astype(jnp.int32)
+    ends = (max(low, int(info.min)), min(high, int(info.max)))
+    return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)
 
 
 def inside(ids: jax.Array, count: int) -> jax.Array:

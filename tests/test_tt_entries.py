@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt
+from tensorjax import tt, tucker
 from tensorjax.tt import _entries, _reduce
 from tests import oracles
 
@@ -112,3 +112,21 @@ def test_contracted_modes_agree_with_programs_and_compile_nothing(seed, dtype):
         assert [(x.shape, x.dtype) for x in leaves[0]] == [(x.shape, x.dtype) for x in leaves[1]]
         a, b = (x if count == t.order else oracles.dense(x) for x in (found, expected))
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1e-3, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
+def test_traced_indices_out_of_range_give_nan(rng, kind):
+    shape = (3, 200, 4)
+    x = tt.TT(oracles.cores(rng, shape, 2, np.float32))
+    boxed = tucker.Tucker(x, [np.eye(n, dtype=np.float32) for n in shape])
+    full = oracles.dense(x)
+    low = 0 if np.iinfo(kind).min == 0 else -1
+    inside = np.array([[0, 100, 3], [low, 5, low], [2, low, 0]], kind)
+    outside = np.array([[3, 0, 0], [0, 0, 4], [np.iinfo(kind).max, 1, 1]], kind)
+    for evaluate, t in ((tt.evaluate, x), (tucker.evaluate, boxed)):
+        run = jax.jit(evaluate)
+        expected = full[tuple(inside.astype(np.int64).T)]
+        np.testing.assert_allclose(run(t, inside), expected, rtol=1e-4, atol=1e-5)
+        assert np.isnan(run(t, outside)).all()
+        if low:
+            assert np.isnan(run(t, np.array([[-4, 0, 0], [0, 0, -5]], kind))).all()

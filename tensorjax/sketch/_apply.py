@@ -109,15 +109,10 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-<<<<<<< HEAD
     if _on_host.serves(p, x):
         y, finite = _on_host.project(p, x, lead)
-    elif isinstance(x, np.ndarray) and x.size and not _check.is_traced(p):
-        y, finite = _project_host(p, x, lead)
-=======
-    if x.size and not _check.is_traced(p) and (isinstance(x, np.ndarray) or _is_small(x)):
+    elif x.size and not _check.is_traced(p) and (isinstance(x, np.ndarray) or _is_small(x)):
         y, finite = _project_host(p, np.asarray(x), lead)
->>>>>>> w/convert
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
     if not _known_true(finite):

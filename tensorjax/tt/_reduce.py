@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import absorb, difference, shared_out, times_right
+from tensorjax._ids import counted
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
@@ -216,7 +217,8 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
       (…,) entries.
 
     Raises:
-      ValueError: the last axis is not d, or (concrete indices) an index is out of range.
+      ValueError: the last axis is not d, or an index is out of range; of indices known only under
+        a transformation, such entries are NaN.
       TypeError: the indices are not integers.
 
     Example:
@@ -245,6 +247,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     tables: list[jax.Array] = []
     rows: list[jax.Array] = []
     exponent: Any = jnp.zeros((), jnp.int32)
+    valid = jnp.ones(indices.shape[:1], bool)
     for a, b in _groups(t, indices.shape[0]):
         table, e = _product(t.cores[a:b])
         exponent = exponent + e
@@ -252,9 +255,8 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
         tables.append(table.transpose(1, 0, 2))
         row = jnp.zeros((), jnp.int32)
         for k in range(a, b):
-            n = t.shape[k]
-            i = indices[:, k].astype(jnp.int32)
-            row = row * n + jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1)
+            i, held = counted(indices[:, k], t.shape[k])
+            row, valid = row * t.shape[k] + i, valid & held
         rows.append(row)
 
     def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
@@ -269,8 +271,10 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
     if indices.shape[0] <= piece:
-        return jax.vmap(entry)(tuple(rows))
-    return jax.lax.map(entry, tuple(rows), batch_size=piece)
+        out = jax.vmap(entry)(tuple(rows))
+    else:
+        out = jax.lax.map(entry, tuple(rows), batch_size=piece)
+    return jnp.where(valid, out, jnp.asarray(jnp.nan, out.dtype))
 
 
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:

@@ -11,6 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._batches import rounded_up
 from tensorjax._cores import difference, near_one, short, tall, wide
+from tensorjax._ids import counted
 from tensorjax._placement import placed, returned
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
@@ -160,7 +161,8 @@ def evaluate(t: Tucker, indices: Any) -> jax.Array:
       (…,) entries.
 
     Raises:
-      ValueError: the last axis is not d, or (concrete indices) an index is out of range.
+      ValueError: the last axis is not d, or an index is out of range; of indices known only under
+        a transformation, such entries are NaN.
       TypeError: the indices are not integers.
 
     Example:
@@ -190,9 +192,11 @@ def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
     t, exponent = near_one_parts(t)
 
     def row(index: jax.Array) -> jax.Array:
-        rows = [u[i] for u, i in zip(t.factors, index, strict=True)]
+        pairs = [counted(i, n) for i, n in zip(index, t.shape, strict=True)]
+        rows = [u[i] for u, (i, _) in zip(t.factors, pairs, strict=True)]
         value, e = entry(t.core, rows)
-        return linalg.scaled(value, exponent + e)
+        held = jnp.stack([valid for _, valid in pairs]).all()
+        return jnp.where(held, linalg.scaled(value, exponent + e), jnp.nan)
 
     cores = t.core.cores if train else [t.core]
     piece = max(1, _PIECE // max(math.prod(c.shape[1:]) for c in cores))

@@ -120,7 +120,8 @@ class Tucker(Summable):
 
     @shown
     def __repr__(self) -> str:
-        kind = "dense" if hasattr(self.core, "ndim") else repr(self.core)
+        array = hasattr(self.core, "ndim") and not isinstance(self.core, TT)
+        kind = "dense" if array else repr(self.core)
         return (
             f"Tucker(shape={self.shape}, ranks={self.ranks}, core={kind}, "
             f"dtype={jnp.dtype(self.dtype).name})"
