@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -34,9 +35,23 @@ import jax
 import numpy as np
 import pytest
 
+LONG_CASES = frozenset((Path(__file__).parent / "long_cases.txt").read_text("utf-8").splitlines())
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases of `long_cases.txt` as slow: of one test others, which take less, stay.
+
+    The cases are those that a measured run of all tests found to take longest. The file holds what
+    a mark cannot name without its test being written around it: single parameters of a table.
+    """
+    for item in items:
+        if item.nodeid in LONG_CASES:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -99,8 +99,8 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     )[0],
     "concatenate": lambda put: tt.concatenate([put(train()), put(train(1))], axis=1),
     "conj": lambda put: tt.conj(put(train())),
-    "real": lambda put: tt.real(put(train()) * 1j),
-    "imag": lambda put: tt.imag(put(train()) * 1j),
+    "real": lambda put: tt.real(put(train().astype(complex)) * 1j),
+    "imag": lambda put: tt.imag(put(train().astype(complex)) * 1j),
     "contract_modes": lambda put: tt.contract_modes(put(train()), {0: put(jnp.ones(4))}),
     "cross": lambda put: tt.cross(
         lambda i: np.ones(len(i)), (4, 4, 4), tol=1e-3, key=put(KEY)
@@ -213,8 +213,8 @@ TUCKER_CASES: dict[str, Callable[[Put], Any]] = {
         put(convert.tt_to_tucker(train(), rank=2)[0]), tol=1e-8
     ),
     "scale": lambda put: tucker.scale(put(tuckers()), 2.0),
-    "real": lambda put: tucker.real(put(tuckers()) * 1j),
-    "imag": lambda put: tucker.imag(put(tuckers()) * 1j),
+    "real": lambda put: tucker.real(put(tuckers().astype(complex)) * 1j),
+    "imag": lambda put: tucker.imag(put(tuckers().astype(complex)) * 1j),
     "scale operators": lambda put: put(tuckers()) + 1.0,
     "to_dense": lambda put: tucker.to_dense(put(tuckers())),
 }  # fmt: skip

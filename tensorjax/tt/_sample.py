@@ -1,6 +1,7 @@
 """Configurations drawn from tensor trains."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batches import rounded_up
-from tensorjax._placement import placed, returned
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
-from tensorjax.tt._round import orthogonalize
+from tensorjax._transfer import on_device
+from tensorjax.tt._round import orthogonal_cores, orthogonalize
+
+# Random numbers that are drawn before the sweep: more are drawn mode by mode, by a program.
+_NOISE = 2**23
 
 
 @placed
@@ -45,12 +50,53 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
-    t = orthogonalize(t, 0)
-    if not _check.on_cpu(t.cores[0], key, t):
-        return _sample(key, t, count)
-    # As many keys as are split off, the first are the same: a few more draws change none of these.
-    drawn = _sample(key, t, rounded_up(count))
-    return returned(np.asarray(drawn)[:count], drawn)
+    few = rounded_up(count) * sum(t.shape) <= _NOISE
+    if not few or not _check.on_cpu(t.cores[0], key, t):
+        return _sample(key, orthogonalize(t, 0), count)
+    return on_device([_on_host(t, _noise(key, t, count))])[0]
+
+
+def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
+    """Gumbel noise (count, n) for every mode, as `_sample` draws it.
+
+    As many keys as are split off, the first are the same: a few more draws change none of these.
+    """
+    real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
+    drawn = {
+        n: np.asarray(x)[:count] for n, x in _gumbel(key, rounded_up(count), t.shape, real).items()
+    }
+    places = [t.shape[:k].count(n) for k, n in enumerate(t.shape)]
+    return [drawn[n][:, place] for n, place in zip(t.shape, places, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> dict[int, jax.Array]:
+    """By size of the modes, (count, modes of this size, n): few random functions are compiled."""
+    keys = jax.vmap(lambda k: jax.random.split(k, len(shape)))(jax.random.split(key, count))
+    sizes = np.array(shape)
+    return {
+        n: jax.vmap(jax.vmap(lambda k, n=n: jax.random.gumbel(k, (n,), dtype)))(keys[:, sizes == n])
+        for n in sorted(set(shape))
+    }
+
+
+def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
+    """The draws of `_sample` from its noise, in the memory of a CPU: nothing is compiled."""
+    dtype = linalg.factor_dtype(t.dtype)
+    host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
+    cores, _ = orthogonal_cores(host, 0)
+    left = np.ones((len(noise[0]), 1), dtype)
+    drawn = []
+    for core, gumbel in zip(cores, noise, strict=True):
+        rows = np.tensordot(left, core, 1)
+        weights = np.sum(np.square(np.abs(rows)), axis=2)
+        with np.errstate(divide="ignore"):
+            index = np.argmax(np.log(weights) + gumbel.astype(weights.dtype), axis=1)
+        at = np.arange(len(index)), index
+        length = np.sqrt(weights[at])
+        left = rows[at] / np.where(length > 0, length, 1)[:, None].astype(dtype)
+        drawn.append(index)
+    return np.stack(drawn, axis=1).astype(jax.dtypes.canonicalize_dtype(int))
 
 
 @functools.partial(jax.jit, static_argnums=2)
