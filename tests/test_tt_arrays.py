@@ -329,3 +329,19 @@ def test_extrema_of_what_no_array_holds(rng):
             tt.argmax(bad)
     with pytest.raises(TypeError, match="outside"):
         jax.jit(tt.argmax)(peak)
+
+
+def test_ranks_of_permuted_trains_are_those_needed(rng):
+    t = tt.random(jax.random.key(0), (2,) * 12, 3, float)
+    back = list(range(12))[::-1]
+    assert max(tt.permute(t, back).ranks) <= 3
+    there = [*range(1, 12), 0]
+    out = tt.permute(tt.permute(t, there), [11, *range(11)])
+    assert max(out.ranks) <= 3
+    close(out, dense(t))
+    with pytest.raises(TypeError, match="tol"):
+        jax.jit(lambda t: tt.permute(t, back, tol=0.1))(t)
+    with pytest.raises(TypeError, match="tol"):
+        jax.jit(lambda t: tt.reshape(t, (2**12,), tol=0.1))(t)
+    small = jax.jit(lambda t: tt.permute(t, there, rank=4, tol=0.5))(t)
+    assert max(small.ranks) <= 4
