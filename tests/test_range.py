@@ -352,3 +352,21 @@ def test_sums_of_trains_are_cut_by_what_their_modes_allow(rng, tol):
     y = tt.TT([jnp.asarray(c) for c in cores(rng, (2,) * 5, (2, 4, 4, 2), np.float64)])
     assert tt.round(y + y, rank=4, tol=tol).ranks == y.ranks
     assert tt.linear_combination([y, y], rank=4, tol=tol).ranks == y.ranks
+
+
+def test_norms_beside_the_largest_number_and_of_differences(rng):
+    for size in (1e38, 2.4e38):
+        x = tt.rank_one([jnp.ones(2, jnp.float32), jnp.full(3, size, jnp.float32)])
+        exact = size * 6**0.5
+        with jax.numpy_dtype_promotion("standard"):
+            logs = [float(f(x)) for f in (tt.log_norm, jax.jit(tt.log_norm))]
+        assert logs == pytest.approx([np.log(exact)] * 2, rel=1e-5)
+        for _ in range(12):  # the host first, then a program
+            if exact < float(np.finfo(np.float32).max):
+                assert float(tt.norm(x)) == pytest.approx(exact, rel=1e-5)
+            else:
+                with pytest.raises(OverflowError, match="out of the range"):
+                    tt.norm(x)
+    for seed in range(12):
+        x = tt.random(jax.random.key(seed), (4, 5, 6), 3, jnp.float32)
+        assert 0 <= float(tt.norm(x - tt.orthogonalize(x, 1))) < 1e-2 * float(tt.norm(x))

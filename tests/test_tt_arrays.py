@@ -345,3 +345,37 @@ def test_ranks_of_permuted_trains_are_those_needed(rng):
         jax.jit(lambda t: tt.reshape(t, (2**12,), tol=0.1))(t)
     small = jax.jit(lambda t: tt.permute(t, there, rank=4, tol=0.5))(t)
     assert max(small.ranks) <= 4
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64])
+def test_traced_indices_of_any_dtype(rng, kind):
+    t, a = drawn(rng, (300, 5)), tt.identity((20, 20), float)
+    low = -1 if np.iinfo(kind).min else 5
+    pick = jax.jit(lambda t, k: t[k])
+    close(pick(t, kind(low)), dense(t)[low])
+    close(pick(t, np.array([3, low, 100], kind)), dense(t)[[3, low, 100]])
+    assert float(jax.jit(lambda a, k: a[k, k])(a, kind(low))) == 1
+    huge = tt.identity((2,) * 40, float)
+    for k in (3, low):
+        assert float(jax.jit(lambda a, k: a[k, k])(huge, kind(k))) == 1
+
+
+def test_derivatives_of_permuted_trains_of_lower_rank(rng):
+    t = tt.ones((2, 2, 3), float)
+    t, w = t + t, normal(rng, (3, 2, 2), np.float64)
+    found = jax.grad(lambda t: jnp.vdot(w, tt.to_dense(tt.permute(t, (2, 0, 1)))))(t)
+    exact = jax.grad(lambda t: jnp.vdot(w, tt.to_dense(t).transpose(2, 0, 1)))(t)
+    for a, b in zip(found.cores, exact.cores, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_products_and_means_in_range(rng):
+    y = tt.rank_one([jnp.ones(10, jnp.float32)] * 40 + [jnp.full(2, 1e-30, jnp.float32)])
+    out = tt.tensordot(tt.ones((10,) * 40, jnp.float32), y, 40)
+    np.testing.assert_allclose(tt.to_dense(out), 1e10, rtol=1e-4)
+    for dtype in (jnp.bfloat16, jnp.float16, np.float32):
+        x, a = tt.ones((10,) * 40, dtype), tt.TTMatrix([jnp.ones((1, 300, 300, 1), dtype)])
+        few = 4 * float(jnp.finfo(dtype).eps)
+        assert float(tt.mean(x)) == pytest.approx(1, abs=few)
+        assert float(tt.mean(a)) == pytest.approx(1, abs=few)
+        assert float(tt.var(x)) < 1e-3

@@ -120,7 +120,7 @@ def norm(x: TT) -> jax.Array | None:
     half = exponent // 2
     with np.errstate(all="ignore"):
         rest = np.ldexp(square, exponent - 2 * half)
-        root = rest * 0 if rest <= 0 else np.sqrt(rest)
+        root = abs(rest * 0) if rest <= 0 else np.sqrt(rest)
         return on_device([np.asarray(np.ldexp(root, half))])[0]
 
 

@@ -91,7 +91,10 @@ def norm(x: TT) -> jax.Array:
 def _check_held(x: TT, dtype: Any) -> None:
     """Raises if a norm left the range of its dtype: dividing by it would give zeros or NaN."""
     square, half = map(np.asarray, _squared_norm(x))
-    if np.isfinite(square) and square > 0:
+    info = jnp.finfo(dtype)
+    # Where terms cancel, a square of zero is roundoff, and other sweeps have other roundoff.
+    held = info.minexp - info.nmant <= float(half) < info.maxexp - 1
+    if np.isfinite(square) and square > 0 and not held:
         power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)
         raise OverflowError(
             f"the norm, about 1e{power:+.0f}, is out of the range of {dtype}; "
@@ -166,8 +169,13 @@ def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
         e = e * linalg.power_of_two(-size, e.dtype)
         # One after the other: two large cores must not meet before e has scaled one of them down.
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
+        # So many terms of the size of b may be beyond what each of them is within; exponents are
+        # clipped to two below the largest one.
+        terms = math.ceil(math.log2(a.shape[1] * a.shape[2] * b.shape[2])) + 4
+        down = jnp.maximum(linalg.exponent_of(b) + terms - int(jnp.finfo(e.dtype).maxexp), 0)
+        e = e * linalg.power_of_two(-down, e.dtype)
         e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
-        exponent = exponent + shift + size
+        exponent = exponent + shift + size + down
     return e[0, 0], exponent
 
 

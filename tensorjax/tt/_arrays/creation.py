@@ -88,6 +88,8 @@ def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
     single("t", t, TT)
     if len(widths) != t.order:
         raise ValueError(f"widths: expected {t.order} pairs (before, after), got {len(widths)}")
+    if any(np.ndim(pair) != 1 for pair in widths):
+        raise ValueError(f"widths: expected pairs (before, after), got {widths}")
     pairs = [tuple(_check.integer("widths", w, low=0) for w in pair) for pair in widths]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"widths: expected pairs (before, after), got {widths}")

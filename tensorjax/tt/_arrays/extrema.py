@@ -109,6 +109,8 @@ def _extremum(t: TT, candidates: int, sign: float) -> Any:
         index, best = (other, value) if value > best else (index, best)
         bound = max(best, min(found.dropped, low + shifted.dropped))
     certified = bound <= best + _SLACK * max(abs(best), abs(low))
+    # Where all that was seen is zero, or has vanished, a train that is not zero has more.
+    certified &= bool(best != 0 or low != 0 or not any(cores[0].flat))
     value = evaluate(t, index)
     with np.errstate(over="ignore"):
         limit = sign * float(linalg.scaled(np.float64(bound), exponent))
@@ -118,12 +120,16 @@ def _extremum(t: TT, candidates: int, sign: float) -> Any:
 
 
 def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
-    """±t in double precision, every core near one, and the exponent of the whole."""
-    cores, total = [], 0
-    for c in t.cores:
-        core, e = linalg.normalized(np.asarray(c).astype(np.float64))
-        cores.append(core)
-        total += int(np.ravel(e)[0])
+    """±t in double precision over a power of two, right-orthogonal: of a norm near one.
+
+    Then what is multiplied out from the left is no smaller than the entries that come of it.
+    """
+    cores: list[Any] = [np.asarray(c).astype(np.float64) for c in t.cores]
+    total = 0
+    # From the left first: what the left cores do not see must not set the scale of the right ones.
+    for center in (t.order - 1, 0):
+        cores, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), center)
+        total += int(np.ravel(exponent)[0])
     return [cores[0] * sign, *cores[1:]], total
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._ids import counted
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._algebra import fold, unfold
@@ -114,7 +115,7 @@ def _expanded(key: Any, order: int, what: str) -> list[Any]:
         raise IndexError(f"expected at most {order} keys, one for each of the {what}, got {given}")
     at = dots[0] if dots else len(keys)
     out = [*keys[:at], *[_WHOLE] * (order - given), *keys[at + 1 :]]
-    return [np.asarray(k) if isinstance(k, list) else k for k in out]
+    return [np.array(k, None if k else int) if isinstance(k, list) else k for k in out]
 
 
 def _check_vectors(keys: Sequence[Any]) -> None:
@@ -179,7 +180,7 @@ def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
                 f"expected a slice that picks something of a mode of size {n}, got {key}"
             )
         return out
-    if _is_vector(key) and key.dtype.kind == "b":
+    if _is_vector(key) and key.dtype.kind == "b" and not _check.is_traced(key):
         if key.shape != (n,):
             raise IndexError(f"expected {n} Booleans, one for each index, got {key.shape[0]}")
         key = np.flatnonzero(key)
@@ -190,10 +191,15 @@ def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
             got = f"{rows.min()} to {rows.max()}" if rows.size else "none"
             raise IndexError(f"expected indices in [-{n}, {n}), got {key if single_index else got}")
         return core[(_WHOLE,) * axis + (np.where(rows < 0, rows + n, rows),)]
-    rows = jnp.atleast_1d(key)
-    rows = jnp.where(rows < 0, rows + n, rows)
-    rows = jnp.where(rows < 0, n, rows)  # NaN then, as above: negative ones would be counted again
-    return jnp.take(core, rows, axis=axis, mode="fill", fill_value=jnp.nan)
+    if key.dtype.kind == "b":
+        raise IndexError(
+            "expected integers under a transformation, where it is not known how many indices "
+            "Booleans pick"
+        )
+    rows, held = counted(jnp.atleast_1d(key), n)
+    shape = [1] * core.ndim
+    shape[axis] = held.size
+    return jnp.where(held.reshape(shape), jnp.take(core, rows, axis=axis), jnp.nan)
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:
@@ -225,9 +231,10 @@ def _side(key: Any, shape: tuple[int, ...], what: str) -> list[Any]:
         if not -total <= index < total:
             raise IndexError(f"expected an index of the {what} in [-{total}, {total}), got {index}")
         return [int(i) for i in np.unravel_index(index % total, shape)]
-    index, digits = jnp.where(key < 0, key + total, key), []
+    # Of a negative number all digits but the leading one are as from the end: no size is added,
+    # which the dtype might not hold.
+    index, digits = key if key.dtype.itemsize >= 4 else key.astype(jnp.int32), []
     for n in shape[:0:-1]:
         index, digit = jnp.divmod(index, n)
         digits.append(digit)
-    # The leading digit is out of range where the index is: NaN then.
-    return [jnp.where(index < 0, shape[0], index), *digits[::-1]]
+    return [index, *digits[::-1]]

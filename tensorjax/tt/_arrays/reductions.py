@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, times_right
+from tensorjax._cores import absorb, shared_out, times_right
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
@@ -66,11 +66,12 @@ def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
     single("t", t)
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
-        sizes = [math.prod(c.shape[1 + k] for k in sides) for c in t.cores]
-        return _matrix_sum(_divided(t, sizes), sides)
-    return contract_modes(
-        t, {k: np.full(t.shape[k], 1 / t.shape[k]).astype(t.dtype) for k in _modes(axis, t.order)}
-    )
+        powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])
+        return _matrix_sum(_multiplied(t, powers), sides) * rest
+    modes = _modes(axis, t.order)
+    powers, rest = _inverse_powers([t.shape[k] for k in modes])
+    pairs = zip(modes, powers, strict=True)
+    return contract_modes(t, {k: np.full(t.shape[k], w).astype(t.dtype) for k, w in pairs}) * rest
 
 
 @placed
@@ -96,9 +97,9 @@ def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
     if len(modes) == t.ndim:
         flat = fold(t) if isinstance(t, TTMatrix) else t
         # Root mean squares are in range where norms, of so many entries, are not.
-        sizes = [math.sqrt(n) for n in flat.shape]
+        powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
         centre = scale(ones_like(flat), mean(flat))
-        return distance(_divided(flat, sizes), _divided(centre, sizes)) ** 2
+        return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
     if isinstance(t, TTMatrix):
         raise ValueError("axis: expected None for a TTMatrix, whose rows and columns share modes")
     deviation = add(t, scale(_repeated(mean(t, modes), t.shape, modes), -1))
@@ -146,7 +147,7 @@ def mode_product(t: TT, matrix: Any, mode: int) -> TT:
     """
     single("t", t, TT)
     k, w = _mode(mode, t.order), _check.inexact("matrix", matrix)
-    if w.ndim != 2 or w.shape[1] != t.shape[k]:
+    if w.ndim != 2 or w.shape[1] != t.shape[k] or not w.shape[0]:
         raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
     dtype = jnp.promote_types(t.dtype, jax.dtypes.canonicalize_dtype(w.dtype))
     t = t.astype(dtype)
@@ -255,13 +256,25 @@ def _mode(axis: Any, order: int) -> int:
 
 
 def _replaced(t: TT, k: int, core: Any) -> TT:
-    return TT._unchecked((*t.cores[:k], core, *t.cores[k + 1 :]))
+    return TT._unchecked(tuple(map(jnp.asarray, (*t.cores[:k], core, *t.cores[k + 1 :]))))
 
 
-def _divided(t: Train, sizes: Sequence[float]) -> Train:
-    """Every core over a number of its own."""
-    pairs = zip(t.cores, sizes, strict=True)
-    return type(t)._unchecked(tuple(c / np.asarray(s).astype(t.dtype) for c, s in pairs))
+def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
+    """Powers of two, one for each size, and what is missing of their product to 1/∏ sizes.
+
+    They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
+    """
+    powers, rest = [], 1.0
+    for n in sizes:
+        rest, e = math.frexp(rest / n)
+        powers.append(math.ldexp(1.0, e))
+    return powers, rest
+
+
+def _multiplied(t: Train, numbers: Sequence[float]) -> Train:
+    """Every core times a number of its own."""
+    pairs = zip(t.cores, numbers, strict=True)
+    return type(t)._unchecked(tuple(c * w for c, w in pairs))
 
 
 def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
@@ -313,12 +326,12 @@ def _joined(x: TT, y: TT, count: int) -> Any:
     last = list(y.cores[count:])
     bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
     if last:
-        last[0] = linalg.scaled(absorb(bond, last[0]), exponent)
+        last[0] = absorb(bond, last[0])
     elif first:
-        first[-1] = linalg.scaled(times_right(first[-1], bond), exponent)
+        first[-1] = times_right(first[-1], bond)
     else:
         return linalg.scaled(bond[0, 0], exponent)
-    return TT._unchecked((*first, *last))
+    return TT._unchecked(tuple(shared_out([*first, *last], exponent, at=max(len(first) - 1, 0))))
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, balanced, tall, times_right
+from tensorjax._cores import absorb, balanced, shared_out, tall, times_right
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._build import feasible_ranks
@@ -58,7 +58,7 @@ def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
         )
     given, asked = _pairs(t), _asked(t, shape)
     if given == asked:
-        return t if tol is None else round(t, tol=tol)
+        return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
     if not is_hosted(t):
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
@@ -109,7 +109,8 @@ def permute(
     sizes = _pairs(t)
     swaps = list(_swaps(order))
     if not swaps:
-        return t if tol is None and rank is None else round(t, tol=tol, rank=rank)
+        plain = tol is None and rank is None
+        return _train(type(t), t.cores) if plain else round(t, tol=tol, rank=rank)
     moved = [sizes[k] for k in order]
     if tol is None and rank is None and order == list(range(t.order))[::-1]:
         return reverse(t)
@@ -139,13 +140,14 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int]) -> list[Any]:
-    """By a program: to the bound on all ranks, if there is one."""
+    """By a program: exactly, or to the bound on all ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
+    if rank is None:  # factors of a matrix of lower rank would have no right derivatives
+        return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
     cores, exponent = orthogonal_cores(flat, swaps[0])
-    bound = None if rank is None else max(feasible_ranks(rank, sizes), default=1)
+    bound = max(feasible_ranks(rank, sizes), default=1)
     cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
-    cores[swaps[-1]] = linalg.scaled(cores[swaps[-1]], exponent)
-    return [c.astype(t.dtype) for c in cores]
+    return [c.astype(t.dtype) for c in shared_out(cores, exponent, at=swaps[-1] + 1)]
 
 
 @placed
@@ -173,7 +175,7 @@ def _pairs(t: TT | TTMatrix) -> list[Pair]:
 def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
     if isinstance(t, TT):
         return [(n, 1) for n in _filled("shape", shape, t.shape)]
-    if len(shape) != 2:
+    if np.ndim(shape) == 0 or len(shape) != 2:
         raise ValueError(f"shape: expected (row_shape, col_shape), got {shape}")
     rows = _filled("shape[0]", shape[0], t.row_shape)
     columns = _filled("shape[1]", shape[1], t.col_shape)
@@ -274,9 +276,8 @@ def _exact_cut(matrix: Any) -> tuple[Any, Any]:
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
 
 
-def _static_cut(matrix: Any, bound: int | None) -> tuple[Any, Any]:
-    rank = min(*matrix.shape, *([] if bound is None else [bound]))
-    u = linalg.left_basis(matrix, rank=rank).u
+def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
+    u = linalg.left_basis(matrix, rank=min(*matrix.shape, bound)).u
     return u, linalg.matmul(linalg.adjoint(u), matrix)
 
 
@@ -314,7 +315,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
     """A train of cores with rows and columns."""
-    if kind is TT:
+    if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(map(jnp.asarray, cores)))
 
@@ -335,10 +336,13 @@ def _swaps(order: Sequence[int]) -> Iterator[int]:
         now.insert(goal, now.pop(at))
 
 
-def _swapped(cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any]) -> list[Any]:
-    """Cores after swaps; the first is orthogonal around the first place, which the norm is at."""
+def _swapped(
+    cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any], centred: bool = True
+) -> list[Any]:
+    """Cores after swaps, each cut where the norm is: first at the first place."""
     center = swaps[0]
     for k in swaps:
+        center = center if centred else k
         while center < k:
             q, r = linalg.qr(tall(cores[center]))
             cores[center] = q.reshape(*cores[center].shape[:2], -1)
