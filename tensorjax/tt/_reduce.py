@@ -131,7 +131,7 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     if _native.overlaps(x.cores, y.cores):
         return _either_overlap(x, y, same)
-    return _overlap_by_xla(x, y)
+    return _overlap_by_xla(x, y, same)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -152,7 +152,7 @@ def _norm_by_sweeps(x: TT) -> tuple[jax.Array, jax.Array]:
 
 
 def _norm_by_xla(x: TT) -> tuple[jax.Array, jax.Array]:
-    return _overlap_by_xla(x, x)  # real: the conjugate is the train itself
+    return _overlap_by_xla(x, x, True)  # real: the conjugate is the train itself
 
 
 @_either_overlap.defjvp
@@ -160,7 +160,7 @@ def _either_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
     return jax.jvp(_overlap_by_xla, primals, tangents)
 
 
-def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
+def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     e = jnp.ones((1, 1), x.dtype)
     exponent = jnp.zeros((), jnp.int32)
     # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
@@ -169,13 +169,15 @@ def _overlap_by_xla(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
         e = e * linalg.power_of_two(-size, e.dtype)
         # One after the other: two large cores must not meet before e has scaled one of them down.
         e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
-        # So many terms of the size of b may be beyond what each of them is within; exponents are
-        # clipped to two below the largest one.
-        terms = math.ceil(math.log2(a.shape[1] * a.shape[2] * b.shape[2])) + 4
-        down = jnp.maximum(linalg.exponent_of(b) + terms - int(jnp.finfo(e.dtype).maxexp), 0)
-        e = e * linalg.power_of_two(-down, e.dtype)
+        if same:
+            # So many terms of the size of b, which is that of a, may be beyond what each of them
+            # is within; exponents are clipped to two below the largest one. Elsewhere a look at b
+            # would take as long as the product.
+            terms = math.ceil(math.log2(a.shape[1] * a.shape[2] ** 2)) + 4
+            down = jnp.maximum(size + terms - int(jnp.finfo(e.dtype).maxexp), 0)
+            e, size = e * linalg.power_of_two(-down, e.dtype), size + down
         e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
-        exponent = exponent + shift + size + down
+        exponent = exponent + shift + size
     return e[0, 0], exponent
 
 
