@@ -63,7 +63,7 @@ def tangent_project(x: TT, z: TT) -> TT:
     Numer. Anal. 53 (2015), theorem 3.1; O(d n r R (r + R)) operations for z of ranks R.
     """
     single("z", z, TT)
-    x, z = _aligned(point(x), z)
+    x, z = _aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
     _check.finite("z", z)
     return _tangent_project(x, z, not is_tame(x, z))
 
