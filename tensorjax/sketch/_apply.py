@@ -27,8 +27,8 @@ def apply(p: Any, x: Any) -> Any:
     """Computes f(x), whose squared norm estimates that of x without bias.
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
-    dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built,
-    but for those of `jax.export`. Concrete rows on a CPU, of the dtype of ``p``, are NumPy's work
+    dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built.
+    Concrete rows on a CPU, of the dtype of ``p``, are NumPy's work
     with nothing compiled where they are few, and in float64 under `gaussian` maps always.
 
     Args:

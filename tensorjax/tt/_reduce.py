@@ -34,7 +34,8 @@ def inner(x: TT, y: TT) -> jax.Array:
     """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
 
     For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
-    exact powers of two, so only the value itself can overflow.
+    exact powers of two, so only the value itself can overflow, or, in programs of XLA, a core of y
+    whose entries are within the number of its entries of the largest one that the dtype holds.
 
     Args:
       x: TT or TTMatrix; conjugated.

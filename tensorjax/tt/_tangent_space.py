@@ -31,7 +31,6 @@ from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._round import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
-_LEAST = -120  # exponents up to this are those of zeros, or of next to nothing in any dtype
 # Exponent of a zero: far below that of anything else.
 NOTHING = -(2**20)
 
@@ -106,16 +105,6 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
     whole = top + exponent
     fits = (low < whole) & (whole < high) | (top < NOTHING // 2) | (order == 1)
     return settled(jnp.where(fits, 0, whole // order))
-
-
-def largest_exponent(arrays: Sequence[tuple[jax.Array, Any]]) -> Any:
-    """e with the largest of all arrays a·2^p, given as (a, p), of about 2^e in size."""
-    # One after the other: XLA takes long to compile an array of so many exponents.
-    out: Any = NOTHING
-    for a, p in arrays:
-        e = linalg.exponent_of(a)
-        out = settled(jnp.maximum(out, jnp.where(e > _LEAST, p + e, NOTHING)))
-    return out
 
 
 @placed_by(_like_cores)
@@ -222,16 +211,11 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
     for c in cores:
         e = linalg.exponent_of(c)
         size = linalg.energy(tall(c * linalg.power_of_two(-e, c.dtype))) / min(c.shape[::2])
-        bias = -exponents_floor(c.dtype)
-        e = jnp.clip(e + linalg.exponent_of(size) // 2, -bias, bias)
+        most = int(jnp.finfo(c.dtype).maxexp) - 2  # both 2^most and 2^(−most) are normal numbers
+        e = jnp.clip(e + linalg.exponent_of(size) // 2, -most, most)
         out.append(c * linalg.power_of_two(-e, c.dtype))
         exponents.append(e)
     return out, settled(sum(exponents))
-
-
-def exponents_floor(dtype: Any) -> int:
-    """The least e for which both 2^e and 2^(−e) are normal numbers."""
-    return int(jnp.finfo(dtype).minexp)
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
