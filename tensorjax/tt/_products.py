@@ -67,7 +67,8 @@ def hadamard(
       (1, 1, 1)
 
     Source: Oseledets (2011), section 4.2; for the rounding, see `linear_combination`. Large
-    real products are written by compiled code in programs for a single CPU device. The first exact products of one shape of concrete trains on a CPU
+    real products are written by compiled code in programs for a single CPU device. The first exact
+    products of one shape of concrete trains on a CPU
     (ten small ones, three large ones) are NumPy's, with nothing compiled; so are those of `matvec`
     and `matmul`, where a program sums in another order and may differ by roundoff.
     """
