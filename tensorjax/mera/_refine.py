@@ -243,12 +243,12 @@ def refine(
     _check.finite("m", m)
     _check.finite("target", target)
     _check.integer("steps", steps, low=0)
-    size = target.namespace.norm(target)
-    if not 0 < float(size) < float("inf"):
-        raise ValueError(
-            f"target: expected a norm that is not zero and that {jnp.dtype(size.dtype).name} can "
-            f"hold, got {float(size)}; scale the train first"
-        )
+    try:
+        size = target.namespace.norm(target)
+    except OverflowError as error:
+        raise ValueError(f"target: {error}; scale the train first") from error
+    if float(size) == 0:
+        raise ValueError("target: expected a train that is not zero")
     dtype = linalg.factor_dtype(jnp.promote_types(m.dtype, target.dtype))
     unit = target.astype(dtype) / size.astype(dtype)
     method = conjugate_gradient() if optimizer is None else stiefel(optimizer)
