@@ -216,7 +216,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
     if not is_traced(array) and array.size:
         host = np.asarray(array).reshape(-1, len(shape))
         sizes = np.asarray(shape)
-        outside = ((host < -sizes) | (host >= sizes)).any(0)
+        outside = (host.min(0) < -sizes) | (host.max(0) >= sizes)
         if outside.any():
             mode = int(np.argmax(outside))
             raise ValueError(

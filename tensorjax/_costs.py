@@ -8,8 +8,8 @@ them by about one factor). Only ratios of them are ever compared, so other machi
 _READ, _GRAM_ROW, _COLUMN = 0.9, 1 / 60, 1 / 35
 # A tall matrix takes so many times longer to read: a BLAS packs it, ours do not.
 _TALL = 1.5
-# What a call costs whatever its size.
-_CALL = 4e3
+# What a call costs whatever its size; and a sketch, which makes some dozens.
+_CALL, _SKETCH = 4e3, 3e5
 
 
 def gram(size: float, rows: float, right: bool = False) -> float:
@@ -35,4 +35,4 @@ def cut(size: float, rows: float, rank: float, right: bool = False) -> float:
 
 def sketched(size: float, columns: float, passes: int) -> float:
     """A subspace from a sketch of so many columns, with as many products with the data."""
-    return _READ * size + passes * product(size, columns)
+    return _SKETCH + _READ * size + passes * product(size, columns)

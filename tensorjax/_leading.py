@@ -31,8 +31,8 @@ _SINGLE, _COARSE = 0.25, 64
 THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
 _TINY = 2**12
-# Smaller matrices are factorised exactly, sketched with no fewer columns than this.
-_LEAST_SIZE, _LEAST_COLUMNS = 2**17, 16
+# Fewer columns are no sketch.
+_LEAST_COLUMNS = 16
 # A sketch may cost this share of the exact way: where nothing is known of the rank, and where it
 # is thought to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
@@ -242,11 +242,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
     """Of a sketch that costs little beside the exact way; 0 if there is none."""
     rows = a.shape[1] if right else a.shape[0]
-    if (
-        a.size < _LEAST_SIZE
-        or rows < 4 * _LEAST_COLUMNS
-        or (asked.share, asked.tail) == (None,) * 2
-    ):
+    if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
     guess = rows // 4 if asked.guess is None else asked.guess
     known = asked.guess is not None and 4 * guess <= rows

@@ -7,7 +7,6 @@ a matrix product, while XLA gathers a matrix for each.
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from tensorjax import _blas, _check, linalg
+from tensorjax._call_counts import FirstCalls
 from tensorjax._cores import Cores, absorb, balanced, tall, times_right, wide
 from tensorjax._placement import _is_alone
 from tensorjax._train import TT
@@ -29,9 +29,9 @@ _FEW = 4
 _SHARED, _MATRIX = 64, 256
 _LARGE = 2**10  # numbers in such a matrix from which programs of XLA, which gather, are slower
 # Calls with equal shapes, and as large a batch, after which a program is compiled for them.
-_HABIT, _MOST_KINDS = 10, 4096
+_HABIT = 10
 _NEAR = 4  # powers of two that norms of cores may be off one
-_calls: Counter[Any] = Counter()
+_calls = FirstCalls()
 
 
 def is_hosted(*arguments: Any) -> bool:
@@ -51,10 +51,7 @@ def pays(t: TT, indices: np.ndarray) -> bool:
     if len(indices) == 0 or _pays_to_sort(t.cores, len(indices)):
         return True
     key = t.shape, t.ranks, t.dtype, len(indices), indices.dtype
-    if len(_calls) > _MOST_KINDS:
-        _calls.clear()
-    _calls[key] += 1
-    return _calls[key] <= _HABIT
+    return _calls.is_first(key, lambda: _HABIT)
 
 
 def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
@@ -111,6 +108,8 @@ def _piece(
     tables: Cores, groups: Any, shape: Sequence[int], indices: np.ndarray, exponent: int
 ) -> np.ndarray:
     columns = np.ascontiguousarray(indices.T, np.intp)
+    if columns.min() < 0:  # counted from the end
+        columns = np.where(columns < 0, columns + np.asarray(shape)[:, None], columns)
     rows = [_merged(columns[a:b], shape[a:b]) for a, b in groups]
     v = tables[0][0].take(rows[0], 0)
     powers: Any = exponent
@@ -125,10 +124,10 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Indices of several modes as one, negative ones counted from the end."""
-    row: Any = 0
-    for i, n in zip(columns, shape, strict=True):
-        row = row * n + (np.where(i < 0, i + n, i) if i.min() < 0 else i)
+    """Indices of several modes as one."""
+    row = columns[0]
+    for i, n in zip(columns[1:], shape[1:], strict=True):
+        row = row * n + i
     return row
 
 
@@ -148,9 +147,11 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     else:
         matrices = table.transpose(1, 0, 2)
     step = max(1, _GATHER // (r * s))
+    if count <= step:
+        return (v[:, None] @ matrices[rows])[:, 0]
     pieces = [slice(k, k + step) for k in range(0, count, step)]
     out = [(v[p, None] @ matrices[rows[p]])[:, 0] for p in pieces]
-    return out[0] if len(out) == 1 else np.concatenate(out)
+    return np.concatenate(out)
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -5,8 +5,7 @@ products of small cores take NumPy no longer than a program of XLA takes to be c
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _placement, linalg
+from tensorjax._call_counts import FirstCalls
 from tensorjax._cores import Cores, absorb, tall
 from tensorjax._train import TT, TTMatrix
 from tensorjax._transfer import on_device
@@ -22,10 +22,12 @@ from tensorjax.tt._entries import _near_one, _on_host
 # Calls with equal shapes after which a program is compiled for them, which is two to four times
 # faster where cores are small: by multiplications, or numbers written, up to which it is so many.
 _HABITS = {2**18: 10, 2**23: 3}
-_MOST_KINDS = 4096
 # Exponents of the squared norm up to which what is carried from core to core stays as it is.
 _TAME = 60
-_calls: Counter[Any] = Counter()
+# Products of cores from so many numbers on, with last axes below so many, are multiplied row by
+# row: NumPy's inner loop is as long as the last axis of what it broadcasts.
+_MANY, _SHORT = 2**11, 64
+_calls = FirstCalls()
 
 
 def _is_hosted(cores: Sequence[Any], dtype: Any) -> bool:
@@ -40,13 +42,14 @@ def _is_hosted(cores: Sequence[Any], dtype: Any) -> bool:
         return False  # traced, or abstract
 
 
-def _pays(kind: str, cores: Sequence[Any], work: float) -> bool:
+def _pays(kind: str, cores: Sequence[Any], work: Callable[[], float]) -> bool:
     """Whether a piece of work is no habit yet, for which a program is worth being compiled."""
-    if len(_calls) > _MOST_KINDS:
-        _calls.clear()
-    key = kind, tuple([c.shape for c in cores]), cores[0].dtype
-    _calls[key] += 1
-    return _calls[key] <= next((n for most, n in _HABITS.items() if work <= most), 0)
+
+    def allowed() -> int:
+        done = work()
+        return next((n for most, n in _HABITS.items() if done <= most), 0)
+
+    return _calls.is_first((kind, *[c.shape for c in cores], cores[0].dtype), allowed)
 
 
 def _common(x: Any, y: Any) -> Any:
@@ -57,7 +60,7 @@ def _common(x: Any, y: Any) -> Any:
 def product(x: Any, y: Any, kind: str) -> Any:
     """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve."""
     dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype) or not _pays(kind, cores, _written(x, y, kind)):
+    if not _is_hosted(cores, dtype) or not _pays(kind, cores, lambda: _written(x, y, kind)):
         return None
     pairs = zip(_on_host(x.cores, dtype), _on_host(y.cores, dtype), strict=True)
     with np.errstate(all="ignore"), _blas.one_thread(True):
@@ -78,11 +81,15 @@ def _written(x: Any, y: Any, kind: str) -> float:
 
 
 def _hadamard(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    (r, *modes, s), (p, *_, q) = a.shape, b.shape
+    if q < _SHORT and a.size * p * q >= _MANY:
+        long, tiled = np.repeat(a, q, axis=-1), np.tile(b, s)
+        return (long[:, None] * tiled[None]).reshape(r * p, *modes, s * q)
     if a.ndim == 3:
         out = a[:, None, :, :, None] * b[None, :, :, None, :]
     else:
         out = a[:, None, :, :, :, None] * b[None, :, :, :, None, :]
-    return out.reshape(a.shape[0] * b.shape[0], *a.shape[1:-1], -1)
+    return out.reshape(r * p, *modes, s * q)
 
 
 def _matvec(a: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -130,17 +137,21 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     cores = x.cores if x is y else (*x.cores, *y.cores)
     if not _is_hosted(cores, dtype):
         return None
-    work = sum(
-        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
-        for a, b in zip(x.cores, y.cores, strict=True)
-    )
-    if not _pays(kind, cores, work):
+    if not _pays(kind, cores, lambda: _work(x, y)):
         return None
     with np.errstate(all="ignore"), _blas.one_thread(True):
         left, more = _near_one(_on_host(x.cores, dtype))
         right, exponent = (left, more) if x is y else _near_one(_on_host(y.cores, dtype))
         value, carried = _swept(left, right)
     return value, exponent + more + carried
+
+
+def _work(x: TT, y: TT) -> float:
+    """Multiplications of an inner product."""
+    return sum(
+        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
+        for a, b in zip(x.cores, y.cores, strict=True)
+    )
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
