@@ -34,9 +34,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from tensorjax import _symbolic
-from tensorjax._contract import costs, execute, options, paths, slicing, steps
+from tensorjax._contract import costs, execute, on_host, options, paths, slicing, steps
 from tensorjax._contract import einsum as syntax
 from tensorjax._contract.costs import Cost
 from tensorjax._contract.model import Model, Slices
@@ -132,6 +133,38 @@ class Plan:
             ValueError: if the number of arrays or a shape is not the planned one.
             TypeError: if an operand is not an array.
         """
+        self._check(arrays)
+        found = tuple(map(np.shape, arrays))
+        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
+
+    def on_host(self, *arrays: Any) -> np.ndarray:
+        """Contracts arrays in the memory of the host with NumPy: nothing is compiled.
+
+        Args:
+            *arrays: as of a call, concrete.
+
+        Returns:
+            NumPy array of shape `shape` and the dtype that a call returns.
+
+        Raises:
+            ValueError: if the number of arrays or a shape is not the planned one.
+            TypeError: if an operand is not an array, or is traced.
+
+        Example:
+            >>> plan("ij,jk->ik", (2, 3), (3, 2)).on_host(np.ones((2, 3)), np.ones((3, 2))).sum()
+            np.float32(12.0)
+        """
+        for i, x in enumerate(arrays):
+            if isinstance(x, Tracer):
+                raise TypeError(f"operand {i}: expected a concrete array, got one that is traced")
+        self._check(arrays)
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = self.preferred_element_type or jnp.result_type(*arrays)
+        wide = np.dtype(execute.sum_dtype(dtype))
+        found = [np.asarray(x) for x in arrays]
+        return np.asarray(on_host.run(self._program.model, self.slices, found, wide), dtype)
+
+    def _check(self, arrays: tuple[Any, ...]) -> None:
         if len(arrays) != len(self.shapes):
             raise ValueError(
                 f"operands: expected {len(self.shapes)} for {self.expr!r}, got {len(arrays)}; "
@@ -148,8 +181,6 @@ class Plan:
                     f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
                     f"{np.shape(x)}; make another plan for other shapes"
                 )
-        found = tuple(map(np.shape, arrays))
-        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> execute.Program:
         """The same products for shapes some sizes of which `jax.export` leaves open."""
@@ -173,6 +204,7 @@ def plan(
     *operands: Any,
     dtype: Any = "float32",
     optimize: Any = "auto",
+    seconds: float | None = None,
     minimize: str = "flops",
     memory_limit: int | None = None,
     limit_grad: bool = False,
@@ -196,6 +228,10 @@ def plan(
             such as ``"optimal"``, ``"greedy"`` or ``"dp"``, ``"cotengra"``, an explicit path
             (a list of tuples of positions, as opt_einsum and NumPy write it), or a callable as
             opt_einsum takes.
+        seconds: time that ``"auto"`` may take, about. It is counted in steps of the search, so
+            that all processes of a program find the same order. None is one second, or, for a
+            large network whose greedy order takes longer than that to run at 10 Gflop/s, as long
+            as it takes, up to 30. Searches over fewer than twelve operands run to their end.
         minimize: what ``"auto"`` minimises: ``"flops"``, ``"bytes"`` or ``"peak"``.
         memory_limit: bytes that `Plan.peak_bytes` may not exceed. Indices are cut into slices
             until it holds, and intermediates are recomputed in the backward pass where keeping
@@ -236,6 +272,7 @@ def plan(
         tuple(kind for _, kind, _ in described),
         common,
         paths.check_strategy(optimize),
+        paths.check_seconds(seconds),
         options.check_minimize(minimize),
         options.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
@@ -282,6 +319,7 @@ def _plan(
     dtypes: tuple[np.dtype, ...],
     common: np.dtype,
     strategy: paths.Strategy,
+    seconds: float | None,
     minimize: str,
     memory_limit: int | None,
     limit_grad: bool,
@@ -301,7 +339,7 @@ def _plan(
             sum_size=execute.sum_dtype(result).itemsize,
             differentiable=tuple(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes),
         )
-        for path in _search(network, strategy, minimize)
+        for path in _search(network, strategy, minimize, seconds)
     ]
     model, slices = _fit(models, minimize, memory_limit, limit_grad)
     forward = costs.forward_walk(model, slices)
@@ -342,7 +380,7 @@ def _call(program: execute.Program) -> Callable[..., jax.Array]:
 
 
 def _search(
-    network: syntax.Network, strategy: paths.Strategy, minimize: str
+    network: syntax.Network, strategy: paths.Strategy, minimize: str, seconds: float | None
 ) -> tuple[paths.Path, ...]:
     """Paths for a network; labels are numbered so that renamed ones share the search."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
@@ -352,6 +390,7 @@ def _search(
         tuple(sorted(numbers[c] for c in network.reduced_output)),
         tuple(network.sizes[c] for c in numbers),
         strategy,
+        seconds=seconds,
     )
     found = search("flops") if minimize == "flops" else search("flops") + search("bytes")
     return tuple(dict.fromkeys(found))

@@ -4,27 +4,46 @@ The search is opt_einsum's `optimal` for a few operands. For more, greedy and ra
 orders (by cotengra where it is installed, by opt_einsum otherwise) are the starting points
 for two exact methods: re-ordering every small subtree optimally until nothing improves, and
 dynamic programming over all connected subsets while that is affordable.
+
+How long a search takes is counted in steps, of which the times are known roughly, not measured: all
+processes of a program have to find the same order, however busy their machines are.
 """
 
 import contextlib
 import functools
 import importlib.util
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import opt_einsum
 
-from tensorjax._contract.trees import Graph, Path, Tree, bits, connected_subsets, path_cost
+from tensorjax._contract.trees import (
+    Effort,
+    Graph,
+    Path,
+    Tree,
+    bits,
+    connected_subsets,
+    path_cost,
+)
 
 Strategy = str | Callable[..., Any] | tuple[tuple[int, ...], ...]
 
 _OPTIMAL = 6  # operands up to which opt_einsum's exhaustive search takes milliseconds
 _WINDOW = 8  # leaves of the subtrees that are re-ordered
 _WHOLE = 11  # operands up to which one such subtree is the whole network
-_TRIALS = 16  # randomised orders tried
+_TRIALS = 16  # randomised orders tried, at most, and eight times as many by cheaper methods
 _REFINED = 3  # of which the best are refined
+# Seconds an operand that one randomised order takes, by opt_einsum and by cotengra; and the share
+# of the time that is left that goes to each of these methods.
+_GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
+# Unless it is told, a search takes a second, or as long as the greedy order takes to run at so many
+# operations a second, up to half a minute.
+_LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
 
 _NAMED = (
     "optimal", "dp", "dynamic-programming", "greedy", "eager", "opportunistic", "auto-hq",
@@ -79,7 +98,7 @@ def _by_opt_einsum(graph: Graph, finder: Callable[..., Any]) -> Path:
     return _linear_to_ssa(linear, len(graph.terms))
 
 
-def _by_cotengra(graph: Graph) -> Path:
+def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
     import cotengra
 
     inputs = [tuple(bits(mask)) for mask in graph.terms]
@@ -90,7 +109,7 @@ def _by_cotengra(graph: Graph) -> Path:
         optimizer: Any = cotengra.HyperOptimizer
         search = optimizer(
             methods=["greedy"],
-            max_repeats=4 * _TRIALS,
+            max_repeats=repeats,
             optlib="random",
             parallel=False,
             reconf_opts=None,
@@ -110,40 +129,60 @@ def _fixed_seed() -> Iterator[None]:
         random.setstate(state)
 
 
-def _starting_points(graph: Graph) -> list[Path]:
+def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
+    """Orders to begin with, and the time that is left to improve them."""
     n = len(graph.terms)
     if n <= _OPTIMAL:
-        return [_by_opt_einsum(graph, opt_einsum.paths.optimal)]
-    found = [
-        _by_opt_einsum(graph, opt_einsum.paths.greedy),
-        _by_opt_einsum(graph, opt_einsum.path_random.random_greedy_128),
-        _by_opt_einsum(
-            graph, opt_einsum.path_random.RandomGreedy(minimize="size", max_repeats=_TRIALS)
-        ),
-    ]
+        return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
+    found = [_by_opt_einsum(graph, opt_einsum.paths.greedy)]
+    if seconds is None:
+        seconds = min(max(graph.first_cost(path_cost(graph, found[0])) / _RATE, _LEAST), _MOST)
+        seconds = seconds if n > _WHOLE else math.inf
+    effort = Effort(seconds - n * _GREEDY)
+    random_greedy = opt_einsum.path_random.RandomGreedy
+    for minimize, most in (("flops", 8 * _TRIALS), ("size", _TRIALS)):
+        trials = effort.trials(n * _GREEDY, most, _SHARE)
+        if trials:
+            finder = random_greedy(minimize=minimize, max_repeats=trials)
+            found.append(_by_opt_einsum(graph, finder))
     if n > _WHOLE and importlib.util.find_spec("cotengra"):
-        found.append(_by_cotengra(graph))
-    return found
+        trials = effort.trials(n * _COTENGRA, 4 * _TRIALS, _SHARE)
+        if trials:
+            found.append(_by_cotengra(graph, trials))
+    return list(dict.fromkeys(found)), effort
 
 
-def _automatic(graph: Graph) -> list[Path]:
+def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
     n = len(graph.terms)
-    found = _starting_points(graph)
+    found, effort = _starting_points(graph, seconds)
     found.sort(key=lambda path: path_cost(graph, path))
-    refined = []
+    refined, parts = [], min(_REFINED, len(found)) + (n > _WHOLE)
     for path in found[:_REFINED]:
-        tree = Tree(graph, path)
-        tree.refine(n if n <= _WHOLE else _WINDOW)
+        tree, part = Tree(graph, path), effort.part(parts)
+        tree.refine(n if n <= _WHOLE else _WINDOW, part)
         refined.append(tree.path())
+        effort.left += part.left
+        parts -= 1
     best = min(refined, key=lambda path: path_cost(graph, path))
     if n > _WHOLE:
-        exact = connected_subsets(graph, path_cost(graph, best))
+        exact = connected_subsets(graph, path_cost(graph, best), effort.part(2))
         if exact:
             tree = Tree(graph, exact)
-            tree.refine(_WINDOW)
+            tree.refine(_WINDOW, effort)
             best = tree.path()
     others = [Tree(graph, path).path() for path in found]
     return list(dict.fromkeys([best, *refined, *others]))
+
+
+def check_seconds(seconds: Any) -> float | None:
+    """Checks how long a search may take."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
+        raise TypeError(f"seconds: expected a number or None, got {seconds!r}")
+    if not seconds >= 0:
+        raise ValueError(f"seconds: expected at least 0, got {seconds}")
+    return float(seconds)
 
 
 def check_strategy(optimize: Any) -> Strategy:
@@ -177,6 +216,7 @@ def search(
     sizes: tuple[int, ...],
     strategy: Strategy,
     minimize: str,
+    seconds: float | None = None,
 ) -> tuple[Path, ...]:
     """Finds contraction orders, the cheapest first, each scheduled for the least memory.
 
@@ -188,6 +228,7 @@ def search(
         sizes: size of each label.
         strategy: what `check_strategy` returned.
         minimize: ``"flops"`` or ``"bytes"``.
+        seconds: that ``"auto"`` takes, about; None is chosen by what the contraction costs.
 
     Returns:
         One path for a given strategy, several different ones for ``"auto"``.
@@ -202,7 +243,7 @@ def search(
     if len(terms) < 3:
         return (((0, 1),),) if len(terms) == 2 else ((),)
     if strategy == "auto":
-        return tuple(_automatic(graph))
+        return tuple(_automatic(graph, seconds))
     if strategy == "cotengra":
         return (Tree(graph, _by_cotengra(graph)).path(),)
     finder = opt_einsum.paths.get_path_fn(strategy) if isinstance(strategy, str) else strategy

@@ -11,16 +11,47 @@ subtree of a large one. `connected_subsets` is the dynamic programme of Pfeifer,
 Verstraete, Phys. Rev. E 90, 033315 (2014), over all connected subsets of terms.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+from tensorjax._contract.windows import cheapest
 
 Path = tuple[tuple[int, int], ...]
 
 _EXACT = 16  # operands up to which dynamic programming always runs to the end
-_PAIRS = 1_500_000  # pairs of subsets that it may look at beyond: about a second
+_PAIRS = 1_500_000  # pairs of subsets that it looks at in about a second
+_ORDERS = 2_000_000  # and so many splits of which `all_subsets` costs, a thousand or more at once
 _EVALUATION = 10  # a pair whose product is evaluated takes as long as so many that are skipped
 _LARGE = 1 << 64  # makes the secondary cost a tie-break
+
+
+class Effort:
+    """Time for a search in seconds, counted by what is done, not measured.
+
+    Attributes:
+        left: seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def part(self, parts: int) -> "Effort":
+        """Takes one of so many equal parts out of what is left."""
+        taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
+        if not math.isinf(self.left):
+            self.left -= taken.left
+        return taken
+
+    def trials(self, each: float, most: int, share: float) -> int:
+        """How many trials of ``each`` seconds a share of what is left allows; takes them out."""
+        if math.isinf(self.left):
+            return most
+        count = max(min(int(share * self.left / each), most), 0)
+        self.left -= count * each
+        return count
 
 
 class _Best(NamedTuple):
@@ -53,6 +84,10 @@ class Graph:
         self.sizes = sizes
         self.weights = (1, _LARGE) if minimize == "bytes" else (_LARGE, 1)
         self._volumes: dict[int, int] = {0: 1}
+
+    def first_cost(self, cost: int) -> int:
+        """What is minimised, flops or entries moved, of a cost with its tie-break."""
+        return cost // _LARGE
 
     def volume(self, labels: int) -> int:
         """Number of entries of an array with these labels."""
@@ -118,18 +153,23 @@ class Tree:
         pairs = (self.children[node] for node in order)
         return tuple((ids.get(a, a), ids.get(b, b)) for a, b in pairs)
 
-    def refine(self, window: int) -> None:
-        """Re-orders subtrees of at most ``window`` leaves until none improves."""
+    def refine(self, window: int, effort: Effort) -> None:
+        """Re-orders subtrees of at most ``window`` leaves until none improves, costly ones first.
+
+        Ends earlier where the effort does.
+        """
         improved = True
         while improved:
             improved = False
-            for node in reversed(self.order()):
+            for node in sorted(self.order(), key=self.node_cost, reverse=True):
                 for costly in (True, False):
+                    if effort.left <= 0:
+                        return
                     # A node may have vanished when a subtree above it was exchanged.
-                    if node in self.children and self._refine_at(node, window, costly):
+                    if node in self.children and self._refine_at(node, window, costly, effort):
                         improved = True
 
-    def _refine_at(self, root: int, window: int, costly: bool) -> bool:
+    def _refine_at(self, root: int, window: int, costly: bool, effort: Effort) -> bool:
         """Re-orders the subtree at ``root`` that opens costly nodes first, or shallow ones."""
         inner, leaves = [root], list(self.children[root])
         while len(leaves) < window:
@@ -144,6 +184,7 @@ class Tree:
         if len(leaves) < 3 or key in self._settled:
             return False
         self._settled.add(key)
+        effort.left -= 3 ** len(leaves) / 2 / _ORDERS
         current = sum(map(self.node_cost, inner))
         masks = [self.labels[leaf] for leaf in leaves]
         best = all_subsets(self.graph, masks, self.labels[root], current)
@@ -225,32 +266,31 @@ def all_subsets(
     graph: Graph, masks: Sequence[int], needed: int, bound: int
 ) -> dict[int, _Best] | None:
     """Optimal order of a few terms, outer products included, or None if ``bound`` stands."""
+    groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
+    for label in bits(functools.reduce(operator.or_, masks)):
+        members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)
+        key = members, bool(needed >> label & 1)
+        groups[key] = groups.get(key, 1) * graph.sizes[label]
+    members, wanted = zip(*(groups or {((1 << len(masks)) - 1, False): 1}), strict=True)
+    sizes = list(groups.values()) or [1]
+    flops = graph.weights[0] > graph.weights[1]
+    tree = cheapest(members, wanted, sizes, len(masks), flops=flops)
+    if not tree:
+        return None
     join = _joiner(masks, needed)
-    full = (1 << len(masks)) - 1
     best = {1 << i: _Best(0, mask, None) for i, mask in enumerate(masks)}
-    for subset in range(3, full + 1):
-        if subset & (subset - 1) == 0:
-            continue
-        labels, cheapest, pair = -1, bound, None
-        part = (subset - 1) & subset
-        while part > (rest := subset ^ part):
-            left, right = best.get(part), best.get(rest)
-            if left and right and left.cost + right.cost < cheapest:
-                if labels < 0:
-                    labels = join(left.labels, right.labels, subset)
-                cost = left.cost + right.cost + graph.cost(left.labels, right.labels, labels)
-                if cost < cheapest:
-                    cheapest, pair = cost, (part, rest)
-            part = (part - 1) & subset
-        if pair:
-            best[subset] = _Best(cheapest, labels, pair)
-    return best if full in best else None
+    for subset in reversed(tree):  # parts before what they are parts of
+        left, right = (best[part] for part in tree[subset])
+        labels = join(left.labels, right.labels, subset)
+        cost = left.cost + right.cost + graph.cost(left.labels, right.labels, labels)
+        best[subset] = _Best(cost, labels, tree[subset])
+    return best if best[(1 << len(masks)) - 1].cost < bound else None
 
 
-def connected_subsets(graph: Graph, bound: int) -> Path | None:
+def connected_subsets(graph: Graph, bound: int, effort: Effort) -> Path | None:
     """Optimal order without outer products, if cheaper than ``bound`` and found in time."""
     n = len(graph.terms)
-    budget = _PAIRS if n > _EXACT else math.inf
+    budget = effort.left * _PAIRS if n > _EXACT else math.inf
     join = _joiner(graph.terms, graph.output)
     for scale in (4096, 256, 16, 1):
         cap = bound // scale
