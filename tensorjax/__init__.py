@@ -1,4 +1,4 @@
-"""tensorjax: tensor networks in JAX, and the published systems that stand on them.
+"""tensorjax: tensor networks in JAX, and published systems reimplemented on top of them.
 
 Modules: `contract` (contraction plans), `linalg` (array factorisations), `tt` (tensor trains),
 `tucker` (Tucker format), `mera` (multiscale entanglement renormalisation), `convert` (between

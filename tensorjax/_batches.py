@@ -1,4 +1,4 @@
-"""Sizes of batches: rounded up to few, so that few programs are compiled."""
+"""Batch-size bucketing: rounds sizes up to a few values, so that few programs are compiled."""
 
 _LEAST = 64
 # Larger batches are padded to multiples of this share of a power of two: at most an eighth more.
@@ -6,7 +6,7 @@ _STEPS = 8
 
 
 def rounded_up(count: int) -> int:
-    """A size of at least ``count``, one of few.
+    """Rounds a batch size up to the next of a few allowed sizes.
 
     Example:
       >>> [rounded_up(n) for n in (1, 65, 1000, 5000)]

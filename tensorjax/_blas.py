@@ -1,4 +1,4 @@
-"""Threads of the BLAS that NumPy or SciPy was built with, where it is OpenBLAS."""
+"""Thread control of OpenBLAS: reads and sets the number of threads that NumPy's or SciPy's uses."""
 
 import ctypes
 import functools
@@ -11,7 +11,7 @@ _inside = [0, 1]  # how many are in `one_thread`, and the threads there were bef
 
 
 def controls(module: str) -> tuple[Any, Any] | None:
-    """What gets and what sets the number of threads of the BLAS that an extension module calls."""
+    """Returns the C functions that get and set the OpenBLAS thread count of an extension module."""
     try:
         library = ctypes.CDLL(str(importlib.import_module(module).__file__))
     except (ImportError, OSError):
@@ -35,7 +35,7 @@ def _numpy() -> tuple[Any, Any] | None:
 
 
 class one_thread:  # named as what it does; a generator takes several times longer
-    """Holds NumPy's BLAS at one thread, if ``wanted``, in the whole process.
+    """Context manager that limits NumPy's BLAS to one thread in the whole process, if ``wanted``.
 
     For factorisations of some hundred rows between passes that have threads of their own: those of
     OpenBLAS gain nothing there, and go on spinning on cores that the passes need.

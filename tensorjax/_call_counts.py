@@ -1,4 +1,4 @@
-"""Counts of calls by shape: the first few of each are served by NumPy, later ones by a program."""
+"""Call counter per shape: NumPy serves the first few calls, a compiled program the later ones."""
 
 from collections.abc import Callable, Hashable
 
@@ -6,7 +6,7 @@ _MOST_KEYS = 4096
 
 
 class FirstCalls:
-    """Tells the first calls of every key from later ones, which are worth a compiled program.
+    """Counter that tells the first calls of every key from later ones, which merit compilation.
 
     Two threads that count at once may both be told of a first call: no harm is done.
     """
@@ -15,7 +15,7 @@ class FirstCalls:
         self._left: dict[Hashable, int] = {}
 
     def is_first(self, key: Hashable, allowed: Callable[[], int]) -> bool:
-        """Whether this is one of the first calls of a key, of ``allowed()`` many; counts it."""
+        """Counts a call of ``key``; returns whether it is among its first ``allowed()`` calls."""
         left = self._left.get(key)
         if left is None:
             if len(self._left) >= _MOST_KEYS:  # what is forgotten has first calls once more

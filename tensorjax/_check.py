@@ -20,12 +20,12 @@ R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Whether any leaf of the arguments is an abstract value of a JAX transformation."""
+    """Whether any leaf of the arguments is a JAX tracer (under jit, vmap or grad)."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether an array is concrete, as the others are, and lies in the memory of one CPU."""
+    """Whether all arguments are concrete and the first one lies in the memory of one CPU."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):
@@ -34,7 +34,7 @@ def on_cpu(x: Any, *others: Any) -> bool:
 
 
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Computes with concrete arguments as outside, though a program around it is being traced."""
+    """Decorator that evaluates calls with concrete arguments eagerly, even while JAX traces."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
@@ -83,7 +83,7 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
 
 
 def core(name: str, x: Any) -> Any:
-    """Returns ``x`` as one of the arrays that a format is made of, or raises TypeError.
+    """Returns ``x`` as a checked JAX array, fit to be a core of a format, or raises TypeError.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -95,14 +95,14 @@ def core(name: str, x: Any) -> Any:
 
 
 class Unavailable(TypeError, ValueError):
-    """64-bit arrays where jax_enable_x64 is off: a fault of a type, and of an argument's value."""
+    """Error for 64-bit arrays while jax_enable_x64 is off; both a TypeError and a ValueError."""
 
 
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
 def held(name: str, tree: Any) -> None:
-    """Raises `Unavailable` for a format of 64-bit arrays where JAX is in its mode of 32 bits.
+    """Raises `Unavailable` if a format holds 64-bit JAX arrays while jax_enable_x64 is off.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
     out of which a format is made, JAX rounds by its own rule: those are not concerned.
@@ -116,7 +116,7 @@ def held(name: str, tree: Any) -> None:
 
 
 def available(name: str, dtype: Any) -> None:
-    """Raises `Unavailable` for a dtype of 64 bits where JAX is in its mode of 32 bits."""
+    """Raises `Unavailable` for a 64-bit dtype while jax_enable_x64 is off."""
     if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
         return
     raise Unavailable(
@@ -127,7 +127,7 @@ def available(name: str, dtype: Any) -> None:
 
 
 def inexact_dtype(dtype: Any) -> Any:
-    """A floating or complex dtype that JAX has enabled, its default float for None, or raises."""
+    """Returns a floating or complex dtype that JAX has enabled (default for None), or raises."""
     if dtype in (None, float, complex):  # JAX's default ones
         return jnp.result_type(float if dtype is None else dtype)
     out = jnp.dtype(dtype)
@@ -227,7 +227,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:
-    """Checks a relative error: a number in [10 eps, inf) of the dtype's real precision."""
+    """Checks that a relative error lies in [10 eps, inf), eps being that of ``dtype``."""
     if is_traced(tol):
         return tol
     eps = float(jnp.finfo(dtype).eps)
@@ -244,7 +244,7 @@ def tolerance(tol: Any, dtype: Any) -> Any:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Checks that a truncation is defined, and that a dynamic one is not traced."""
+    """Checks that tol or rank is given, and that no traced data determine the ranks."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"

@@ -1,4 +1,4 @@
-"""Cores (r, n, s) of trains as arrays, NumPy or JAX alike: unfoldings and products on one axis."""
+"""Helpers for tensor-train cores (r, n, s), in NumPy or JAX: unfoldings, scaling, QR sweeps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,37 +30,37 @@ _NEAR = 8  # powers of two that the largest part of a host core may be off one
 
 
 def tall(core: Any) -> Any:
-    """(r n, s): the left unfolding."""
+    """Returns the left unfolding (r n, s) of a core."""
     return core.reshape(-1, core.shape[-1])
 
 
 def wide(core: Any) -> Any:
-    """(r, n s): the right unfolding."""
+    """Returns the right unfolding (r, n s) of a core."""
     return core.reshape(core.shape[0], -1)
 
 
 def absorb(matrix: Any, core: Any) -> Any:
-    """matrix @ core on the left bond."""
+    """Multiplies a matrix into the left bond of a core: matrix @ core."""
     return matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
 
 
 def times_right(core: Any, matrix: Any) -> Any:
-    """core @ matrix on the right bond."""
+    """Multiplies a matrix into the right bond of a core: core @ matrix."""
     return matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
 
 
 def times_mode(core: Any, matrix: Any) -> Any:
-    """matrix @ core on the mode."""
+    """Multiplies a core by a matrix along its mode."""
     return matmul(matrix[None], core)
 
 
 def in_range(x: Any) -> Any:
-    """x over a power of two, so that its largest part is near 1."""
+    """Divides x by a power of two, so that its largest part is near 1."""
     return normalized(x)[0]
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
-    """Host cores times 2^exponent: in the last one, or in all of them.
+    """Multiplies host cores by 2^exponent, in the last core or spread over all of them.
 
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
@@ -73,7 +73,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
-    """Every array over its own power of two, and the exponent of all these together.
+    """Scales every array by a power of two to magnitude near 1; returns the total exponent too.
 
     On the host only those far from one: others are not copied.
     """
@@ -89,12 +89,12 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
 
 def settled(exponent: Any) -> Any:
-    """An exponent that a program computes once: XLA would repeat all before it in every use."""
+    """Returns an exponent behind a barrier, so that XLA does not recompute it in every use."""
     return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
 
 
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
-    """JAX cores times 2^exponent: in one of them, or in all where that one could not hold it."""
+    """Multiplies JAX cores by 2^exponent: in one core, or spread over all if it would overflow."""
     at = at % len(cores)
     own = [exponent_of(c) for c in cores]
     low, high = exponents_held(cores[at].dtype)
@@ -109,12 +109,12 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
 
 
 def short(a: Any) -> Any:
-    """A matrix with the Gram matrix aᴴ a, of no more rows than columns: ``a`` or its triangle."""
+    """Returns a matrix of at most as many rows as columns with the same aᴴ a: ``a`` or its R."""
     return triangle(a) if a.shape[0] > a.shape[1] else a
 
 
 def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
-    """A JAX array with so many zeros before and after along each axis."""
+    """Pads a JAX array with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
     if _check.is_traced(x) or len(x.devices()) > 1:
@@ -124,7 +124,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Cores, each sharded over the mesh as the given one is, on the axes whose sizes allow it."""
+    """Shards cores over the mesh as the given cores are, on the axes whose sizes allow it."""
     return tuple(_placed(c, g) for c, g in zip(cores, given, strict=True))
 
 
@@ -135,7 +135,7 @@ def _placed(core: Any, given: jax.Array) -> Any:
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """TT-ranks r_0 … r_d, cut where modes and neighbours leave no use for as much."""
+    """Reduces TT-ranks r_0 … r_d to the largest that mode sizes and neighbours allow."""
     out = list(ranks)
     for k in range(1, len(sizes)):
         out[k] = min(out[k], out[k - 1] * sizes[k - 1])
@@ -145,7 +145,7 @@ def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def triangles(cores: Cores) -> Cores:
-    """Exact right factors up to a scale, triangular, by a QR sweep that forms no Q.
+    """Computes triangular right factors of all bonds, up to a scale, by QR without forming Q.
 
     The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
     matrix of everything right of the bond.
@@ -160,7 +160,7 @@ def triangles(cores: Cores) -> Cores:
 
 
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
-    """‖x − y‖ of two trains, given by their cores, as (m, e): it is m·2^e."""
+    """Computes ‖x − y‖ of two trains from their cores, as (m, e) with value m·2^e."""
     xp = np if is_host(xs[0]) else jnp
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
     exponents = [0, 0]

@@ -1,4 +1,4 @@
-"""Predicted times of products and factorisations on the host, by which ways are chosen.
+"""Cost model of host linear algebra: predicted times by which algorithms are chosen.
 
 Nanoseconds of one core (measured with OpenBLAS on AVX-512 in float64; other types change all of
 them by about one factor). Only ratios of them are ever compared, so other machines need no others.
@@ -13,26 +13,26 @@ _CALL, _SKETCH = 4e3, 3e5
 
 
 def gram(size: float, rows: float, right: bool = False) -> float:
-    """The Gram matrix of the ``rows`` of a matrix of ``size`` entries; of its columns if right."""
+    """Predicts the time of a Gram matrix of the rows (of the columns if ``right``)."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _GRAM_ROW * rows)
 
 
 def eigh(rows: float) -> float:
-    """All eigenvectors of a Hermitian matrix."""
+    """Predicts the time of all eigenvectors of a Hermitian matrix."""
     return _CALL + 85 * rows**2 * (1 + rows / 1000)
 
 
 def product(size: float, columns: float, right: bool = False) -> float:
-    """A matrix of ``size`` entries times one of so many columns, from the left or the right."""
+    """Predicts the time of multiplying a matrix of ``size`` entries by a block of columns."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _COLUMN * columns)
 
 
 def cut(size: float, rows: float, rank: float, right: bool = False) -> float:
-    """The leading subspace of so many rows by their Gram matrix, and the projection on it."""
+    """Predicts the time of a leading subspace by its Gram matrix, and of the projection on it."""
     out = gram(size, rows, right) + eigh(rows)
     return out if rank >= rows else out + product(size, rank, right)
 
 
 def sketched(size: float, columns: float, passes: int) -> float:
-    """A subspace from a sketch of so many columns, with as many products with the data."""
+    """Predicts the time of a subspace from a random sketch, with ``passes`` over the data."""
     return _SKETCH + _READ * size + passes * product(size, columns)

@@ -1,4 +1,4 @@
-"""Formats in the arguments and results of programs that `jax.export` saves."""
+"""Serialisation of the tensor formats, for programs saved by `jax.export`."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ def serializable(
     encode: Callable[[Any], Any] = lambda aux: aux,
     decode: Callable[[Any], Any] = lambda aux: aux,
 ) -> None:
-    """Registers a pytree type, so that `jax.export.Exported.serialize` knows it.
+    """Registers a pytree type for serialisation by `jax.export.Exported.serialize`.
 
     Args:
       kind: the type, which is registered with `jax.tree_util` already.

@@ -1,4 +1,4 @@
-"""QR, SVD and eigendecomposition whose derivatives stay finite, on JAX or NumPy arrays.
+"""QR factorisation with finite derivatives, and scaling helpers, on JAX or NumPy arrays.
 
 A NumPy array goes to the host's LAPACK and a JAX array to XLA. JAX's own derivatives of these
 factorisations divide by differences of singular values and by the diagonal of r, and so give NaN on
@@ -23,18 +23,18 @@ Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
 
 
 def factor_dtype(dtype: Any) -> Any:
-    """The dtype to factor in: LAPACK has no half precision, which goes to float32."""
+    """Returns the dtype to factorise in: float32 for half precision, which LAPACK lacks."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
 @functools.cache
 def epsilon(dtype: Any) -> float:
-    """Machine epsilon of a floating or complex dtype, half precision included."""
+    """Returns the machine epsilon of a floating or complex dtype, half precision included."""
     return float(jnp.finfo(dtype).eps)
 
 
 def is_host(a: Array) -> bool:
-    """Whether ``a`` is a NumPy array, to be factored by LAPACK on the host."""
+    """Whether ``a`` is a NumPy array, to be factorised by LAPACK on the host."""
     return isinstance(a, np.ndarray | np.generic)
 
 
@@ -43,28 +43,28 @@ def namespace(a: Array) -> Any:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """a @ b at the highest precision the backend has (accelerators default to less)."""
+    """Computes a @ b at the highest precision the backend has (accelerators default to less)."""
     return a @ b if is_host(a) else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def adjoint(a: Array) -> Array:
-    """Conjugate transpose of the last two axes."""
+    """Returns the conjugate transpose over the last two axes."""
     return a.mT.conj() if a.dtype.kind == "c" else a.mT
 
 
 def scale_columns(a: Array, s: Array) -> Array:
-    """a @ diag(s), with s real or of the dtype of ``a``."""
+    """Scales the columns of ``a``: a @ diag(s), with s real or of the dtype of ``a``."""
     return a * s.astype(a.dtype)[..., None, :]
 
 
 def root(x: Array) -> Array:
-    """√x of non-negative numbers, with derivative 0 at 0."""
+    """Computes √x of non-negative entries, with derivative 0 at 0."""
     xp = namespace(x)
     return xp.where(x > 0, xp.sqrt(xp.where(x > 0, x, 1)), 0)
 
 
 def energy(a: Array) -> Array:
-    """‖a‖_F² over the last two axes, real."""
+    """Computes the squared Frobenius norm ‖a‖_F² over the last two axes, real."""
     xp = namespace(a)
     if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
         return np.vdot(a, a).real  # one pass, no temporary
@@ -74,13 +74,13 @@ def energy(a: Array) -> Array:
 
 
 def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
-    """(x / 2^e, e) with largest part in [1/2, 1): exact, and safe from overflow in long trains."""
+    """Splits x exactly into (x / 2^e, e), the largest part then in [1/2, 1)."""
     e = exponent_of(x, axis)
     return (scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype)), e
 
 
 def exponent_of(x: Array, axis: Any = None) -> Any:
-    """e with the largest real or imaginary part of x in [2^(e−1), 2^e).
+    """Returns e such that the largest real or imaginary part of x lies in [2^(e−1), 2^e).
 
     With ``axis`` it is that of each slice over these axes, which are kept, of size one.
     """
@@ -106,7 +106,7 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
 
 
 def largest_part(x: Array, axis: Any = None) -> Any:
-    """The largest real or imaginary part in magnitude; 0 of nothing, NaN beside NaN."""
+    """Returns the largest magnitude of real and imaginary parts; 0 if empty, NaN if one is NaN."""
     parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
     keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
     sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
@@ -114,20 +114,20 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 
 def squares_fit(x: Array) -> bool:
-    """Whether ‖x‖², and small shares of it, lie well inside the range of the dtype of ``x``."""
+    """Whether ‖x‖², and small shares of it, neither overflow nor underflow in the dtype of x."""
     top = exponents_held(x.dtype)[1] + 1
     return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
 
 
 @functools.cache
 def exponents_held(dtype: Any) -> tuple[int, int]:
-    """Between which exponents of its largest part an array keeps all digits in ``dtype``."""
+    """Returns the range of exponents of its largest part in which an array keeps all digits."""
     info = jnp.finfo(dtype)
     return int(info.minexp) + int(info.nmant), int(info.maxexp) - 1
 
 
 def power_of_two(e: Any, dtype: Any) -> jax.Array:
-    """2^e for an exponent as `exponent_of` gives it, in ``dtype``."""
+    """Builds 2^e in ``dtype`` from the bits of the exponent, as `exponent_of` gives it."""
     real = jnp.finfo(dtype).dtype
     integer, bits, bias = _ieee(real)
     raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
@@ -135,13 +135,13 @@ def power_of_two(e: Any, dtype: Any) -> jax.Array:
 
 
 def _ieee(real: Any) -> tuple[Any, int, int]:
-    """Integer type of the same width, bits of the fraction, bias of the exponent."""
+    """Returns the layout of a float dtype: integer type, fraction bits, exponent bias."""
     info = jnp.finfo(real)
     return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
 
 
 def scaled(x: Array, exponent: Any) -> Array:
-    """x · 2^exponent for any exponent, which may overflow or vanish.
+    """Multiplies x by 2^exponent for any exponent; the result may overflow or vanish.
 
     In two halves: the value may be in range where 2^exponent is not.
     """
@@ -160,17 +160,17 @@ def scaled(x: Array, exponent: Any) -> Array:
 
 
 def identity_like(n: int, like: Array) -> Array:
-    """The n × n identity, in the dtype and kind of ``like``."""
+    """Returns the n × n identity, in the dtype and array library of ``like``."""
     return namespace(like).eye(n, dtype=like.dtype)
 
 
 def where_positive(x: Array, otherwise: float) -> Array:
-    """x where it is positive, ``otherwise`` elsewhere."""
+    """Replaces entries of x that are not positive by ``otherwise``."""
     return namespace(x).where(x > 0, x, otherwise)
 
 
 def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Independent entries, uniform on [-1, 1], in the dtype of ``like``; NumPy for NumPy.
+    """Draws independent entries, uniform on [-1, 1], in the dtype and library of ``like``.
 
     Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
     the draw is a constant of the program, fixed once and for all.
@@ -185,7 +185,7 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
 
 
 def qr(a: Array) -> Any:
-    """Reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
+    """Computes the reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
 
     Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
     get none. Wide matrices are differentiable too.
@@ -215,7 +215,9 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """x, but not before the other arrays are there: XLA cannot prove that what is added is zero.
+    """Returns x with a data dependency on other arrays, so that XLA computes these first.
+
+    XLA cannot prove that what is added is zero.
 
     Factorisations of batches (as `jax.vmap` makes them) must not run side by side on a CPU. Each
     holds a thread of XLA's pool while it waits for others to do the work: on two cores two of them
@@ -243,7 +245,7 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
-    """b r⁻¹ for upper triangular r; columns of the result whose pivot vanishes are zero."""
+    """Solves for b r⁻¹, r upper triangular; columns of the result with a vanishing pivot are 0."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
     alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
     # Dead directions get a unit pivot for the solve.
@@ -254,7 +256,7 @@ def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def triangle(a: Array) -> Array:
-    """The factor r of `qr` alone, for tall ``a``: less than half the work of forming q too."""
+    """Computes the factor r of `qr` alone, for tall ``a``: less than half the work of both."""
     if is_host(a):
         return np.linalg.qr(a, mode="r")
     return placed(_triangle)(a)
@@ -272,7 +274,7 @@ def _triangle_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """What roundoff leaves of a zero beside entries of the given magnitudes, (…, 1)."""
+    """Returns the roundoff threshold beside entries of the given magnitudes, (…, 1)."""
     return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
@@ -287,6 +289,6 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """1/x, and 0 where |x| is roundoff beside ``scale``."""
+    """Computes 1/x, and 0 where |x| is roundoff beside ``scale``."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)

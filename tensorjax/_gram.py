@@ -1,4 +1,4 @@
-"""Gram matrices, and the orthonormal bases and projections that go with them."""
+"""Gram matrices, projections, and orthonormal bases by Cholesky QR, on the host or in JAX."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
 def gram(a: Array) -> Array:
-    """a @ aᴴ, (…, m, m); in column chunks where the matrix is short and wide.
+    """Computes the Gram matrix a @ aᴴ, (…, m, m), in column chunks if ``a`` is short and wide.
 
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
     the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
@@ -53,7 +53,7 @@ def _wide(a: np.ndarray) -> np.ndarray:
 
 
 def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np.ndarray:
-    """a aᴴ of a host matrix, or aᴴ a if ``right``, in double precision.
+    """Computes a aᴴ of a host matrix (aᴴ a if ``right``), summed in double precision.
 
     Args:
       a: (m, n), real or complex.
@@ -87,7 +87,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
 
 
 def host_energy(a: np.ndarray) -> float:
-    """‖a‖_F² of a host array, added up in double precision."""
+    """Computes the squared norm ‖a‖_F² of a host array, summed in double precision."""
     flat = a.reshape(-1)
     if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
         return float(np.vdot(flat, flat).real)
@@ -96,7 +96,7 @@ def host_energy(a: np.ndarray) -> float:
 
 
 def project(u: Array, a: Array) -> Array:
-    """uᴴ a, (…, r, n), in the precision of ``u``: host float32 data are widened piece by piece."""
+    """Computes uᴴ a, (…, r, n), in the precision of ``u``; host data are widened piece by piece."""
     if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
         return _native.project(u, a)
     if not is_host(a) or a.dtype == u.dtype:
@@ -109,7 +109,7 @@ def project(u: Array, a: Array) -> Array:
 
 
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Orthonormal basis w @ q of the space that the rows of a wide JAX array (…, n, m) span.
+    """Computes an orthonormal basis w @ q of the row space of a wide JAX array (…, n, m).
 
     Rows that add nothing are zero. q (…, n, m) is nearly orthonormal already and w (…, n, n) is the
     small correction: whoever multiplies by another small matrix next saves a pass over the wide
@@ -140,7 +140,7 @@ def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """L^{-1} for g + diag(shift) = L Lᴴ, and the squared pivots."""
+    """Computes L^{-1} for g + diag(shift) = L Lᴴ (Cholesky), and the squared pivots."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)

@@ -1,4 +1,4 @@
-"""Ids, targets and indices inside compiled programs, which cannot raise: out of range is NaN.
+"""Integer ids, targets and indices in compiled programs: values out of range give NaN.
 
 Tokens, categories and targets are integers below a count, indices count from the end too. Where
 they are concrete they are checked; where they are traced, what is made of one out of range is NaN,
@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def as_int32(ids: jax.Array, count: int) -> jax.Array:
-    """Ids as int32: those in [0, count) and `IGNORED` as they are, others still out of range.
+    """Casts ids to int32 without wrapping: ids out of range stay out of range.
 
     A plain cast would let 2³² + 5 be the id 5.
     """
@@ -22,13 +22,13 @@ def as_int32(ids: jax.Array, count: int) -> jax.Array:
 
 
 def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """Indices as int32 in [0, n), negative ones counted from the end, and which were in [−n, n)."""
+    """Converts indices to int32 in [0, n), negative ones from the end; returns validity too."""
     i = _clipped(indices, -n - 1, n)
     return jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1), (i >= -n) & (i < n)
 
 
 def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
-    """Integers of any dtype as int32, clipped before: a cast would bring some into the range."""
+    """Clips integers to [low, high] before the cast to int32, which could wrap them into range."""
     info = jnp.iinfo(ids.dtype)
     ends = (max(low, int(info.min)), min(high, int(info.max)))
     return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)
@@ -40,5 +40,5 @@ def inside(ids: jax.Array, count: int) -> jax.Array:
 
 
 def or_nan(rows: jax.Array, valid: jax.Array) -> jax.Array:
-    """Rows (…, features) where they are valid (…), NaN elsewhere; no gradient comes of those."""
+    """Replaces rows whose id is invalid by NaN, without a gradient to them."""
     return jnp.where(valid[..., None], rows, jnp.asarray(jnp.nan, rows.dtype))

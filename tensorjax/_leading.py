@@ -1,4 +1,4 @@
-"""Leading singular subspaces of matrices in host memory, by the cheapest way that is accurate.
+"""Leading singular subspaces of host matrices: random sketch, Gram matrix or SVD, by cost.
 
 A matrix whose smaller side is long is first multiplied with a few random columns. Where the range
 of these holds what must be kept, which is measured, the Gram matrix of the long side and its
@@ -68,7 +68,7 @@ class Subspace(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How much of a matrix is to be kept, and by which method.
+    """Truncation criterion for a subspace: energy to discard, largest rank, method, precision.
 
     Attributes:
       share: the share of ‖a‖_F² that may be discarded; None if ``tail`` says it, or nothing.
@@ -94,7 +94,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
-    """With the method that keeps a share of the energy: Gram matrices and sketches, or SVDs."""
+    """Builds the criterion that keeps a share of the energy, with the method it admits."""
     admitted = choose(method, share, np.result_type(given, np.float64))
     if method == "auto" and (share is None or admitted != "svd"):
         return Asked(share=share)
@@ -102,7 +102,7 @@ def asked_of(method: Method, share: float | None, given: Any) -> Asked:
 
 
 def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
-    """The leading left (m side) or right (n side) singular subspace of a host matrix (m, n).
+    """Computes the leading left (or right) singular subspace of a host matrix (m, n).
 
     Args:
       a: (m, n).
@@ -114,7 +114,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether one thread of the BLAS is best: little work, or passes that have their own."""
+    """Whether the BLAS should use one thread: little work, or passes with their own threads."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
     return few or a.size < THREADS
@@ -144,7 +144,7 @@ def _tail(total: float, asked: Asked) -> float:
 
 
 def all_needed(g: np.ndarray, asked: Asked) -> bool:
-    """Whether the least eigenvalue of a Gram matrix is above what may be discarded.
+    """Whether the least eigenvalue of a Gram matrix exceeds the energy that may be discarded.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
@@ -164,7 +164,7 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
 
 
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
-    """Whether one Gram matrix does not resolve energies as small as the cut."""
+    """Whether one Gram matrix cannot resolve energies as small as the truncation threshold."""
     floor = gram_floor(w.dtype, 1)
     tail = _tail(1.0 if asked.share else float(w.sum()), asked)
     if tail >= 0:
@@ -174,14 +174,14 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Fewer columns of a basis by its known energies; None if these are not known well enough."""
+    """Truncates a basis further by its known energies; None if these are too inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
-    """Keeps the fewest of the descending energies ``w``."""
+    """Truncates an eigenbasis to the fewest of its descending energies that meet the criterion."""
     suffix = np.cumsum(w[::-1])
     total = float(suffix[-1])
     noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
@@ -196,7 +196,7 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
 
 
 def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Where one Gram matrix sees too little: what the strong directions leave gets its own."""
+    """Computes weak directions by a Gram matrix of the residual, where one alone is too coarse."""
     total = float(w.sum())
     strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
     u = v[:, :strong]
@@ -224,7 +224,7 @@ def _more(found: Subspace, lost: float, total: float) -> Subspace:
 
 
 def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """By an SVD; of a triangular factor where one side is much longer."""
+    """Computes the subspace by an SVD, of a triangular factor where one side is much longer."""
     a = adjoint(a) if right else a
     a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
     m, n = a.shape
@@ -240,7 +240,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Of a sketch that costs little beside the exact way; 0 if there is none."""
+    """Returns the number of sketch columns that is cheap beside the exact method, or 0 for none."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -260,7 +260,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """From random columns, with one step of subspace iteration if need be; None if that fails.
+    """Computes a subspace from a random sketch, with at most one subspace iteration, or None.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.
@@ -292,7 +292,7 @@ def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace
 
 
 def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
-    """A basis of random combinations of some columns, and the share that it misses of others.
+    """Sketches the range from sampled columns; returns a basis and the share missed of others.
 
     Of rows, conjugated, if ``right``.
     """
@@ -308,31 +308,31 @@ def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, floa
 
 
 def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
-    """qᴴ a, or qᴴ aᴴ if ``right``: of as many rows as q has columns."""
+    """Projects on the columns of q: qᴴ a, or qᴴ aᴴ if ``right``."""
     return adjoint(a @ q) if right else adjoint(q) @ a
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Multiplies the data by the projection: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 
 def _residual(
     a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
 ) -> float:
-    """‖a − q b‖², or ‖aᴴ − q b‖²."""
+    """Computes the squared residual ‖a − q b‖², or ‖aᴴ − q b‖² if ``right``."""
     if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
         return max(total - host_energy(b), 0.0)
     return host_energy(_rest(a, q, b, right))
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """a − q b, or a − (q b)ᴴ."""
+    """Computes the residual a − q b, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """QR of a tall host matrix: by Cholesky factors where its columns are far from parallel.
+    """Computes the QR of a tall host matrix, by Cholesky QR where it is well conditioned.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
@@ -367,7 +367,7 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
-    """q r ≈ a: of the projection on a right subspace that was found."""
+    """Factors a ≈ q r through a right subspace found before, q with orthonormal columns."""
     basis = found.basis.astype(dtype, copy=False)
     if found.energies is None:
         return orthonormalized(a)
@@ -376,7 +376,7 @@ def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
 
 
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """QR of a matrix with orthogonal columns, of which the squared lengths are known."""
+    """Computes the QR of a matrix with orthogonal columns of known squared lengths."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)
@@ -390,7 +390,7 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """a v, in the precision of v."""
+    """Computes a v in the precision of v, converting ``a`` piece by piece."""
     if a.dtype == v.dtype:
         return a @ v
     out = np.empty((a.shape[0], v.shape[1]), v.dtype)
@@ -401,7 +401,7 @@ def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
-    """The share of the energy that cuts may discard, and whether the outcome is to be measured.
+    """Returns the share of the energy that cuts may discard, and whether to verify the result.
 
     The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
     """
@@ -413,7 +413,7 @@ def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]
 
 
 def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
-    """``compress(x, asked)`` in the precision of ``x`` where that suffices, which is measured.
+    """Runs ``compress(x, asked)`` in single precision where the measured error allows it.
 
     Args:
       x: host array.

@@ -1,4 +1,4 @@
-"""Truncated modes: from the cores of a train to orthonormal factors and the cores of a smaller one.
+"""Mode truncation of a tensor train (HOSVD): orthonormal mode factors and a smaller core train.
 
 Mode k is cut in the basis of the leading left singular vectors of the tensor unfolded along it, all
 modes before it cut already. That unfolding is never formed: it has the singular values of
@@ -44,7 +44,7 @@ from tensorjax._subspace import choose, left_basis
 
 
 class Truncated(NamedTuple):
-    """A train with truncated modes.
+    """Result of a mode truncation: orthonormal factors, the smaller train, discarded energies.
 
     Attributes:
       factors: d arrays (n_k, s_k) of orthonormal columns (zero where ``share`` discarded them).
@@ -60,7 +60,7 @@ class Truncated(NamedTuple):
 def feasible_ranks(
     ranks: Sequence[int], shape: Sequence[int], bonds: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The multilinear ranks and the interior TT-ranks that `truncate` gives by rank.
+    """Returns the multilinear and interior TT-ranks of `truncate` with given ``ranks``.
 
     Args:
       ranks: multilinear ranks wanted, d.
@@ -85,7 +85,7 @@ def truncate(
     share: Any = None,
     factors: Sequence[Any] | None = None,
 ) -> Truncated:
-    """Truncates every mode: to ``ranks``, to a ``share`` of the energy that may go, or to both.
+    """Truncates every mode to ``ranks``, to a discarded ``share`` of the energy, or to both.
 
     What one mode leaves of its part of the share passes on to the modes after it.
 
@@ -133,19 +133,19 @@ def _by_triangles(
 
 
 def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
-    """The cores as their right factors need them: of a factor, its triangle says enough."""
+    """Multiplies each core by the triangle of its mode factor, which suffices for right factors."""
     if given is None:
         return cores
     return [in_range(times_mode(c, short(u))) for c, u in zip(cores, given, strict=True)]
 
 
 def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
-    """The share of the energy ``kept`` so far that the next mode may discard."""
+    """Returns the share of the energy ``kept`` so far that the next mode may discard."""
     return None if share is None else (share - used) / modes_left / where_positive(kept, 1.0)
 
 
 def _by_grams(cores: Cores, share: float) -> Truncated | None:
-    """As `_by_triangles`, on the host; None if Gram matrices are too coarse for the share."""
+    """Truncates by Gram matrices on the host; None if these are too coarse for the share."""
     rights, weighted = [identity_like(1, cores[0])], []
     scaled = [in_range(c) for c in cores]
     for core in reversed(scaled):
@@ -188,12 +188,12 @@ def _assembled(
 
 
 def _unfold(core: Any) -> Any:
-    """(n, r s): the unfolding along the mode."""
+    """Returns the unfolding (n, r s) of a core along its mode."""
     return core.transpose(1, 0, 2).reshape(core.shape[1], -1)
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Merges cores into their neighbours where a bond is wider than one core needs. Exact."""
+    """Merges cores into their neighbours, exactly, where a bond is wider than a core needs."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

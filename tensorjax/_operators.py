@@ -1,4 +1,4 @@
-"""Operators of the formats with scalars: products, quotients and constants, and their dtypes.
+"""Arithmetic operators of tensor formats with scalars (+ − * /), and dtype promotion.
 
 A format is a multilinear function of its arrays, so one of them carries a scalar. Dtypes are those
 that `jax.numpy` gives an array and that scalar: numbers of Python are weak, integers and booleans
@@ -22,7 +22,7 @@ from tensorjax._factor import scaled
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether ``x`` is a number, of Python, NumPy or JAX: an array of no axes counts."""
+    """Whether ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -32,7 +32,7 @@ def is_scalar(x: Any) -> bool:
 
 
 class NoArray:
-    """A structure of arrays, which NumPy must not take for one of its objects.
+    """Base class of tensor formats that keeps NumPy from treating them as array elements.
 
     Attributes:
       dense_name: public name of the function that gives the dense array.
@@ -50,7 +50,7 @@ class NoArray:
 
 
 class Scalable(NoArray):
-    """A format that can be multiplied and divided by scalars."""
+    """Base class of tensor formats that can be multiplied and divided by scalars."""
 
     @property
     def dtype(self) -> Any:
@@ -58,7 +58,7 @@ class Scalable(NoArray):
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        """The same format in ``dtype``, with the linear function f applied to one array of it."""
+        """Returns the format in ``dtype`` with a linear function applied to one of its arrays."""
         raise TypeError("an abstract format holds no arrays")
 
     def __neg__(self) -> Self:
@@ -75,7 +75,7 @@ class Scalable(NoArray):
 
 
 class Summable(Scalable):
-    """A format that can also be added to tensors of its kind, and to scalars entry by entry."""
+    """Base class of formats that also support + and − with tensors of their kind and scalars."""
 
     namespace: ClassVar[Any]  # the module of its functions
 
@@ -106,7 +106,7 @@ class Summable(Scalable):
 
 
 def refused(x: Scalable, other: Any) -> Any:
-    """NotImplemented, with which Python asks the other operand; TypeError for an array."""
+    """Returns NotImplemented for an unsupported operand; raises TypeError if it is an array."""
     if not isinstance(other, np.generic | np.ndarray | jax.Array):
         return NotImplemented
     kind = type(x).__name__
@@ -118,12 +118,12 @@ def refused(x: Scalable, other: Any) -> Any:
 
 
 def _is_zero(x: Any) -> bool:
-    """Whether a scalar of Python or NumPy is zero: what JAX holds may be known later only."""
+    """Whether a Python or NumPy scalar is zero; JAX scalars, perhaps traced, are never tested."""
     return not isinstance(x, jax.Array) and not x
 
 
 def promoted(dtype: Any, scalar: Any) -> Any:
-    """The dtype of an array of a floating or complex ``dtype`` times a scalar, by JAX's rules."""
+    """Returns the dtype of an array of ``dtype`` times a scalar, by JAX's promotion rules."""
     held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
@@ -141,7 +141,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def multiplied(x: Any, factor: Any) -> Any:
-    """factor · x, for a format that can be scaled."""
+    """Multiplies a format by a scalar."""
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
         got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
@@ -159,7 +159,7 @@ def multiplied(x: Any, factor: Any) -> Any:
 
 
 def divided(x: Any, divisor: Any) -> Any:
-    """x / divisor, by division: the reciprocal of a small number overflows.
+    """Divides a format by a scalar, without a reciprocal, which could overflow.
 
     Raises:
       ZeroDivisionError: a divisor of Python or NumPy is zero; of JAX, entries are NaN or Inf.
@@ -180,7 +180,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """A scalar as (m, e), m in ``dtype`` or a number of Python: it is m · 2^e.
+    """Splits a scalar into (m, e), with value m · 2^e, m in ``dtype`` or a Python number.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
@@ -209,7 +209,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """The least and the largest normal number."""
+    """Returns the least and the largest normal number of a dtype."""
     info = jnp.finfo(dtype)
     return float(info.smallest_normal), float(info.max)
 
@@ -219,7 +219,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """part / 2^exponent, for integers of any length too."""
+    """Computes part / 2^exponent, for Python integers of any length too."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
@@ -230,7 +230,7 @@ def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
 
 @jax.custom_jvp
 def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
-    """a / (divisor · 2^exponent) in range wherever the result is; all of one dtype."""
+    """Computes a / (divisor · 2^exponent) without intermediate overflow; all of one dtype."""
     small, shift = _near_one(divisor)
     shift = shift + exponent
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
@@ -256,7 +256,7 @@ def _over(a: Any, s: Any) -> Any:
 
 
 def _near_one(s: Any) -> tuple[Any, Any]:
-    """(m, e) with s = m·2^e and the larger part of m in [1/2, 1), of subnormal s too."""
+    """Splits s into (m, e), s = m·2^e with the larger part of m in [1/2, 1); subnormal s too."""
     if not jnp.iscomplexobj(s):
         return _frexp(s)
     (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
@@ -265,7 +265,7 @@ def _near_one(s: Any) -> tuple[Any, Any]:
 
 
 def _frexp(s: Any) -> tuple[Any, Any]:
-    """(m, e) with s = m·2^e, |m| in [1/2, 1), by the bits of s: arithmetic may flush subnormals."""
+    """Splits s into (m, e) like `frexp`, by its bits: arithmetic may flush subnormals."""
     info = jnp.finfo(s.dtype)
     integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
     raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
@@ -285,12 +285,12 @@ def _frexp(s: Any) -> tuple[Any, Any]:
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """The dtype of every leaf; None where a leaf has none."""
+    """Returns the dtype of every leaf; None where a leaf has none."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 
 def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """A format of any leaves, as a copy or pickle has them: abstract ones, None, Booleans.
+    """Rebuilds a format from a copy or pickle, whatever its leaves are (abstract, None, Booleans).
 
     Raises:
       TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
@@ -303,7 +303,7 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
 
 
 def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Makes a __repr__ or __str__ show the fields as they are where leaves are not its arrays.
+    """Decorates __repr__ or __str__ to list the raw fields where the leaves are not arrays.
 
     JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
     """
@@ -324,7 +324,7 @@ def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Raises TypeError where a cast of all arrays of a format to ``dtype`` is none of the tensor.
+    """Raises TypeError if casting the arrays to ``dtype`` would not cast the tensor they stand for.
 
     Args:
       x: the format.

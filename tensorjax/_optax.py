@@ -1,11 +1,11 @@
-"""Optimisers in Optax's form, which need no Optax."""
+"""Gradient transformations in Optax's form that work without Optax installed."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
 class Transformation(NamedTuple):
-    """An optimiser in Optax's form, two pure functions, for where Optax is not installed.
+    """Optax-style optimiser (init and update functions) for where Optax is not installed.
 
     Attributes:
       init: ``init(params) -> state``.
@@ -17,7 +17,7 @@ class Transformation(NamedTuple):
 
 
 def transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
-    """In Optax's own type where Optax is installed: its chains then pass extra arguments on."""
+    """Wraps init and update as Optax's own type where Optax is installed."""
     try:
         import optax
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Singular values and eigenvalues: LAPACK's on the host, XLA's else, with finite derivatives."""
+"""SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _SMALL_TURN = 0.003
 
 
 def svd(a: Array) -> tuple[Array, Array, Array]:
-    """Thin SVD, a = u @ diag(s) @ vh, with k = min(m, n) terms in descending order.
+    """Computes the thin SVD, a = u @ diag(s) @ vh, of k = min(m, n) terms in descending order.
 
     Derivatives are finite at repeated and at zero singular values: where two are equal, the
     Hermitian part of their coupling, which has no limit there, is dropped. It does not enter
@@ -58,7 +58,7 @@ def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 @jax.jit
 def _where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Terms of XLA's SVD, refined in programs for platforms where it is Jacobi's."""
+    """Refines the terms of XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
     return lax.platform_dependent(a, *terms, cuda=refined, default=lambda a, *terms: terms)
 
 
@@ -82,7 +82,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How u and v turn with a change whose components are ``inner`` = uᴴ da v, to first order.
+    """Returns the first-order rotations of u and v under a change with ``inner`` = uᴴ da v.
 
     A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
     """
@@ -98,7 +98,7 @@ def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
 def refined(
     a: jax.Array, u: jax.Array, s: jax.Array, vh: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A rough SVD after one step of refinement: errors are squared, down to roundoff.
+    """Refines a rough SVD by one step: errors are squared, down to roundoff.
 
     Vectors are made orthonormal by a step of Newton's and Schulz's iteration. What uᴴ a v then has
     outside of its diagonal is a change of the matrix whose singular vectors are known, and turns
@@ -125,7 +125,7 @@ def refined(
 
 
 def eigh(a: Array) -> tuple[Array, Array]:
-    """Eigenvalues (descending) and eigenvectors of a Hermitian matrix, a = v @ diag(w) @ vᴴ.
+    """Computes a Hermitian eigendecomposition a = v @ diag(w) @ vᴴ, eigenvalues descending.
 
     Derivatives are finite at repeated eigenvalues, and GPUs' results are refined, as for `svd`.
 
@@ -150,7 +150,7 @@ def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def _eigh_where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """As `_where_jacobi`: small matrices on GPUs go by Jacobi's method."""
+    """Refines eigenpairs on platforms (CUDA) where small matrices use Jacobi's method."""
     return lax.platform_dependent(a, *terms, cuda=refined_eigh, default=lambda a, *terms: terms)
 
 
@@ -166,7 +166,7 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rough eigenpairs after one step of refinement, as `refined`."""
+    """Refines rough eigenpairs by one step, as `refined` does an SVD."""
     v = _nearly_unitary(v)
     inner = matmul(adjoint(v), matmul(a, v))
     w = _real_diagonal(inner)
@@ -178,17 +178,17 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Columns nearer to orthonormal: an error of e becomes 3/4 e²."""
+    """Makes columns nearly orthonormal by a Newton–Schulz step: an error of e becomes 3/4 e²."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Columns orthonormal to roundoff, after turns as large as are taken."""
+    """Makes columns orthonormal to roundoff by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 
 def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
-    """Parts of columns outside the span of q, twice: small values are to divide the roundoff."""
+    """Projects columns out of the span of q, twice: small values later divide the roundoff."""
     for _ in range(2):
         x = x - matmul(q, matmul(adjoint(q), x))
     return x
@@ -203,6 +203,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Whole columns: entries of a longer one that are small would point elsewhere."""
+    """Zeroes columns that are too long as a whole, since single entries would turn them."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -1,4 +1,4 @@
-"""Steps along manifolds of matrices with orthonormal columns."""
+"""Cayley transform and line search, for optimisation over matrices with orthonormal columns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +13,18 @@ _SHORTEST = 1e-12
 
 
 def skew(a: Array) -> Array:
-    """The skew-Hermitian part (a − aᴴ)/2."""
+    """Returns the skew-Hermitian part (a − aᴴ)/2."""
     return (a - adjoint(a)) / 2
 
 
 def cayley(z: Array) -> Array:
-    """(1 − z/2)⁻¹ (1 + z/2), unitary for skew-Hermitian z, and exp(z) to second order."""
+    """Computes the Cayley transform (1 − z/2)⁻¹ (1 + z/2): unitary for skew-Hermitian z."""
     eye = identity_like(z.shape[-1], z)
     return namespace(z).linalg.solve(eye - z / 2, eye + z / 2)
 
 
 def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
-    """A step t > 0 that lowers ``loss(t)`` sufficiently, or 0 if there is none.
+    """Finds a step t > 0 that lowers ``loss(t)`` sufficiently (Armijo), or 0 if there is none.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.

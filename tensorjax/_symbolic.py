@@ -1,4 +1,4 @@
-"""Sizes that `jax.export` leaves open, and the size that plans are made for in their place.
+"""Symbolic sizes of `jax.export`, and the concrete size that contractions are planned for instead.
 
 The order of the products of a contraction is right for any size; which is cheapest depends on it.
 Where a size is symbolic (`jax.export.symbolic_shape`), orders are planned for 1024: some sequences
@@ -15,17 +15,17 @@ PLANNED = 1024
 
 
 def planned(size: Any) -> int:
-    """The size itself, or `PLANNED` where it is symbolic."""
+    """Returns the size to plan for: itself, or `PLANNED` where it is symbolic."""
     return int(size) if is_static(size) else PLANNED
 
 
 def is_static(size: Any) -> bool:
-    """Whether a size, or a product of sizes, is a number."""
+    """Whether a size, or a product of sizes, is a concrete integer."""
     return isinstance(size, int | np.integer)
 
 
 def like(x: Any) -> Any:
-    """What a plan needs to know of an array: itself, or a description with the sizes planned."""
+    """Describes an array for planning, with symbolic sizes replaced by `PLANNED`."""
     shape = getattr(x, "shape", ())
     if all(map(is_static, shape)):
         return x
@@ -33,7 +33,7 @@ def like(x: Any) -> Any:
 
 
 def no_limit(found: Any) -> ValueError:
-    """Says that no limit of memory can be kept for sizes that are not known."""
+    """Returns the error that a memory limit cannot be kept for symbolic sizes."""
     return ValueError(
         "memory_limit: expected sizes that are numbers, for what a contraction needs depends on "
         f"them, got {found}; plan without a limit, or export for fixed shapes"

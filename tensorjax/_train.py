@@ -1,4 +1,4 @@
-"""The tensor-train types: frozen pytrees of cores, with NumPy's operators.
+"""Tensor-train types TT and TTMatrix: frozen pytrees of cores, with NumPy's operators.
 
 They lie under all formats, for a Tucker tensor may hold a train as its core and a MERA turns into
 one, and peers do not import each other. The functions on trains are those of `tensorjax.tt`, which
@@ -20,7 +20,7 @@ from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class _Train(Summable):
-    """What a tensor train and a TT-matrix share: a tuple of cores linked by bonds.
+    """Base class of TT and TTMatrix: a tuple of cores linked by bonds.
 
     Everything is read off trailing axes, so that `jax.vmap` over trains gives a train whose cores
     carry leading batch axes and whose ``shape`` and ``ranks`` are still right.
@@ -46,7 +46,7 @@ class _Train(Summable):
 
     @classmethod
     def _unchecked(cls, cores: Any) -> Self:
-        """Builds a train without looking at its cores: JAX puts all kinds of leaves in there."""
+        """Builds a train without validating its cores, for pytree leaves of any kind."""
         self = object.__new__(cls)
         object.__setattr__(self, "cores", cores)
         return self
@@ -73,7 +73,7 @@ class _Train(Summable):
 
     @property
     def size(self) -> int:
-        """Count of stored numbers in all cores (of one train, batch axes left out)."""
+        """Number of stored entries in all cores (of one train, batch axes left out)."""
         return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
 
     def astype(self, dtype: Any) -> Self:
@@ -157,7 +157,7 @@ class TT(_Train):
 
     @property
     def T(self) -> "TT":
-        """The train with its modes in reverse order, as of an array."""
+        """The train with its modes in reverse order, as `numpy.ndarray.T`."""
         return self.namespace.reverse(self)
 
     def _shape_repr(self) -> str:
@@ -211,12 +211,12 @@ class TTMatrix(_Train):
 
     @property
     def ndim(self) -> int:
-        """2: rows and columns."""
+        """Number of axes of the matrix, always 2."""
         return 2
 
     @property
     def T(self) -> "TTMatrix":
-        """The transpose, without conjugation."""
+        """The transposed matrix, without conjugation."""
         return self.namespace.transpose(self)
 
     def _shape_repr(self) -> str:
@@ -270,7 +270,7 @@ def known(name: str, t: Any, *kinds: type[_Train]) -> None:
 
 
 def single(name: str, t: Any, *kinds: type[_Train]) -> None:
-    """Checks that ``t`` is one train (of the given kinds; of any, if none is given)."""
+    """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none)."""
     known(name, t, *kinds)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]

@@ -1,4 +1,4 @@
-"""Contraction core: plan an einsum-like network once, run it anywhere.
+"""Contraction planner: plans an einsum-like network once and runs it under jit, vmap and grad.
 
 `plan` finds the order in which to multiply the operands, counts what it costs, forward and
 forward + backward, and slices it when it must fit into a given memory. The `Plan` is a
@@ -47,7 +47,7 @@ __all__ = ["Cost", "Plan", "einsum", "plan"]
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Each axis of a result is sharded as the first operand that has its label and is sharded."""
+    """Shards each axis of a result as the first operand that has its label sharded."""
     (plan, *arrays), _ = arguments
     terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
     sources = (
@@ -59,7 +59,7 @@ def _by_labels(out: Any, arguments: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A planned contraction: call it with arrays of the planned shapes.
+    """Planned contraction: a callable for arrays of the planned shapes, with its costs.
 
     Arrays of another dtype than planned are accepted; the costs are those of the planned
     one. Plans are compared and hashed by identity.
@@ -120,7 +120,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
-        """Contracts arrays.
+        """Contracts arrays of the planned shapes.
 
         Args:
             *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -138,7 +138,7 @@ class Plan:
         return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
 
     def on_host(self, *arrays: Any) -> np.ndarray:
-        """Contracts arrays in the memory of the host with NumPy: nothing is compiled.
+        """Contracts arrays by NumPy, on the host, without compilation.
 
         Args:
             *arrays: as of a call, concrete.
@@ -183,7 +183,7 @@ class Plan:
                 )
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> execute.Program:
-        """The same products for shapes some sizes of which `jax.export` leaves open."""
+        """Returns the program for shapes with symbolic sizes (`jax.export`)."""
         if self.slices or self.remat:
             raise _symbolic.no_limit(shapes)
         model = self._program.model
@@ -192,7 +192,7 @@ class Plan:
         return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
-        """The products as a text table, one a line, with their operations and bytes."""
+        """Formats the products as a text table, one a line, with their operations and bytes."""
         return _table(self)
 
     def __str__(self) -> str:
@@ -382,7 +382,7 @@ def _call(program: execute.Program) -> Callable[..., jax.Array]:
 def _search(
     network: syntax.Network, strategy: paths.Strategy, minimize: str, seconds: float | None
 ) -> tuple[paths.Path, ...]:
-    """Paths for a network; labels are numbered so that renamed ones share the search."""
+    """Finds paths for a network; labels are numbered, so that renamed networks share a search."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         paths.search,
@@ -399,7 +399,7 @@ def _search(
 def _fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Chooses among models, sliced where a limit demands it."""
+    """Chooses the cheapest model, sliced where a memory limit demands it."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = costs.forward_walk(model, slices).cost()._asdict()
@@ -430,7 +430,7 @@ def _fit(
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """The cheapest models and the one that needs the least room, to be sliced."""
+    """Returns the cheapest models and the one that needs the least memory, to be sliced."""
     smallest = min(models, key=lambda model: costs.forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 

@@ -105,7 +105,7 @@ __all__ = [
 
 
 class SVD(NamedTuple):
-    """Truncated factors a ≈ u @ diag(s) @ vh, and the energy left out.
+    """Truncated SVD factors a ≈ u @ diag(s) @ vh, and the energy discarded.
 
     Attributes:
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
@@ -129,7 +129,7 @@ def truncated_svd(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> SVD:
-    """SVD truncated at a rank, at a relative error, or at both.
+    """Computes an SVD truncated at a rank, at a relative error, or at both.
 
     Args:
       a: (…, m, n), floating or complex.
@@ -194,7 +194,7 @@ def _wide(a: Array) -> Array:
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
-    """One step of refinement of a full SVD on the host, to a residual of a few eps.
+    """Refines a full SVD on the host by one step, to a residual of a few eps.
 
     LAPACK's QR iteration neglects couplings of up to 90 unit roundoffs; a symmetric eigenproblem is
     solved to one. So uᴴ a v, diagonal but for those, goes into polar form to first order, (1 + k) p
@@ -225,7 +225,7 @@ def _truncated_svd(
 
 @placed
 def polar(a: Array) -> tuple[Array, Array]:
-    """Polar factors a = u @ p: u (…, m, n) with orthonormal columns, p (…, n, n) Hermitian ≥ 0.
+    """Computes the polar factors a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
 
     u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
     Procrustes problem. For m < n, u has orthonormal rows instead.

@@ -1,4 +1,4 @@
-"""Einsum expressions: from text and shapes to a checked network of labelled operands.
+"""Einsum parser: turns an expression and shapes into a checked network of labelled operands.
 
 A `Network` is what the path search, the cost model and the executor share. Beside the
 expression as written it holds the *reduced* one: axes of size 1 are squeezed away, repeated
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """A parsed einsum expression with its shapes.
+    """Parsed einsum expression with its shapes.
 
     Attributes:
         terms: labels of each operand, one character per axis, as written.
@@ -49,17 +49,17 @@ class Network:
         return tuple(self.sizes[label] for label in self.output)
 
     def squeezed(self, operand: int) -> str:
-        """Labels of an operand without its axes of size 1 (repeated labels still repeated)."""
+        """Returns the labels of an operand without its axes of size 1 (repeats kept)."""
         pairs = zip(self.terms[operand], self.shapes[operand], strict=True)
         return "".join(label for label, size in pairs if size != 1)
 
     def elements(self, labels: str) -> int:
-        """Number of entries of an array with these labels."""
+        """Returns the number of entries of an array with these labels."""
         return math.prod(self.sizes[label] for label in labels)
 
 
 def interleaved(operands: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
-    """Turns ``x, [0, 1], y, [1, 2], [0, 2]`` into an expression and its operands."""
+    """Converts ``x, [0, 1], y, [1, 2], [0, 2]`` into an expression and its operands."""
     if len(operands) < 2 or not all(isinstance(labels, list | tuple) for labels in operands[1::2]):
         raise TypeError(
             "expr: expected a string such as 'ij,jk->ik', or operands and lists of labels in "
@@ -134,7 +134,7 @@ def _check_term(expr: str, term: str) -> None:
 
 
 def _ellipsis_labels(text: str, terms: Sequence[str], shapes: Sequence[Shape]) -> str:
-    """Fresh labels for the axes that the longest ellipsis stands for."""
+    """Generates fresh labels for the axes that the longest ellipsis stands for."""
     longest = 0
     for term, shape in zip(terms, shapes, strict=True):
         if "..." in term:
@@ -152,7 +152,7 @@ def _check_ranks(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> No
 
 
 def _sizes(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
-    """Size of every label; an axis of size 1 stretches to the size found elsewhere."""
+    """Finds the size of every label; an axis of size 1 broadcasts to the size found elsewhere."""
     sizes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for i, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
@@ -186,7 +186,7 @@ def _check_output(expr: str, output: str, sizes: Mapping[str, int]) -> None:
 def _reduce(
     terms: tuple[str, ...], output: str, shapes: tuple[Shape, ...], sizes: Mapping[str, int]
 ) -> Network:
-    """Drops the labels that no product needs to see."""
+    """Drops labels that no product needs: size 1, repeated, or summed within one term."""
     kept_output = "".join(label for label in output if sizes[label] != 1)
     squeezed = [
         "".join(label for label, size in zip(term, shape, strict=True) if size != 1)

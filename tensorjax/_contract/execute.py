@@ -1,4 +1,4 @@
-"""Runs a planned contraction with `jax.lax` operations.
+"""Executor of a planned contraction with `jax.lax` operations.
 
 Every product is one `jax.lax.dot_general`, so that XLA sees batched matrix products and
 nothing else. Slices are taken inside `jax.lax.scan`; the body of the scan is a
@@ -21,7 +21,7 @@ from tensorjax._contract.steps import Step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """What to run.
+    """Executable contraction: model, slices, precision and rematerialisation.
 
     Attributes:
         model: the contraction and the order of its products.
@@ -61,7 +61,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Squeezes axes of size 1, takes diagonals, sums what no product needs."""
+        """Squeezes axes of size 1, takes diagonals, and sums labels of one operand alone."""
         network = self.model.network
         labels = network.squeezed(operand)
         x = x.reshape([n for n in network.shapes[operand] if n != 1])
@@ -89,7 +89,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Numbers of the steps inside or outside the loop over slices."""
+        """Returns the numbers of the steps inside or outside the loop over slices."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -100,7 +100,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Makes the products ``nodes``, taking factors out of ``values``."""
+        """Computes the products ``nodes``, taking factors out of ``values``."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -110,7 +110,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """The one value left, its axes in the order of the output."""
+        """Returns the last remaining value, its axes in the order of the output."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -164,7 +164,7 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Contracts ``values``, cut along the labels ``todo``, and adds ``total`` if given.
+        """Contracts ``values`` in a loop over slices of the labels ``todo``, added to ``total``.
 
         There is one scan per label, those of the output outside. Labels that were cut into
         slices of one, ``thin``, have no axis any more.
@@ -201,7 +201,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Shape of what ``values`` contract to, in the order of the output."""
+        """Returns the shape of the result of contracting ``values``, in output order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
@@ -209,13 +209,16 @@ class Program:
 
 
 def _split(x: jax.Array, count: int) -> jax.Array:
-    """Slices of the first axis, stacked. An axis of size 1 would make XLA copy the array."""
+    """Splits the first axis into stacked slices; slices of length 1 lose that axis.
+
+    An axis of size 1 would make XLA copy the array.
+    """
     length = x.shape[0] // count
     return x if length == 1 else x.reshape(count, length, *x.shape[1:])
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Slice ``k`` of ``count`` along the axis ``label``, if there is one."""
+    """Takes slice ``k`` of ``count`` along the axis ``label``, if there is one."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -228,7 +231,7 @@ def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> j
 def _place(
     part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
 ) -> jax.Array:
-    """Puts the slices ``part(k, …)`` of a result side by side along an axis."""
+    """Computes the slices ``part(k, …)`` of a result and writes them side by side along an axis."""
     if axis == 0:
         parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
         return parts.reshape(result.shape)
@@ -243,7 +246,7 @@ def _place(
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
-    """A factor as a batch of matrices (or one matrix), and its summed axis.
+    """Reshapes a factor into a batch of matrices (or one matrix); returns its summed axis too.
 
     Axes already in one of the two possible orders stay in place; others are transposed into
     the order that matrix products like best on that side.
@@ -263,12 +266,12 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
 
 
 def _sharded(x: jax.Array) -> bool:
-    """Whether an axis is sharded in JAX's explicit mode, where not every reshape is allowed."""
+    """Whether an axis is sharded in JAX's explicit mode, which forbids some reshapes."""
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """The type in which slices of type ``dtype`` are summed: at least single precision."""
+    """Returns the dtype in which slices are summed: at least single precision."""
     short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if short else jnp.dtype(dtype)
 

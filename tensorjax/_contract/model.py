@@ -1,4 +1,4 @@
-"""What the cost model and the executor know of a planned contraction."""
+"""Data structure of a planned contraction, shared by the cost model and the executor."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ Slices = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """All that the cost of a contraction depends on, except slicing and rematerialisation.
+    """Planned contraction: network, steps and dtype sizes, without slicing or rematerialisation.
 
     Attributes:
         network: the parsed expression.
@@ -33,7 +33,7 @@ class Model:
     differentiable: tuple[bool, ...]
 
     def ready(self, operand: int) -> bool:
-        """Whether an operand enters its product as it is (up to a reshape)."""
+        """Whether an operand enters its product without conversion (up to a reshape)."""
         same = self.network.squeezed(operand) == self.network.reduced[operand]
         return same and self.operand_sizes[operand] == self.common_size
 
@@ -52,7 +52,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Numbers of the operands and steps that depend on a sliced label."""
+    """Returns the numbers of the operands and steps that depend on a sliced label."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):
@@ -62,7 +62,7 @@ def looped(model: Model, slices: Slices) -> frozenset[int]:
 
 
 def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
-    """Sliced labels and their numbers of slices, the outermost loop first."""
+    """Returns the sliced labels and their numbers of slices, the outermost loop first."""
     output = model.network.reduced_output
     outer = [(label, slices[label]) for label in output if label in slices]
     return outer + [(label, count) for label, count in slices.items() if label not in output]

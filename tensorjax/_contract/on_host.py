@@ -1,4 +1,4 @@
-"""Runs a planned contraction with NumPy: nothing is compiled."""
+"""Executor of a planned contraction with NumPy, on the host, without compilation."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from tensorjax._contract.steps import Step
 
 
 def run(model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
-    """Contracts arrays, of which the shapes were checked before, in the order of the plan.
+    """Contracts NumPy arrays of checked shapes in the order of the plan.
 
     Products are summed in ``dtype``, which NumPy's matrix products have to know.
     """
@@ -39,7 +39,7 @@ def _cut(x: np.ndarray, labels: str, chosen: Mapping[str, slice]) -> np.ndarray:
 
 
 def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
-    """Squeezes axes of size 1, takes diagonals, sums what no product needs."""
+    """Squeezes axes of size 1, takes diagonals, and sums labels of one operand alone."""
     labels, kept = network.squeezed(operand), network.reduced[operand]
     x = x.reshape([n for n in network.shapes[operand] if n != 1])
     numbers = {label: k for k, label in enumerate(dict.fromkeys(labels))}
@@ -47,7 +47,7 @@ def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
 
 
 def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
-    """All products, the axes of the result in the order of the output."""
+    """Computes all products; the axes of the result are in the order of the output."""
     count, labels = len(terms), model.network.reduced[0]
     values = dict(enumerate(terms))
     for k, step in enumerate(model.steps):
@@ -58,7 +58,7 @@ def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _product(step: Step, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """One product as matrices, batch axes first."""
+    """Computes one pairwise product as a batched matrix product."""
     sizes = dict(zip(step.left_labels + step.right_labels, left.shape + right.shape, strict=True))
     rows, columns = step.free(step.left_labels), step.free(step.right_labels)
     a = left.transpose([step.left_labels.index(c) for c in step.batch + rows + step.summed])

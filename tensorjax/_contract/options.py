@@ -1,4 +1,4 @@
-"""Checks of what the caller of `tensorjax.contract` passes in."""
+"""Argument checks of `tensorjax.contract`: operands, dtypes, memory limits, precision."""
 
 import functools
 import math
@@ -10,12 +10,12 @@ import numpy as np
 
 
 def is_array(x: Any) -> bool:
-    """Whether ``x`` is an array, a tracer or a number."""
+    """Whether ``x`` is an array, a tracer or a Python number."""
     return isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
 def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, Any]:
-    """Shape and dtype of an operand, and what stands for it in type promotion."""
+    """Returns the shape and dtype of an operand, and its representative for type promotion."""
     if isinstance(x, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in x):
         kind = _checked_dtype("dtype", dtype)
         return tuple(int(n) for n in x), kind, kind
@@ -33,7 +33,7 @@ def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype,
 
 
 def _checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """The dtype that JAX will use, if it is one of numbers."""
+    """Returns the dtype that JAX will use for ``dtype``; raises if it is not numeric."""
     try:
         found = jax.dtypes.canonicalize_dtype(dtype)
         if jnp.issubdtype(found, jnp.number) or found == jnp.bool_:
@@ -44,14 +44,14 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Checks what to minimise."""
+    """Checks that the quantity to minimise is "flops", "bytes" or "peak"."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """The limit in whole bytes, None for none."""
+    """Checks a memory limit and returns it in whole bytes; None for none."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:
@@ -68,7 +68,7 @@ def check_limit(limit: Any, limit_grad: bool) -> int | None:
 
 
 def check_precision(precision: Any) -> Any:
-    """Lets JAX judge a precision, and makes it hashable."""
+    """Checks a matrix-product precision by JAX's own rule, and makes it hashable."""
     if precision is None:
         return None
     precision = tuple(precision) if isinstance(precision, list) else precision
@@ -81,7 +81,7 @@ def check_precision(precision: Any) -> Any:
 
 
 def check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
-    """The preferred type, if it can hold what the operands hold."""
+    """Checks that the preferred dtype can hold the values of the operands."""
     if preferred is None:
         return None
     dtype = _checked_dtype("preferred_element_type", preferred)

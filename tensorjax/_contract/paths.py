@@ -1,4 +1,4 @@
-"""Contraction order: which pair of operands to multiply next.
+"""Contraction-order search: which pair of operands to multiply next.
 
 The search is opt_einsum's `optimal` for a few operands. For more, greedy and randomised
 orders (by cotengra where it is installed, by opt_einsum otherwise) are the starting points
@@ -52,7 +52,10 @@ _NAMED = (
 
 
 def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
-    """Pairs in single assignment form; a step over many operands goes left to right."""
+    """Converts a path into pairs in single assignment form, and validates it.
+
+    A step over many operands goes left to right.
+    """
     nodes, pairs = list(range(n)), []
     steps = list(path)
     if steps and steps[0] == "einsum_path":  # what numpy.einsum_path puts first
@@ -79,7 +82,7 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
 
 
 def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
-    """The path in opt_einsum's form: positions in a list that products are appended to."""
+    """Converts a path into opt_einsum's form: positions in a list that products are appended to."""
     if n == 1:
         return ((0,),)
     nodes, steps = list(range(n)), []
@@ -120,7 +123,7 @@ def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
 
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Makes searches that draw from Python's global generator repeatable, and restores it."""
+    """Context manager that seeds Python's random generator for a search, then restores it."""
     state = random.getstate()
     random.seed(0)
     try:
@@ -130,7 +133,7 @@ def _fixed_seed() -> Iterator[None]:
 
 
 def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
-    """Orders to begin with, and the time that is left to improve them."""
+    """Finds initial contraction orders, and returns the time left to improve them."""
     n = len(graph.terms)
     if n <= _OPTIMAL:
         return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
@@ -175,7 +178,7 @@ def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
 
 
 def check_seconds(seconds: Any) -> float | None:
-    """Checks how long a search may take."""
+    """Checks the time limit of a search, in seconds."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):

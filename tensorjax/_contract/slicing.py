@@ -1,4 +1,4 @@
-"""Memory limits: which indices to cut into slices so that a contraction fits.
+"""Slicing of contractions under a memory limit: which indices to cut, into how many slices.
 
 Cutting an index of size n into c slices replaces it by one of size n / c and repeats what
 depends on it c times, so only divisors are used. Products that depend on no sliced index are
@@ -15,7 +15,7 @@ _LARGEST = 6  # values whose indices are tried first
 
 
 class Unreachable(Exception):
-    """No slicing fits; `least` is the smallest peak that was found."""
+    """Error that no slicing fits the limit; `least` is the smallest peak that was found."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least)
@@ -48,7 +48,7 @@ def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
 
 
 class _Search:
-    """Greedy search over numbers of slices."""
+    """Greedy search over the numbers of slices per index."""
 
     def __init__(self, model: Model, limit: int, gradient: bool) -> None:
         self.model = model
@@ -61,7 +61,7 @@ class _Search:
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
 
     def measure(self, slices: Slices) -> tuple[int, int]:
-        """Bytes above the limit, summed over the program, and operations."""
+        """Returns the bytes above the limit, summed over the program, and the operations."""
         key = tuple(sorted(slices.items()))
         if key not in self._known:
             if self.gradient:
@@ -78,7 +78,7 @@ class _Search:
         return self.measure(slices)[0]
 
     def descend(self) -> dict[str, int] | None:
-        """Cuts one index further at a time, the one that helps most for the operations."""
+        """Cuts one more index at a time, the one with the best score, until the limit holds."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
             for labels in (self.largest(slices), self.counts):
@@ -91,7 +91,7 @@ class _Search:
         return slices
 
     def largest(self, slices: Slices) -> list[str]:
-        """Labels of the largest values, where cutting is most likely to help."""
+        """Returns the labels of the largest values, where cutting is most likely to help."""
         network = self.model.network
 
         def size(labels: str) -> int:
@@ -103,7 +103,7 @@ class _Search:
         return [label for label in found if label in self.counts]
 
     def score(self, slices: Slices) -> tuple[float, int, int, int]:
-        """Small is good: what fits, then what comes near without many extra operations."""
+        """Scores a slicing, lower is better: excess bytes times operations, then operations."""
         excess, flops = self.measure(slices)
         network = self.model.network
         # Slices of a leading axis are contiguous: their gradients are written in place.
@@ -113,7 +113,7 @@ class _Search:
         return float(excess) * float(flops), flops, strided, math.prod(slices.values())
 
     def finer(self, slices: Slices, labels: Iterable[str]) -> Iterator[dict[str, int]]:
-        """One of ``labels`` cut into at least twice as many slices, in steps of about two."""
+        """Yields slicings with one of ``labels`` cut into at least twice as many slices."""
         for label in labels:
             last = slices.get(label, 1)
             for count in self.counts[label]:
@@ -122,7 +122,7 @@ class _Search:
                     yield {**slices, label: count}
 
     def finest(self) -> dict[str, int]:
-        """Every index cut into slices of one."""
+        """Returns the slicing that cuts every index into slices of one."""
         return {label: counts[-1] for label, counts in self.counts.items()}
 
     def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
@@ -141,6 +141,6 @@ class _Search:
 
 
 def _divisors(size: int) -> list[int]:
-    """Divisors above 1, ascending."""
+    """Returns the divisors above 1, ascending."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})

@@ -1,4 +1,4 @@
-"""Pairwise products of a planned contraction, and how their axes are laid out.
+"""Pairwise products of a planned contraction, and the axis layouts that need the fewest copies.
 
 A product over summed indices is one batched matrix product. Its factors are merged into
 arrays (batch, free, summed) or (batch, summed, free); a factor whose axes come in neither
@@ -16,7 +16,7 @@ from tensorjax._contract.paths import Path
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One pairwise product, a `jax.lax.dot_general`.
+    """Pairwise product, run as one `jax.lax.dot_general`.
 
     Attributes:
         left: number of the first factor: an operand, or (number of operands) + (earlier step).
@@ -35,12 +35,12 @@ class Step:
     summed: str
 
     def free(self, labels: str) -> str:
-        """Labels of a factor that the other factor does not have."""
+        """Returns the labels of a factor that the other factor does not have."""
         return "".join(c for c in labels if c not in self.batch and c not in self.summed)
 
     @property
     def labels(self) -> str:
-        """Axes of the result: batch, then free axes of the first and of the second factor."""
+        """Labels of the result: batch, then free axes of the first and of the second factor."""
         return self.batch + self.free(self.left_labels) + self.free(self.right_labels)
 
     def summed_last(self, labels: str) -> bool:
@@ -59,7 +59,7 @@ class Step:
         return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
 
     def without(self, thin: Collection[str]) -> "Step":
-        """The step when some labels have no axis any more."""
+        """Returns the step with some labels, whose axes are gone, removed."""
         if not thin:
             return self
         texts = (self.left_labels, self.right_labels, self.batch, self.summed)
@@ -71,7 +71,7 @@ class Step:
 
 
 def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
-    """Turns a path into products, each laid out so that little has to be copied."""
+    """Turns a path into products, each laid out so that few entries are copied."""
     kinds = _kinds(network, path)
     labels = list(network.reduced)
     consumer = {node: k for k, pair in enumerate(path) for node in pair}
@@ -89,7 +89,7 @@ def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
 
 
 def _kinds(network: Network, path: Path) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Batch and summed labels of every product."""
+    """Classifies the shared labels of every product as batch or summed."""
     terms = [frozenset(term) for term in network.reduced]
     uses = dict.fromkeys(network.sizes, 0)
     for label in itertools.chain(*terms, network.reduced_output):
@@ -114,7 +114,7 @@ def _layouts(
     summed: frozenset[str],
     output: str,
 ) -> Iterator[Step]:
-    """The ways to write one product."""
+    """Yields all layouts of one product: which factor goes left, and the orders of labels."""
     factors = ((a, labels_a), (b, labels_b))
     for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
         for order in (left_labels, right_labels):
@@ -133,7 +133,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Entries moved because of a layout: by this product and by the one that reads it."""
+    """Counts the entries moved because of a layout, by this product and by its reader."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):
@@ -149,7 +149,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the reader of a result, or the caller, can take its axes as they are."""
+    """Whether the product that reads a result, or the caller, can use its axes without a copy."""
     if following is None:
         return labels == output
     batch, summed = following

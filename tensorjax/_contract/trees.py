@@ -1,4 +1,4 @@
-"""Contraction trees: what they cost, and exact methods to improve them.
+"""Contraction trees: their cost, and exact methods (dynamic programming) to improve them.
 
 Costs here are those of the program that is run: ``2·(entries touched)`` for a product that
 sums over a label, ``1·(entries touched)`` for one that does not (an outer or entry-wise
@@ -29,7 +29,7 @@ _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
 class Effort:
-    """Time for a search in seconds, counted by what is done, not measured.
+    """Search budget in seconds, counted by the work done, not by a clock.
 
     Attributes:
         left: seconds.
@@ -39,14 +39,14 @@ class Effort:
         self.left = seconds
 
     def part(self, parts: int) -> "Effort":
-        """Takes one of so many equal parts out of what is left."""
+        """Takes one of ``parts`` equal shares out of the remaining budget."""
         taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
         if not math.isinf(self.left):
             self.left -= taken.left
         return taken
 
     def trials(self, each: float, most: int, share: float) -> int:
-        """How many trials of ``each`` seconds a share of what is left allows; takes them out."""
+        """Returns how many trials fit into a share of the budget, and deducts their time."""
         if math.isinf(self.left):
             return most
         count = max(min(int(share * self.left / each), most), 0)
@@ -63,7 +63,7 @@ class _Best(NamedTuple):
 
 
 class Graph:
-    """A network as bit masks, with the cost of a product.
+    """Tensor network as bit masks of labels, with the cost of a product.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -86,11 +86,11 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """What is minimised, flops or entries moved, of a cost with its tie-break."""
+        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
-        """Number of entries of an array with these labels."""
+        """Returns the number of entries of an array with these labels."""
         known = self._volumes.get(labels)
         if known is None:
             rest = labels & (labels - 1)
@@ -99,7 +99,7 @@ class Graph:
         return known
 
     def cost(self, left: int, right: int, result: int) -> int:
-        """Cost of multiplying arrays labelled ``left`` and ``right`` into ``result``."""
+        """Computes the cost of multiplying arrays with labels ``left`` and ``right``."""
         union = left | right
         touched = self.volume(union)
         flops = touched if union == result else 2 * touched
@@ -108,7 +108,7 @@ class Graph:
 
 
 class Tree:
-    """A contraction tree whose subtrees can be exchanged."""
+    """Contraction tree whose subtrees can be re-ordered."""
 
     def __init__(self, graph: Graph, path: Path) -> None:
         self.graph = graph
@@ -124,7 +124,7 @@ class Tree:
         return self.graph.cost(self.labels[left], self.labels[right], self.labels[node])
 
     def order(self) -> list[int]:
-        """Inner nodes, every node after its children; the last child is finished first."""
+        """Returns the inner nodes in post-order; the last child's subtree is finished first."""
         stack, found = [self.root], []
         while stack:
             node = stack.pop()
@@ -134,7 +134,7 @@ class Tree:
         return found[::-1]
 
     def path(self) -> Path:
-        """The products in the order that holds the least memory.
+        """Returns the products in the order that holds the least memory.
 
         Of two subtrees the one that needs more room beyond its result goes first. Operands
         are alive throughout, so they do not count.
@@ -170,7 +170,7 @@ class Tree:
                         improved = True
 
     def _refine_at(self, root: int, window: int, costly: bool, effort: Effort) -> bool:
-        """Re-orders the subtree at ``root`` that opens costly nodes first, or shallow ones."""
+        """Re-orders optimally a subtree at ``root``, grown by its costliest or shallowest nodes."""
         inner, leaves = [root], list(self.children[root])
         while len(leaves) < window:
             opened = [leaf for leaf in leaves if leaf in self.children]
@@ -213,7 +213,7 @@ def _mask(labels: Iterable[int]) -> int:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Labels of every operand and intermediate of a path."""
+    """Computes the labels of every operand and intermediate of a path."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):
@@ -237,13 +237,13 @@ def bits(mask: int) -> Iterable[int]:
 
 
 def path_cost(graph: Graph, path: Path) -> int:
-    """Total cost of a path."""
+    """Computes the total cost of a path."""
     labels, n = _path_labels(graph, path), len(graph.terms)
     return sum(graph.cost(labels[a], labels[b], labels[n + k]) for k, (a, b) in enumerate(path))
 
 
 def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]:
-    """How to label the product of two disjoint subsets of ``masks``.
+    """Returns a function that labels the product of two disjoint subsets of ``masks``.
 
     The labels ``needed`` outside are kept, and those that a mask outside the subset carries.
     """
@@ -265,7 +265,7 @@ def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]
 def all_subsets(
     graph: Graph, masks: Sequence[int], needed: int, bound: int
 ) -> dict[int, _Best] | None:
-    """Optimal order of a few terms, outer products included, or None if ``bound`` stands."""
+    """Finds the optimal order of a few terms, outer products included; None if not below bound."""
     groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
     for label in bits(functools.reduce(operator.or_, masks)):
         members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)
@@ -288,7 +288,7 @@ def all_subsets(
 
 
 def connected_subsets(graph: Graph, bound: int, effort: Effort) -> Path | None:
-    """Optimal order without outer products, if cheaper than ``bound`` and found in time."""
+    """Finds the optimal order without outer products, within a cost bound and a time budget."""
     n = len(graph.terms)
     budget = effort.left * _PAIRS if n > _EXACT else math.inf
     join = _joiner(graph.terms, graph.output)
@@ -342,7 +342,7 @@ def _grow(
 
 
 def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
-    """The subsets that carry each label, the cheapest first."""
+    """Groups subsets by the labels they carry, the cheapest first."""
     touching: dict[int, list[tuple[int, _Best]]] = {}
     for subset, entry in sorted(level.items(), key=lambda item: item[1].cost):
         for label in bits(entry.labels):
@@ -351,7 +351,7 @@ def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
 
 
 def _unfold(best: dict[int, _Best], n: int) -> Path:
-    """The path of the tree recorded in ``best`` for the set of all terms."""
+    """Extracts the path of the optimal tree recorded in ``best``."""
     stack, order = [(1 << n) - 1], []
     while stack:
         subset = stack.pop()

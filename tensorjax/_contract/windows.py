@@ -1,4 +1,4 @@
-"""The optimal order of a few terms: all ways to split all subsets, as arrays.
+"""Optimal contraction order of a few terms: vectorised dynamic programming over all subsets.
 
 The dynamic programme over subsets costs each subset as its cheapest split into two, which takes
 3ᵏ / 2 splits for k terms. They are the same for all problems of k terms, so NumPy evaluates all of
@@ -16,7 +16,7 @@ _TIE = 1e-9
 
 
 class _Splits(NamedTuple):
-    """All splits of subsets of k terms, subsets of fewer terms first.
+    """All splits into two of the subsets of k terms, subsets of fewer terms first.
 
     Attributes:
       left, right: the parts, as bit masks.
@@ -54,7 +54,7 @@ def _splits(count: int) -> _Splits:
 def cheapest(
     members: Sequence[int], needed: Sequence[bool], sizes: Sequence[int], count: int, *, flops: bool
 ) -> dict[int, tuple[int, int]]:
-    """The splits of the cheapest tree of ``count`` terms, outer products included.
+    """Finds the splits of the cheapest tree of ``count`` terms, outer products included.
 
     Args:
       members: of each group of labels, the terms that carry it, as a bit mask.

@@ -1,4 +1,4 @@
-"""Sweeps over tensor trains in C++, for CPUs; an option, taken where it can be.
+"""Optional C++ kernels for tensor trains on CPUs: rounding, inner products, sketches, lookups.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
@@ -45,13 +45,13 @@ _CALLS = (
 
 @functools.cache
 def status() -> str:
-    """Why the sweeps cannot be called here; empty if they can."""
+    """Returns the reason why the C++ kernels cannot be called here; empty if they can."""
     return _loaded()[1]
 
 
 @functools.cache
 def _loaded() -> tuple[Any, str]:
-    """The library, ready to be called, or why there is none."""
+    """Loads the C++ library and registers its handlers; returns it, or the reason for failure."""
     if os.environ.get("TENSORJAX_NATIVE", "1") == "0":
         return None, "turned off by TENSORJAX_NATIVE=0"
     path, why = _library()
@@ -71,13 +71,13 @@ def _loaded() -> tuple[Any, str]:
 
 
 def _library() -> tuple[Path | None, str]:
-    """The one made for this CPU: another one's instructions might not exist here."""
+    """Returns the path of the library built for this CPU's instruction set."""
     path = Path(__file__).with_name(f"sweeps-{level()}.so")
     return (path, "") if path.exists() else (None, f"{path.name} was not built on installation")
 
 
 def _interface() -> int:
-    """The version of the foreign-function interface of this jaxlib, 1000 major + minor."""
+    """Returns the version of this jaxlib's foreign-function interface, 1000 major + minor."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
     major, minor = map(int, numbers)
@@ -85,7 +85,7 @@ def _interface() -> int:
 
 
 def _lapack(name: str) -> ctypes.c_void_p:
-    """The address of a routine of SciPy's LAPACK, which JAX calls too."""
+    """Returns the address of a routine of SciPy's LAPACK, which JAX calls too."""
     capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
@@ -96,13 +96,13 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def _blas_threads() -> list[ctypes.c_void_p]:
-    """What gets and what sets the number of threads of that LAPACK; null where it is unknown."""
+    """Returns the functions that get and set the threads of SciPy's BLAS; null if unknown."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2
 
 
 def is_default() -> bool:
-    """Whether programs are for one CPU unless told otherwise: for reports, never for a choice."""
+    """Whether programs run on one CPU by default; for reports, never for a choice."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
@@ -124,7 +124,7 @@ def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int
 def _columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Of the bases at all bonds: all of a left side, or what a sketch of the right side sees."""
+    """Returns the numbers of basis columns at all bonds, which bound the workspaces."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)
@@ -141,7 +141,7 @@ def round_to_ranks(
     ranks: tuple[int, ...],
     matrices: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Cores of a train of these TT-ranks near the given one, or near a matrix train times it.
+    """Rounds a train, or a matrix train times a train, to the given TT-ranks.
 
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
@@ -182,7 +182,7 @@ def round_to_ranks(
 def rounded_shapes(
     cores: Sequence[jax.Array], ranks: tuple[int, ...]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Of the cores of the result, whose modes are the second axes of ``cores``."""
+    """Returns the shapes of the cores of `round_to_ranks`; modes are those of ``cores``."""
     new = (1, *ranks, 1)
     return [
         jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
@@ -190,7 +190,7 @@ def rounded_shapes(
 
 
 def _check_train(cores: Sequence[Any], ndim: int) -> None:
-    """Asserts what the handlers ask of a train: they refuse it too, when the program runs."""
+    """Raises ValueError unless the cores fit together as the C++ handlers require."""
     _check_arrays(cores[0].dtype, cores)
     bond = 1
     for core in cores:
@@ -221,7 +221,7 @@ def overlaps(*trains: Sequence[jax.Array]) -> bool:
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Σ x_i y_i of two trains, or of one with itself, as (m, e): it is m·2^e.
+    """Computes Σ x_i y_i of two trains, or of one with itself, as (m, e) with value m·2^e.
 
     Args:
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
@@ -249,7 +249,7 @@ def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
-    """Cores of the train whose entries are the products of those of two trains.
+    """Computes the cores of the entry-wise (Hadamard) product of two trains.
 
     Args:
       xs: cores (r, n, s) of x, float32 or float64, none empty.
@@ -265,7 +265,7 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Of the cores of `multiply`."""
+    """Returns the shapes of the cores of `multiply`."""
     return [
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
@@ -279,7 +279,7 @@ def sketches(dtype: Any, modes: int) -> bool:
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    """y_bjk = Σ_nmr x_bnm a_njr c_rmk, in one pass over x.
+    """Computes y_bjk = Σ_nmr x_bnm a_njr c_rmk in one pass over x.
 
     Args:
       x: (batch, n, m), float32 or float64; large.
@@ -305,7 +305,7 @@ def looks_up(dtype: Any) -> bool:
 def look_up(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, features: int
 ) -> jax.Array:
-    """The first columns (n, features) of rows G_1[i_1] D_1 G_2[i_2] … G_d[i_d] of a TT-matrix.
+    """Computes the first columns of rows G_1[i_1] D_1 G_2[i_2] … G_d[i_d] of a TT-matrix.
 
     Args:
       cores: d ≥ 2 cores (r_{k-1}, m_k, n_k, r_k), float32 or float64, none empty.
@@ -323,7 +323,7 @@ def look_up(
 def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The gradients of cores and gates for the cotangent (n, features) of the rows of `look_up`."""
+    """Computes the gradients of `look_up` for the cotangent (n, features) of its rows."""
     _check_lookup(cores, gates, ids)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
     call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")
@@ -353,7 +353,7 @@ def is_wide(a: np.ndarray) -> bool:
 
 
 def gram(a: np.ndarray) -> np.ndarray:
-    """A Aᵀ of a wide matrix, in one pass."""
+    """Computes A Aᵀ of a wide matrix in one pass."""
     a = _host("a", a, 2)
     out = np.empty((len(a), len(a)))
     _called("tensorjax_gram", *a.shape, a, out)
@@ -361,7 +361,7 @@ def gram(a: np.ndarray) -> np.ndarray:
 
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Uᵀ A of a wide matrix, in one pass."""
+    """Computes Uᵀ A of a wide matrix in one pass."""
     u, a = _host("u", u, 2), _host("a", a, 2)
     if len(u) != len(a):
         raise ValueError(f"u, a: expected as many rows, got {u.shape} and {a.shape}")
@@ -376,7 +376,7 @@ def factors(g: np.ndarray) -> bool:
 
 
 def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
-    """L (n, m) with L Lᵀ = G, but for a rest without an entry above ``roundoff``; m ≥ 1."""
+    """Computes L (n, m), m ≥ 1, with L Lᵀ = G up to entries of at most ``roundoff``."""
     g = _host("g", g, 2)
     if g.shape[0] != g.shape[1]:
         raise ValueError(f"g: expected a square matrix, got {g.shape}")
@@ -392,7 +392,7 @@ def rounds(cores: Sequence[np.ndarray]) -> bool:
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """A train that lacks at most ``share`` of the energy; None where Gram matrices cannot tell."""
+    """Rounds a train, discarding at most ``share`` of its energy; None if Gram matrices fail."""
     cores = [_host(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
     _check_train(cores, 3)
     modes = np.array([c.shape[1] for c in cores], np.int64)
@@ -419,7 +419,7 @@ def _called(name: str, *arguments: int | float | np.ndarray) -> int:
 
 
 def _host(name: str, a: Any, ndim: int) -> np.ndarray:
-    """The array as the calls read it: float64, one row after another."""
+    """Converts an array to the C++ calls' format: contiguous, aligned float64."""
     a = np.asarray(a)
     if a.ndim != ndim or not a.size or not np.can_cast(a.dtype, np.float64):
         raise ValueError(f"{name}: expected {ndim} axes of real numbers, got {a.shape}, {a.dtype}")

@@ -1,4 +1,4 @@
-"""One operation, two implementations: which one a program holds is decided when it is lowered.
+"""Dispatch between a CPU kernel and XLA operations, decided when a program is lowered.
 
 A function that asks for the default backend while it is traced decides for whatever device the
 process has, not for the one that the program is lowered for: the program of `jax.export` for GPUs,
@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 class _Choice(NamedTuple):
-    """Parameters of the primitive, all hashable.
+    """Parameters of the dispatch primitive, all hashable.
 
     Attributes:
       native: for a CPU.
@@ -50,7 +50,7 @@ def on_cpu(
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
 ) -> list[Any]:
-    """``native(*static, *operands)`` in programs for a CPU, ``otherwise(…)`` in all others.
+    """Calls ``native(*static, *operands)`` in programs for a CPU, ``otherwise(…)`` in all others.
 
     Programs made for `jax.export` take ``otherwise`` too, for CPUs as well: they are loaded where
     ``native`` may not be installed. It has no derivatives: the caller gives them.
@@ -76,13 +76,13 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether the type of x says how it lies on several devices: on meshes with explicit axes."""
+    """Whether x has an explicit sharding over several devices in its type."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Inside `jax.shard_map`: all vary over the axes of the mesh over which any of them does."""
+    """Makes all leaves vary over the same mesh axes, as `jax.shard_map` requires."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [
@@ -122,7 +122,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether the program is for CPUs, runs in this process, and on one device if it must."""
+    """Whether the program is for CPUs, runs in this process, and on one device if ``alone``."""
     module = context.module_context
     platforms = tuple(context.platforms or module.platforms)
     if platforms != ("cpu",) or module.lowering_parameters.for_export:
@@ -131,7 +131,7 @@ def _calls(context: Any, alone: bool) -> bool:
 
 
 def _devices(context: Any) -> int:
-    """Devices over which XLA may split what is lowered; axes of `jax.shard_map` do not count."""
+    """Counts the devices over which XLA may split a program, manual mesh axes excluded."""
     if hasattr(context, "num_devices"):
         return context.num_devices
     axes = context.mesh.shape.items()

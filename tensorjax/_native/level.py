@@ -1,4 +1,4 @@
-"""The instruction set of this CPU, which names the library built for it; imports nothing else."""
+"""CPU instruction-set level, which names the C++ library built for it. Imports nothing else."""
 
 import platform
 from pathlib import Path
@@ -10,7 +10,7 @@ _LEVELS = {
 
 
 def level() -> str:
-    """A level of x86-64 ("x86-64-v4" has AVX-512, "x86-64-v3" AVX2), or the family of the CPU."""
+    """Returns the x86-64 level of this CPU (v4: AVX-512, v3: AVX2), or its architecture."""
     machine = platform.machine()
     if machine not in ("x86_64", "AMD64"):
         return machine

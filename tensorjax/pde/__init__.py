@@ -1,4 +1,4 @@
-"""Time-dependent partial differential equations on tensor trains, in coordinates that move.
+"""Time-dependent partial differential equations on tensor trains, in moving coordinates.
 
 Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """

@@ -1,4 +1,4 @@
-"""The canonical form of a train on the host, and its truncations: points at which spaces touch.
+"""Canonical form of a tensor train on the host: orthogonal bases and singular values of all bonds.
 
 At every bond v = U_{≤p} S_p V_{>p}, with U left-orthogonal and V right-orthogonal cores. They span
 the tangent space of the manifold of the ranks of v; see `tensorjax.pde._normal`.
@@ -16,7 +16,7 @@ _ROUNDOFF = 1e-14
 
 
 class Point(NamedTuple):
-    """v = U_1 … U_p S_p V_{p+1} … V_d for every bond p.
+    """Canonical form of a train: v = U_1 … U_p S_p V_{p+1} … V_d for every bond p.
 
     Attributes:
       left: U_1 … U_{d−1}.
@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
     @property
     def centers(self) -> Cores:
-        """The cores C_k of v = U_{<k} C_k V_{>k}."""
+        """Cores C_k of v = U_{<k} C_k V_{>k}."""
         if not self.left:
             return [self.whole]
         firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]
@@ -54,12 +54,12 @@ class Point(NamedTuple):
 
     @property
     def cores(self) -> Cores:
-        """The train itself, left-orthogonal but for its last core."""
+        """Cores of the train, left-orthogonal but for the last."""
         return [*self.left, self.centers[-1]]
 
 
 def host_cores(name: str, train: Any) -> Cores:
-    """The cores of a train as double-precision NumPy arrays, checked to be finite and real."""
+    """Converts the cores of a train to float64 NumPy arrays, checked to be finite and real."""
     cores = [np.asarray(c) for c in train.cores]
     if any(np.iscomplexobj(c) for c in cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
@@ -68,7 +68,7 @@ def host_cores(name: str, train: Any) -> Cores:
 
 
 def canonical(cores: Cores) -> Point:
-    """The canonical form; singular values at roundoff are dropped.
+    """Computes the canonical form of a train; singular values at roundoff are dropped.
 
     Returns:
       Point; of a train that is zero, its ``scale`` is zero and the rest one of rank one.
@@ -99,7 +99,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """TT-ranks that a relative error ``tol`` asks for: of every bond, an equal share of it."""
+    """Returns the TT-ranks for a relative error ``tol``, shared equally among the bonds."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)
@@ -112,7 +112,7 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """The train that `truncated` returns, on blocks of the same cores: no longer orthogonal."""
+    """Truncates to the leading blocks of the cores; cheaper than `truncated`, not orthogonal."""
     if ranks == point.ranks:
         return point
     ends = (1, *ranks, 1)
@@ -124,7 +124,7 @@ def leading(point: Point, ranks: tuple[int, ...]) -> Point:
 
 
 def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
-    """The leading singular vectors of every bond, ``ranks`` of them, as a point of its own.
+    """Truncates every bond to its leading singular vectors, with orthogonal bases.
 
     The projections on leading left singular vectors commute with each other, and so what goes is no
     more than what a truncation bond by bond would leave out.

@@ -1,4 +1,4 @@
-"""Where points go: by linear stochastic equations exactly, by others without noise accurately."""
+"""Characteristics: ODE solver for the paths of points, and exact flows of linear SDEs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ _TERMS = 16
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """y(t) for ẏ = f(y), y (m, k): steps are halved until the result moves by ``tol`` or less.
+    """Solves ẏ = f(y) up to time t by extrapolated midpoint steps, halved until converged.
 
     Args:
       f: maps (m, k) to (m, k).
@@ -74,7 +74,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 def partial(
     f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, h: float = 2e-3
 ) -> np.ndarray:
-    """∂_k f at points (m, d), by central differences of sixth order."""
+    """Computes ∂_k f at points (m, d), by central differences of sixth order."""
     step = np.zeros(x.shape[1])
     step[k] = h
     parts = [w / h * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
@@ -82,19 +82,19 @@ def partial(
 
 
 class Flow(NamedTuple):
-    """x(t) = F x(0) + g + a normal variable of covariance Q."""
+    """Solution of a linear SDE at time t: x(t) = F x(0) + g + Gaussian noise of covariance Q."""
 
     matrix: np.ndarray
     shift: np.ndarray
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """x(0), (m, d), for x(t), without noise."""
+        """Returns the starting points x(0), (m, d), for x(t), ignoring the noise."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 
 def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
-    """That of u_t = −∇·((A x + b) u) + D:∇∇u over a time t, by doubling from a short time.
+    """Computes the flow of dx = (A x + b) dt + √(2D) dW over a time t, by repeated doubling.
 
     F = exp(A t), g = ∫ exp(A s) b ds, Q = ∫ exp(A s) 2D exp(Aᵀ s) ds from 0 to t: A may be singular
     or unstable. A negative t is for D = 0 only.

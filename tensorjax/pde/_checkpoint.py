@@ -1,4 +1,4 @@
-"""States saved to a folder by orbax, and read back bit for bit."""
+"""Checkpoints: states saved to a folder by orbax, and restored bit for bit."""
 
 import pathlib
 import shutil
@@ -14,7 +14,7 @@ from tensorjax.pde._solution import State
 
 
 class Checkpoint(NamedTuple):
-    """Where, and how often, a run saves its state.
+    """Checkpoint options of a run: folder, interval in steps, number of states kept.
 
     Attributes:
       folder: a directory; made if it is not there. The newest state is in ``step_N``. It may hold
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Any, state: State) -> pathlib.Path:
-    """Saves a state, with what the integrator remembers, as ``folder/step_N``.
+    """Saves a state, with the integrator's memory, as ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next that is free.
 
@@ -64,7 +64,7 @@ def save(folder: Any, state: State) -> pathlib.Path:
 
 
 def load(folder: Any) -> State:
-    """The newest state that a run or `save` left in a folder.
+    """Loads the newest state that a run or `save` left in a folder.
 
     Args:
       folder: the directory given to `integrate`, or one ``step_N`` in it.
@@ -108,7 +108,7 @@ def _orbax() -> Any:
 
 
 class _Saver:
-    """Saves the states of a run as they come.
+    """Checkpoint writer of a run.
 
     Raises:
       ValueError: the folder holds states of another run.
@@ -127,12 +127,12 @@ class _Saver:
             )
 
     def after(self, work: Any) -> None:
-        """To be called after every step."""
+        """Saves the state if due; to be called after every step."""
         if work.memory.steps % self._options.every == 0:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """To be called at the end."""
+        """Saves the last state if not yet saved; to be called at the end."""
         if work.memory.steps != self._last:
             self._save(work)
 
@@ -153,7 +153,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two states, and what is remembered with them, are the same to the last bit."""
+    """Whether two states, with their integrator memories, are equal to the last bit."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (
@@ -171,7 +171,7 @@ def _same(a: State, b: State) -> bool:
 
 
 def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
-    """What saves states of a run: to a folder, as a `Checkpoint` says, or not at all."""
+    """Returns the checkpoint writer of a run, or one that does nothing for None."""
     if checkpoint is None:
         return _Nothing()
     if not isinstance(checkpoint, Checkpoint):

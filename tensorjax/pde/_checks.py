@@ -1,4 +1,4 @@
-"""What is checked before the first step: the box holds the state, the equation conserves mass."""
+"""Checks before the first step: the box holds the initial state, the equation conserves mass."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +22,7 @@ _CHANGED = 1e-2
 def check_inside(
     problem: Any, cores: Cores, map: AffineMap, edge_limit: float, resolution_limit: float
 ) -> None:
-    """Raises ValueError where the box does not hold the initial state, or not on its points."""
+    """Raises ValueError if the initial state exceeds the box or the grid does not resolve it."""
     box = problem.box
     mass = mass_of(cores, box.weights) / abs(float(map.det))
     start = problem.start
@@ -51,7 +51,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError where ∫ u dx is not constant, whatever u is or over a time ``span``."""
+    """Raises ValueError if the equation does not conserve ∫ u dx over a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:

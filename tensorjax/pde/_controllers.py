@@ -1,15 +1,15 @@
-"""Step sizes: constant, or chosen by an estimate of the local error."""
+"""Step-size controllers: constant steps, or PID control by an estimate of the local error."""
 
 import math
 from typing import NamedTuple
 
 
 class ConstantStepSize(NamedTuple):
-    """Every step is the ``dt`` given; the last before a time to save at may be shorter."""
+    """Constant step size ``dt``; the last step before a time to save at may be shorter."""
 
 
 class PIDController(NamedTuple):
-    """Keeps the estimated local error of a step below ``rtol``, relative to ‖v‖.
+    """PID step-size controller: keeps the estimated local error below ``rtol`` · ‖v‖.
 
     With the scaled errors e_n = error/(rtol + atol/‖v‖) of this step and the last two accepted ones
     and the order k of the estimate plus one, the next step is dt times
@@ -54,7 +54,7 @@ class PIDController(NamedTuple):
     def judge(
         self, error: float, norm: float, previous: tuple[float, ...], k: int
     ) -> tuple[bool, float]:
-        """Whether a step is good enough, and the factor for the next.
+        """Decides whether a step is accepted, and the factor for the next step size.
 
         Args:
           error: estimated, over the norm.
@@ -74,13 +74,13 @@ class PIDController(NamedTuple):
         return accepted, min(max(factor, self.factormin), high)
 
     def scaled(self, error: float, norm: float) -> float:
-        """The error in units of what is allowed."""
+        """Returns the error divided by the allowed error."""
         allowed = self.rtol + (self.atol / norm if norm > 0 else math.inf if self.atol else 0.0)
         return max(error / allowed, 1e-10)
 
 
 def checked(controller: object, dt: float | None) -> ConstantStepSize | PIDController:
-    """The controller, or the constant one if None; options and ``dt`` checked.
+    """Returns the step-size controller (constant for None), with its options and ``dt`` checked.
 
     Raises:
       ValueError: a step that is missing or not positive, an option out of range.

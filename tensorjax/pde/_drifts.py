@@ -1,4 +1,4 @@
-"""Vector fields for drifts: sums of terms that are trains of low rank in any affine coordinates."""
+"""Drift vector fields as sums of low-rank terms: sines, powers, products, separable functions."""
 
 import abc
 import dataclasses
@@ -18,22 +18,22 @@ Cores = list[Any]
 
 
 class Term(abc.ABC):
-    """A scalar function of x whose values on a grid of y are known as a train."""
+    """Scalar function of x whose values on a grid of y are known as a tensor train."""
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Values at physical points (m, d)."""
+        """Evaluates the term at physical points (m, d)."""
 
     @abc.abstractmethod
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """The gradient (m, d) at physical points (m, d)."""
+        """Evaluates the gradient (m, d) at physical points (m, d)."""
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Cores of the values on the points of the box, at x = map.inverse(y)."""
+        """Returns the cores of the values on the points of the box, at x = map.inverse(y)."""
 
     def check(self, dim: int) -> None:
-        """Raises ValueError where the term is not one of ``dim`` coordinates."""
+        """Raises ValueError if the term is not a function of ``dim`` coordinates."""
         _check.finite(f"{type(self).__name__}.amplitude", self.amplitude)
 
     amplitude: Any
@@ -41,7 +41,7 @@ class Term(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sin(Term):
-    """a sin(w·x + φ): TT-rank 2 in any affine coordinates.
+    """Sine term a sin(w·x + φ): TT-rank 2 in any affine coordinates.
 
     Attributes:
       weights: w, (d,).
@@ -78,7 +78,7 @@ class Sin(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Power(Term):
-    """a (w·x + c)^m: TT-rank m + 1 in any affine coordinates.
+    """Power term a (w·x + c)^m: TT-rank m + 1 in any affine coordinates.
 
     Attributes:
       weights: w, (d,).
@@ -118,7 +118,7 @@ class Power(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product(Term):
-    """a Π f_i of terms; their TT-ranks multiply.
+    """Product a Π f_i of terms; their TT-ranks multiply.
 
     Attributes:
       factors: one or more terms.
@@ -163,7 +163,7 @@ class Product(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Separable(Term):
-    """a Π g_i(x_i) of any functions of one coordinate each.
+    """Separable term a Π g_i(x_i), with any function g_i of one coordinate each.
 
     TT-rank 1 where every such x_i depends on one y only; else a cross approximation, at a relative
     error, outside jit.
@@ -191,7 +191,7 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """By central differences of sixth order."""
+        """Evaluates the gradient by central differences of sixth order."""
         out = np.zeros_like(x)
         for i in self.functions:
             out[:, i] = characteristics.partial(self.values, x, i)
@@ -202,7 +202,7 @@ class Separable(Term):
         return [cores[0] * self.amplitude, *cores[1:]]
 
     def _plain(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Without the amplitude."""
+        """Returns the cores of the term without its amplitude."""
         back = np.linalg.inv(map.matrix)
         used = {i: np.flatnonzero(back[i]) for i in self.functions}
         if any(len(k) > 1 for k in used.values()):
@@ -225,7 +225,7 @@ class Separable(Term):
 
 
 def _turned(map: AffineMap, weights: Any, offset: Any) -> tuple[Any, Any]:
-    """Weights and offset of w·x + c as a function of y."""
+    """Returns the weights and the offset of w·x + c as a function of y."""
     xp, (matrix, shift, w, c) = floats(map.matrix, map.shift, weights, offset)
     w = xp.linalg.solve(matrix.T, w)
     return w, c - w @ shift
@@ -238,7 +238,7 @@ def _check_weights(name: str, weights: Any, dim: int) -> None:
 
 
 class Field:
-    """A vector field on x: d sums of terms, or any function.
+    """Vector field on x: d sums of terms, or any function.
 
     Args:
       given: d entries, each a `Term`, a sequence of them or None for zero; or a callable that maps
@@ -272,7 +272,7 @@ class Field:
         return self.function is not None or bool(self.directed)
 
     def _add(self, term: Term, direction: np.ndarray) -> None:
-        """Joins components that share a term, as equal and opposite forces do."""
+        """Adds a term in a direction, merged with a proportional one that is already there."""
         for i, (other, before) in enumerate(self.directed):
             ratio = _ratio(term, other)
             if ratio is not None:
@@ -281,7 +281,7 @@ class Field:
         self.directed.append((term, direction))
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """(m, d) at physical points (m, d)."""
+        """Evaluates the field, (m, d), at physical points (m, d)."""
         if self.function is not None:
             return np.asarray(self.function(x), np.float64)
         out = np.zeros_like(x)
@@ -290,7 +290,7 @@ class Field:
         return out
 
     def divergence(self, x: np.ndarray) -> np.ndarray:
-        """(m,) at physical points (m, d)."""
+        """Evaluates the divergence, (m,), at physical points (m, d)."""
         if self.function is not None:
             parts = [
                 characteristics.partial(lambda p, k=k: self.values(p)[:, k], x, k)
@@ -303,7 +303,7 @@ class Field:
         return out
 
     def pieces(self, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
-        """(cores of m, a) with Γ f = Σ m a, on the grid of y."""
+        """Decomposes Γ f = Σ m a on the grid of y; returns pairs (cores of m, a)."""
         if self.function is not None:
             return self._crossed(self.function, box, map)
         out = []
@@ -313,7 +313,7 @@ class Field:
         return out
 
     def _crossed(self, f: Any, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
-        """One search for all components."""
+        """Approximates all components of a function by one cross approximation."""
 
         def moved(y: np.ndarray) -> np.ndarray:
             return np.asarray(f(map.inverse(y)), np.float64) @ np.asarray(map.matrix).T
@@ -328,7 +328,7 @@ class Field:
 
 
 def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
-    """One entry of a field as a list of checked terms."""
+    """Converts one entry of a field to a list of checked terms."""
     found = [] if entry is None else [entry] if isinstance(entry, Term) else list(entry)
     for term in found:
         if not isinstance(term, Term):
@@ -341,7 +341,7 @@ def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
 
 
 def _ratio(term: Term, other: Term) -> float | None:
-    """c with term = c other, where that is plain to see."""
+    """Returns c if term = c · other, for sines with equal or opposite arguments; else None."""
     if not (isinstance(term, Sin) and isinstance(other, Sin)):
         return None
     numbers = [term.weights, term.phase, term.amplitude, other.weights, other.phase]

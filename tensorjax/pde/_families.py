@@ -1,4 +1,4 @@
-"""Sums Z = Σ_s Z_s on the left of a bond times Z_s on its right, seen from a point's tangent space.
+"""Bond-wise splitting of y_k ∂_j v, A v and other tensors into tangent and normal parts.
 
 A *family* is a set of such sums that differ in what they do to one side: the y_k ∂_j v for all j
 and k, an operator applied to v, or another train. Its cores are Σ_t K_t ⊗ B_t, with small matrices
@@ -20,7 +20,7 @@ _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
 
 
 class Family(NamedTuple):
-    """What a family is at the bonds p = 1 … d−1 of a point.
+    """Left and right parts of a sum Z at every bond p = 1 … d−1 of a point, split by its bases.
 
     Attributes:
       seen: left of the bond, (r n, s, j): the modes before p projected on U_{<p}.
@@ -39,7 +39,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """A state with ∂ or y on one mode, seen from a point: two states for each mode, ∂ first.
+    """Builds the family of ∂ and y on every single mode of a state, seen from a point.
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -61,7 +61,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """The cores of a state, with all before U projected on U of a point, all after V on its V."""
+    """Projects the cores of a state on the left and right bases of a point."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -75,20 +75,20 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
 
 
 def applied(point: Point, links: Sequence[Link]) -> Family:
-    """A TT-matrix with cores Σ_t K_t ⊗ O_t, O (t, n, n), applied to v."""
+    """Builds the family of a TT-matrix with cores Σ_t K_t ⊗ O_t, O (t, n, n), applied to v."""
     left = [(k, o[:, None] @ u[None]) for (k, o), u in zip(links, point.left, strict=False)]
     right = [(k, o[:, None] @ v[None]) for (k, o), v in zip(links[1:], point.right, strict=True)]
     return _family(point, left, right, _ENDS, point.bonds)
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """A train of its own."""
+    """Builds the family of an arbitrary train."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """K of states that are handed on: (1, rows, columns)."""
+    """Returns the matrix K that passes states on to the next bond, (1, rows, columns)."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -100,7 +100,7 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Both sweeps; ``bonds`` go between left and right, ``fresh`` are states that start."""
+    """Builds a family by one sweep from the left and one from the right."""
     seen, inside = [], []
     env = ends[0]
     for k, (u, link) in enumerate(zip(point.left, left, strict=True)):
@@ -130,7 +130,7 @@ def _family(
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """(i, s, j) and the next core: (i, n, s', j')."""
+    """Contracts a left environment (i, s, j) with the next core: (i, n, s', j')."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(env, k, (1, 1)).transpose(0, 3, 2, 1)  # (i, s', t, j)
@@ -140,7 +140,7 @@ def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
 
 
 def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
-    """The core before and (s', j', l): (s, j, n, l)."""
+    """Contracts a core with the right environment (s', j', l): (s, j, n, l)."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(k, env, (2, 0)).transpose(0, 2, 1, 3)  # (t, j', s, l)
@@ -151,7 +151,7 @@ def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """`_append_left` where every state is handed on, and two start."""
+    """Contracts as `_append_left` where all states are passed on unchanged and two start."""
     i, s, j = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -162,7 +162,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """`_append_right` where two states start, and every other is handed on."""
+    """Contracts as `_append_right` where two states start and all others are passed on."""
     s, _, bra = env.shape
     j, n, after = core.shape
     out = np.empty((s + 2, j, n, bra))
@@ -172,7 +172,7 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """(I − U_p U_pᵀ) of what is left of every bond, (r n, s j)."""
+    """Returns the left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, at every bond: (r n, s j)."""
     out = []
     for u, seen, inside in zip(point.left, family.seen, family.inside, strict=True):
         flat = seen.reshape(len(seen), -1)
@@ -181,7 +181,7 @@ def outside(point: Point, family: Family) -> list[np.ndarray]:
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """⟨(I − R_p) a, (I − R_p) b⟩ right of every bond, (s, j, s', j'), R_p projecting on V_{>p}.
+    """Computes Gram matrices of the right parts orthogonal to V_{>p}, at every bond.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -198,7 +198,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """G of the bond on the right, (s, j, s', j'), passed on to the bond on the left."""
+    """Transfers a Gram matrix (s, j, s', j') from the bond on the right to that on the left."""
     (ka, ba), (kb, bb) = a, b
     (t, ja, n, pa), (u, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

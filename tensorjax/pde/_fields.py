@@ -1,4 +1,4 @@
-"""Which combination of some vector fields takes a right side back into a tangent space."""
+"""Nonlinear coordinate motion: least-squares choice of the rates of given vector fields."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ from tensorjax.pde._setting import Setting, filtered
 
 
 class Basis(Protocol):
-    """Vector fields g_m = Π_k f_mk(y_k) e_{j(m)} of TT-rank one."""
+    """Interface of a set of vector fields g_m = Π_k f_mk(y_k) e_{j(m)} of TT-rank one."""
 
     @property
     def dim(self) -> int:
@@ -23,16 +23,16 @@ class Basis(Protocol):
 
     @property
     def axes(self) -> np.ndarray:
-        """j(m), (M,)."""
+        """Axis j(m) along which each field points, (M,)."""
         ...
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """f_mk at coordinates y_k, (n,)."""
+        """Evaluates the factor f_mk of field m at coordinates y_k, (n,)."""
         ...
 
 
 class FieldMotion(NamedTuple):
-    """ċ and what it gains.
+    """Optimal rates ċ of the fields, with the normal component left with and without them.
 
     Attributes:
       rates: ċ, (M,).
@@ -56,7 +56,7 @@ def field_motion(
     levels: Sequence[float] = (),
     regularization: float = 1e-10,
 ) -> FieldMotion:
-    """The motion of coordinates that leaves least of the right side outside the tangent space at v.
+    """Finds the rates of fields that minimise the normal component of the right side at v.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m ∇·(g_m v_i))‖² over ċ, v_i = v rounded at δ_i‖v‖
     and N_i the projection on what is normal to the tangent space there: with no levels but the
@@ -119,7 +119,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Gram matrix, load and energy at a point."""
+    """Computes the Gram matrix, load vector and energy of the least-squares problem at a point."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)
@@ -131,7 +131,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """∇·(g_m v)."""
+    """Builds the family of ∇·(g_m v)."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

@@ -1,4 +1,4 @@
-"""Diffeomorphisms as flows of vector fields: inverses, Jacobians and volumes by the same equations.
+"""Diffeomorphisms as flows of vector fields, with inverses, Jacobians and volume factors.
 
 With a field g(y, t) = Σ_m c_m(t) g_m(y), y(t) = Φ_t(x) follows ẏ = g(y, t) from y(0) = x. Every
 Φ_t is a diffeomorphism for as long as the flow exists: for ever where g is bounded, as that of
@@ -29,7 +29,7 @@ _ROUNDED = 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)} of total degree 1 … ``degree``.
+    """Vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)} of total degree 1 … ``degree``.
 
     A train with such an operator has the TT-ranks that it had. Fields that depend on y_j alone move
     nothing out of a tangent space and are left out. Those of degree one are nearly linear motions
@@ -93,12 +93,12 @@ class Fields:
 
     @property
     def powers(self) -> np.ndarray:
-        """p of every field, (M, d)."""
+        """Exponents p of every field, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
     @property
     def axes(self) -> np.ndarray:
-        """j(m), (M,)."""
+        """Axis j(m) along which each field points, (M,)."""
         return self._axes
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class Fields:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """What the field m takes of the coordinate k."""
+        """Evaluates the factor of field m that depends on the coordinate k."""
         powers, axis = self._pairs[m]
         scale = 1 / self._wave if k == axis else 1.0
         return scale * self._powers(y)[0][:, powers[k]]
@@ -116,7 +116,7 @@ class Fields:
         return np.pi / (2 * self.reach)
 
     def _powers(self, y: np.ndarray, derivatives: int = 0) -> list[np.ndarray]:
-        """s^p at y (n,) for p = 0 … degree, and up to two derivatives: (n, degree + 1) each."""
+        """Evaluates sin(ω y)^p for p = 0 … degree, and up to two derivatives."""
         w = self._wave
         s, p = np.sin(w * y)[:, None], np.arange(self.degree + 1)
         powers = np.ones((len(y), self.degree + 1))
@@ -132,7 +132,7 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Monomials (U, d), and the coefficients (U, d) of Σ_m c_m g_m in them."""
+        """Expands Σ_m c_m g_m: exponents (U, d) of the monomials, and coefficients (U, d)."""
         out = np.zeros((len(self._monomials), self.dim))
         out[self._places, self.axes] = rates / self._wave
         return np.array(self._monomials), out
@@ -140,7 +140,7 @@ class Fields:
     def values(
         self, rates: np.ndarray, y: np.ndarray, *, second: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """g (m, d), its derivatives [i, j] = ∂_j g_i (m, d, d), and ∇ div g (m, d) if asked for."""
+        """Evaluates Σ_m c_m g_m (m, d), its Jacobian (m, d, d), and ∇ div (m, d) if asked for."""
         monomials, c = self.spread(rates)
         tables = [
             [t[:, p] for t in self._powers(y[:, k], 2 if second else 1)]
@@ -159,7 +159,7 @@ class Fields:
         return product() @ c, slopes, np.stack([np.asarray(r) for r in rise], axis=1)
 
     def trains(self, rates: np.ndarray, points: Sequence[np.ndarray]) -> list[Cores]:
-        """Σ_m c_m g_m on a grid, a train for each component."""
+        """Builds Σ_m c_m g_m on a grid, a train for each component."""
         monomials, c = self.spread(rates)
         tables = [self._powers(y)[0][:, p] for y, p in zip(points, monomials.T, strict=True)]
         diagonal = np.eye(len(monomials))
@@ -174,7 +174,7 @@ class Fields:
 
 
 class Back(NamedTuple):
-    """What belongs to points y = Φ_t(x).
+    """Preimages x of points y = Φ_t(x), with inverse Jacobians and log-volume gradients.
 
     Attributes:
       x: (m, d).
@@ -187,13 +187,13 @@ class Back(NamedTuple):
     rise: np.ndarray | None
 
     def push(self, field: np.ndarray) -> np.ndarray:
-        """A field (m, d) at x as the field at y: ∂y/∂x f."""
+        """Pushes a vector field (m, d) forward from x to y: ∂y/∂x f."""
         return np.linalg.solve(self.inverse, field[..., None])[..., 0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlowMap:
-    """y = Φ_t(x), the flow of Σ_m c_m(t) g_m with polynomials c_m in pieces of time.
+    """Time-dependent map y = Φ_t(x): the flow of Σ_m c_m(t) g_m, c_m piecewise polynomial.
 
     Attributes:
       fields: g_m.
@@ -220,17 +220,17 @@ class FlowMap:
     _slopes: dict[tuple[int, float], float] = dataclasses.field(default_factory=dict, repr=False)
 
     def rates(self, t: float) -> np.ndarray:
-        """c at a time, (M,); that of the newest piece which has begun."""
+        """Returns the coefficients c at a time, (M,)."""
         k = max(int(np.searchsorted(self.starts, t, "right")) - 1, 0)
         return _polynomial(self.pieces[k], t - self.starts[k])
 
     def extended(self, start: float, piece: np.ndarray) -> "FlowMap":
-        """With another piece from a time on, no earlier than the last one begins."""
+        """Returns the map with another piece from time ``start`` on."""
         starts, pieces = (*self.starts, float(start)), (*self.pieces, piece)
         return FlowMap(self.fields, starts, pieces, self._slopes)
 
     def forward(self, t: float, x: Any) -> tuple[np.ndarray, np.ndarray]:
-        """y (m, d) of points x (m, d) at a time, and det ∂y/∂x (m,)."""
+        """Maps points x (m, d) to y (m, d) at a time; returns det ∂y/∂x (m,) too."""
         x = np.array(x, np.float64)
 
         def rate(c: np.ndarray, y: np.ndarray, log: np.ndarray) -> State:
@@ -243,7 +243,7 @@ class FlowMap:
         return state[0], np.exp(state[1])
 
     def back(self, t: float, y: Any, *, second: bool = False) -> Back:
-        """x of points y (m, d) at a time, with ∂x/∂y, and with ∇ ln det ∂y/∂x if asked for."""
+        """Maps points y (m, d) back to x, with ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x."""
         y = np.array(y, np.float64)
 
         def rate(c: np.ndarray, y: np.ndarray, m: np.ndarray, *q: np.ndarray) -> State:
@@ -260,13 +260,13 @@ class FlowMap:
         return Back(x, inverse, rise[0] if rise else None)
 
     def _spans(self, t: float) -> list[tuple[int, float, float]]:
-        """Pieces up to a time: which, from and to."""
+        """Returns the pieces up to a time that move anything, as (index, from, to)."""
         ends = (*self.starts[1:], math.inf)
         spans = [(k, a, min(b, t)) for k, (a, b) in enumerate(zip(self.starts, ends, strict=True))]
         return [(k, a, b) for k, a, b in spans if a < b and np.any(self.pieces[k])]
 
     def _moved(self, k: int, a: float, b: float, state: State, rate: Callable[..., State]) -> State:
-        """Through a piece, by the classical method."""
+        """Integrates through a piece by the classical Runge–Kutta method."""
         count = max(1, math.ceil(abs(b - a) * self._slope(k, max(a, b)) / _STEP))
         h, start = (b - a) / count, self.starts[k]
 
@@ -284,7 +284,7 @@ class FlowMap:
         return state
 
     def _slope(self, k: int, end: float) -> float:
-        """About the largest slope of the field of a piece in the inner half of its reach."""
+        """Estimates the largest slope of the field of a piece in the inner half of its reach."""
         key = k, end
         if key not in self._slopes:
             reach, d = self.fields.reach, self.fields.dim

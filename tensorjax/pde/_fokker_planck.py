@@ -26,7 +26,7 @@ from tensorjax.pde._processes import OrnsteinUhlenbeck
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class FokkerPlanck(Problem):
-    """u_t = −∇·((A x + b + f(x)) u) + D:∇∇u; a Liouville equation where D = 0.
+    """Fokker–Planck equation u_t = −∇·((A x + b + f(x)) u) + D:∇∇u; Liouville if D = 0.
 
     The linear part of the drift, the diffusion and the motion of the coordinates are one operator,
     of the TT-rank of `affine_generator`; every other term a of the drift is one more, v ↦ −a·∇(m v)
@@ -91,7 +91,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Q_y(v) = −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, its affine part apart from the others."""
+        """Builds Q_y(v) = −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, its affine part separately."""
         parts = self.matrix, self.offset, self.diffusion
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map)
@@ -99,11 +99,11 @@ class FokkerPlanck(Problem):
         return RightSide(self.box, affine, others)
 
     def velocity(self, x: Any) -> np.ndarray:
-        """A x + b + f(x) at points (m, d)."""
+        """Evaluates the drift A x + b + f(x) at points (m, d)."""
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """With D = 0, along characteristics, to about 1e-10; None with D unless f is zero."""
+        """Evaluates the exact solution along characteristics; None if both D and f are set."""
         if not self.field:
             return self._linear().exact(t, x)
         if self.diffusion is not None:
@@ -120,11 +120,11 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Mass, mean and covariance at time t; None unless f is zero."""
+        """Returns mass, mean and covariance at time t; None unless f is zero."""
         return None if self.field else self._linear().moments(t)
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """With D = 0, points of the start moved with the drift; see `Problem.sample`.
+        """Draws points of the exact solution, where one is known; see `Problem.sample`.
 
         With D and f there is no exact density: `simulate` gives approximate points.
         """
@@ -136,7 +136,7 @@ class FokkerPlanck(Problem):
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: Any, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Points of dx = (A x + b + f(x)) dt + √(2D) dW at time t: a reference for any drift.
+        """Simulates dx = (A x + b + f(x)) dt + √(2D) dW up to time t by Heun's method.
 
         Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)
         and with 1/√count.
@@ -176,6 +176,6 @@ class FokkerPlanck(Problem):
         return x
 
     def _linear(self) -> OrnsteinUhlenbeck:
-        """The problem without f."""
+        """Returns the linear problem without f."""
         matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)

@@ -1,4 +1,4 @@
-"""Shifts and stretches of the coordinates: they leave all ranks alone and keep v inside its box.
+"""Gauge of the moving coordinates: shifts and stretches that keep v inside its box.
 
 With the density v²/‖v‖² on the box, w = Σ y + β and v_t = Q − w·∇v, the mean of any f moves by
 E[w·∇f] + 2⟨(f − E f) v, Q⟩/‖v‖². The gauge chooses β and the diagonal of Σ so that means and
@@ -19,7 +19,7 @@ _EDGE = 0.05
 
 
 class Spread(NamedTuple):
-    """Moments of v²/‖v‖² on the box.
+    """Moments of the density v²/‖v‖² on the box, and its norm near the edge.
 
     Attributes:
       mean: (d,).
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """What of the edge is v come near, (d,), and not waves that the points do not resolve.
+        """Norm of v near the edge of each axis, (d,), unresolved waves subtracted.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -43,7 +43,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Where v is on its box; ``singles`` is the family of one operator on one mode."""
+    """Computes the moments and edge norms of v; ``singles`` has ∂ and y on one mode."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -66,7 +66,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def drifts(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """2⟨(f − E f) v, Q⟩/‖v‖² for f = y_k and f = (y_k − E y_k)², each (d,), Q = Σ Z."""
+    """Computes the rates at which Q changes the means and variances of v², each (d,)."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -79,7 +79,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """U_{<k}ᵀ Z V_{>k}ᵀ, the shape of core k."""
+    """Projects a family on the bases around core k: U_{<k}ᵀ Z V_{>k}ᵀ, the shape of core k."""
     if k < point.order - 1:
         part, right = family.seen[k], family.overlap[k]
         out = part.reshape(len(part), -1) @ right.reshape(-1, right.shape[2])
@@ -99,7 +99,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Σ with a diagonal, and β, for which mean and variance of every coordinate stand still.
+    """Chooses the diagonal of Σ, and β, such that means and variances of v² stay constant.
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
@@ -118,7 +118,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """From 0 where the edge holds ``low`` or less to 1 at ``high``, smoothly in its logarithm."""
+    """Returns the gauge strength: 0 at ``low`` edge norm or less, 1 at ``high``, smooth between."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

@@ -1,4 +1,4 @@
-"""Boxes of collocation points: Fourier, Chebyshev or finite differences along every axis.
+"""Collocation grids on boxes: Fourier, Chebyshev or finite differences along every axis.
 
 All of them hold functions that vanish at the edge of the box: a linear map of coordinates moves
 the box, and no boundary condition of a physical domain would survive that.
@@ -31,7 +31,7 @@ ONE, D, Y, YD, DD = range(5)
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """n points in an interval, with quadrature, derivatives and interpolation.
+    """One-dimensional grid of n points, with quadrature, derivatives and interpolation.
 
     Attributes:
       kind: "fourier": points low + (high − low) k/n, periodic, spectrally accurate. "chebyshev":
@@ -76,12 +76,12 @@ class Axis:
 
     @property
     def length(self) -> float:
-        """High − low."""
+        """Length of the interval, high − low."""
         return self.high - self.low
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """The points, (n,), ascending."""
+        """Grid points, (n,), ascending."""
         if self.kind == "fourier":
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -90,7 +90,7 @@ class Axis:
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
-        """Quadrature weights, (n,): the integral of v is their sum with the values of v."""
+        """Quadrature weights, (n,): the integral of v is weights · values."""
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
@@ -99,7 +99,7 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """The first derivative, (n, n)."""
+        """First-derivative matrix, (n, n)."""
         if self.kind == "fourier":
             return _fixed(_fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
@@ -109,7 +109,7 @@ class Axis:
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
-        """The second derivative, (n, n)."""
+        """Second-derivative matrix, (n, n)."""
         if self.kind == "fourier":
             return _fixed(_fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
@@ -119,13 +119,13 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """The matrices 1, ∂, y, y ∂ and ∂² stacked, (5, n, n)."""
+        """Matrices 1, ∂, y, y ∂ and ∂² stacked, (5, n, n)."""
         y = np.diag(self.points)
         return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """The highest third of the modes, (m, n): what the points hardly resolve.
+        """Projection on the highest third of the modes, (m, n), which the grid hardly resolves.
 
         Orthonormal rows, for v times the root of the weights.
         """
@@ -144,7 +144,7 @@ class Axis:
         return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
     def interpolate(self, y: Any) -> Any:
-        """The matrix (m, n) that takes values on the grid to values at y, (m,).
+        """Returns the interpolation matrix (m, n) from grid values to values at y, (m,).
 
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
@@ -161,7 +161,7 @@ class Axis:
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
     def waves(self, kappa: np.ndarray) -> np.ndarray:
-        """The matrix (m, n) that takes values on the grid to ∫ exp(i κ y) v dy for every κ, (m,).
+        """Returns the matrix (m, n) that computes ∫ exp(i κ y) v dy from grid values for every κ.
 
         Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
         with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
@@ -173,7 +173,7 @@ class Axis:
 
     @functools.cached_property
     def _refined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points, and the interpolant there times their weights, (2n, n)."""
+        """Gauss–Legendre points, and the weighted interpolation matrix to them, (2n, n)."""
         x, w = np.polynomial.legendre.leggauss(2 * self.n)
         y = self.low + self.length * (x + 1) / 2
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
@@ -190,7 +190,7 @@ class Axis:
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
-        """Values at y of the polynomials of all Gauss–Lobatto points, both ends included."""
+        """Evaluates the Lagrange polynomials of all Gauss–Lobatto points, ends included, at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
         weights = (-1.0) ** np.arange(self.n + 2)
         weights[[0, -1]] /= 2
@@ -218,7 +218,7 @@ class Axis:
 
     @functools.cached_property
     def _chebyshev(self) -> np.ndarray:
-        """The first derivative on all Gauss–Lobatto points, both ends included."""
+        """First-derivative matrix on all Gauss–Lobatto points, both ends included."""
         t = self._angles
         half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
         gap = self.length * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
@@ -231,7 +231,7 @@ class Axis:
 
     @functools.cached_property
     def _projected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both derivatives on the interior points, by integrals of products of polynomials."""
+        """First and second derivative on the interior points, by Galerkin projection."""
         x, w = np.polynomial.legendre.leggauss(self.n + 2)
         half = self.length / 2
         at = self._lagrange(np, self.low + half * (x + 1))
@@ -245,7 +245,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A box of d axes, on which functions are tensors of shape (n_1, …, n_d).
+    """Tensor-product grid of d axes; functions on it are tensors of shape (n_1, …, n_d).
 
     Attributes:
       axes: d of `Axis`.
@@ -266,19 +266,19 @@ class Box:
 
     @classmethod
     def fourier(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
-        """Fourier collocation on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
+        """Builds Fourier grids on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
         return cls(_axes("fourier", dim, n, half_width, 4))
 
     @classmethod
     def chebyshev(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
-        """Chebyshev collocation on (−L, L)^d; arguments as for `fourier`."""
+        """Builds Chebyshev grids on (−L, L)^d; arguments as for `fourier`."""
         return cls(_axes("chebyshev", dim, n, half_width, 4))
 
     @classmethod
     def finite_differences(
         cls, dim: int, n: Any = 64, half_width: Any = 7.0, *, order: int = 4
     ) -> "Box":
-        """Central differences of order 2, 4 or 6 on (−L, L)^d; arguments as for `fourier`."""
+        """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d."""
         return cls(_axes("finite differences", dim, n, half_width, order))
 
     @property
@@ -293,12 +293,12 @@ class Box:
 
     @property
     def points(self) -> list[np.ndarray]:
-        """The points of every axis."""
+        """Grid points of every axis."""
         return [a.points for a in self.axes]
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The quadrature weights of every axis."""
+        """Quadrature weights of every axis."""
         return [a.weights for a in self.axes]
 
 
@@ -318,7 +318,7 @@ def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:
-    """Shared by all who ask, and so read-only."""
+    """Makes a cached array read-only, since callers share it."""
     x.flags.writeable = False
     return x
 
@@ -329,7 +329,10 @@ def _circulant(column: np.ndarray) -> np.ndarray:
 
 
 def _fourier_first(n: int) -> np.ndarray:
-    """On 2π-periodic points; the derivative of the highest mode of an even n is zero."""
+    """Returns the Fourier first-derivative matrix on n 2π-periodic points.
+
+    The derivative of the highest mode of an even n is zero.
+    """
     j = np.arange(1, n)
     half = np.pi * j / n
     column = (-1.0) ** j / 2 / (np.tan(half) if n % 2 == 0 else np.sin(half))
@@ -346,7 +349,7 @@ def _fourier_second(n: int) -> np.ndarray:
 
 
 def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
-    """Entry stencil[k] at offset k, and parity times that at offset −k."""
+    """Builds the banded matrix with stencil[k] at offset k, and parity times that at −k."""
     out = stencil[0] * np.eye(n)
     for k, c in enumerate(stencil[1:], start=1):
         out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
@@ -354,7 +357,7 @@ def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
 
 
 def _clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Weights on [−1, 1] of the interior points; the two ends, where functions vanish, are left."""
+    """Returns the Clenshaw–Curtis weights of the interior points on [−1, 1]."""
     angles = np.pi * np.arange(1, intervals) / intervals
     k = np.arange(1, intervals // 2 + 1)
     factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)

@@ -1,4 +1,4 @@
-"""Gaussians as tensor trains in closed form, and the TT-ranks that they need.
+"""Gaussians as tensor trains in closed form (Mehler's formula), and their TT-ranks.
 
 At the bond after p of d axes, exp(−½ zᵀP z) is a product of kernels exp(−½ (a² + 2c ab + b²)) of
 canonical coordinates left and right, with c the singular values of L₁₁⁻¹ P₁₂ L₂₂⁻ᵀ (L Cholesky
@@ -23,7 +23,7 @@ _DEGREE = 600
 
 
 class Bond(NamedTuple):
-    """Canonical coordinates at a bond.
+    """Canonical coordinates of a Gaussian at a bond, and the decay of its singular values.
 
     Attributes:
       scale: T, (q, q): the coordinates right of the bond are ζ = T z.
@@ -35,7 +35,7 @@ class Bond(NamedTuple):
 
 
 def bonds(precision: np.ndarray) -> list[Bond]:
-    """Those after 0, 1, …, d axes of a Gaussian exp(−½ zᵀ P z)."""
+    """Computes the bonds after 0, 1, …, d axes of a Gaussian exp(−½ zᵀ P z)."""
     d = len(precision)
     out = [Bond(np.linalg.cholesky(precision).T, np.zeros(0))]
     for p in range(1, d):
@@ -50,7 +50,7 @@ def bonds(precision: np.ndarray) -> list[Bond]:
 
 
 def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
-    """The fewest multi-indices k, (r, len(decay)), whose weights Π q_iᵏⁱ leave out ``tol``.
+    """Selects the fewest Hermite multi-indices whose omitted weights stay below ``tol``.
 
     That is relative to all in the root-sum-square. Sorted by degree; with k, the set holds every
     multi-index below k.
@@ -85,13 +85,13 @@ def _too_many(tol: float) -> str:
 
 
 def ranks(precision: np.ndarray, tol: float) -> tuple[int, ...]:
-    """TT-ranks at which every unfolding of exp(−½ zᵀ P z) is within ``tol``, relative, of it."""
+    """Returns TT-ranks that approximate every unfolding of exp(−½ zᵀ P z) to relative ``tol``."""
     inner = [len(excitations(b.decay, tol)) for b in bonds(precision)[1:-1]]
     return (1, *inner, 1)
 
 
 def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) -> Cores:
-    """Cores of exp(−½ zᵀ P z) on the grid of the points z_k, (n_k,), within ``tol``, relative."""
+    """Builds the cores of exp(−½ zᵀ P z) on the grid of points z_k, to relative error ``tol``."""
     d = len(points)
     share = tol / max(d - 1, 1) ** 0.5
     chain = bonds(precision)
@@ -107,7 +107,7 @@ def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) ->
 def _integrals(
     scale: np.ndarray, after: np.ndarray, rows: np.ndarray, columns: np.ndarray, z: np.ndarray
 ) -> np.ndarray:
-    """∫ ψ_α(τ z + B η) ψ_β(η) dη, (α, β, n), for τ z + B η = T (z, T'⁻¹ η).
+    """Computes ∫ ψ_α(τ z + B η) ψ_β(η) dη, (α, β, n), for τ z + B η = T (z, T'⁻¹ η).
 
     With ψ_α the products of orthonormal Hermite functions of degrees α. Their generating function
     is Σ t^α ψ_α / √α! = π^(−1/4) exp(−x²/2 + √2 t x − t²/2) in one dimension; so that of the
@@ -148,7 +148,7 @@ def _integrals(
 
 
 def _below(index: np.ndarray) -> np.ndarray:
-    """Positions of k − e_i, (r, m); −1 where k_i is zero."""
+    """Returns the positions of k − e_i among the multi-indices, (r, m); −1 where k_i is zero."""
     place = {tuple(k): p for p, k in enumerate(index.tolist())}
     out = np.full(index.shape, -1)
     for p, k in enumerate(index.tolist()):

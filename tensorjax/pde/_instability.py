@@ -1,4 +1,4 @@
-"""Instability of a step at fixed ranks, seen in its own stages, also under jit.
+"""Stability check of Runge–Kutta steps at fixed ranks, from their stages, also under jit.
 
 Differences of stages are powers of the operator: with a right side A v + g, dt (k₃ − k₂) of the
 classical Runge–Kutta method is dt A e, e = s₃ − s₂, whatever the source is and however A changes
@@ -25,7 +25,7 @@ _SHARE = {"rk4": 0.05, "rk2": 0.5}
 
 
 class Rate(NamedTuple):
-    """A rate seen in a step.
+    """Estimate of the fastest rate in a step, times dt, and whether it makes the step unstable.
 
     Attributes:
       value: of the operator, times dt, from below.
@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 
 def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
-    """The rate of the fastest part of v that a step shows.
+    """Estimates the fastest rate of the operator from the stages of a step.
 
     Args:
       method: "rk4" or "rk2".
@@ -56,13 +56,13 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """‖Σ w x‖, to √eps of its terms, which suffices here."""
+    """Computes ‖Σ w x‖ from a Gram matrix, to √eps of its terms, which suffices here."""
     w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
     return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """All inner products, over the largest; in one sweep, for that compiles fast."""
+    """Computes all inner products of some trains, up to one scale, in a single sweep."""
     widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
     state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
     for k in range(trains[0].order):

@@ -1,4 +1,4 @@
-"""Integration in time on tensor trains, in coordinates that move."""
+"""Time integration of PDEs on tensor trains, in moving coordinates."""
 
 import math
 from typing import Any, Literal
@@ -59,7 +59,7 @@ def integrate(
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution:
-    """Integrates u_t = G(u) with u(x, t) = v(Γ(t) x + s(t), t), v a train of low TT-ranks.
+    """Integrates u_t = G(u) in time with u(x, t) = v(Γ(t) x + s(t), t), v a low-rank train.
 
     v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
     the same u; good ones keep the ranks of v low. A generator chooses them at every step, a
@@ -221,7 +221,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 class Replay:
-    """The motion of an earlier run, linear in time between its steps."""
+    """Generator that repeats the coordinate motion of an earlier run, linear between its steps."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats
@@ -233,7 +233,7 @@ class Replay:
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
 
     def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Σ and β at a time; before and after the run, those at its ends."""
+        """Returns Σ and β at a time; before and after the run, those at its ends."""
         k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
         near = min(k + 1, len(self._times) - 1)
         span = self._times[near] - self._times[k]
@@ -289,7 +289,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """The initial map and time, and the state if one is given."""
+    """Returns the initial map and time, and the state if one is given, all checked."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
@@ -307,7 +307,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """A hundredth of the time in which the right side changes v, by its norm."""
+    """Estimates the first step: 1/100 of the time in which the right side changes v."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

@@ -10,7 +10,7 @@ from tensorjax import _check
 
 
 class AffineMap(NamedTuple):
-    """y = Γ x + s, a pytree; made by `affine`, which checks it.
+    """Affine map y = Γ x + s, a pytree; `affine` makes a checked one.
 
     Attributes:
       matrix: Γ, (d, d), invertible.
@@ -30,7 +30,7 @@ class AffineMap(NamedTuple):
 
     @classmethod
     def identity(cls, dim: int) -> "AffineMap":
-        """y = x in ``dim`` dimensions."""
+        """Returns the identity map in ``dim`` dimensions."""
         return cls(np.eye(dim), np.zeros(dim))
 
     @property
@@ -40,27 +40,27 @@ class AffineMap(NamedTuple):
 
     @property
     def det(self) -> Any:
-        """det Γ: volumes in y over volumes in x, with a sign."""
+        """Determinant of Γ: the ratio of volumes in y and in x, with a sign."""
         return backend(self.matrix).linalg.det(self.matrix)
 
     @property
     def cond(self) -> Any:
-        """The condition number of Γ in the 2-norm."""
+        """Condition number of Γ in the 2-norm."""
         return backend(self.matrix).linalg.cond(self.matrix)
 
     def forward(self, x: Any) -> Any:
-        """The points y, (m, d), of physical points x, (m, d)."""
+        """Maps physical points x, (m, d), to moving coordinates y, (m, d)."""
         _, (matrix, shift, x) = floats(self.matrix, self.shift, x)
         return x @ matrix.T + shift[None]
 
     def inverse(self, y: Any) -> Any:
-        """The physical points x, (m, d), of points y, (m, d)."""
+        """Maps points y, (m, d), to physical points x, (m, d)."""
         xp, (matrix, shift, y) = floats(self.matrix, self.shift, y)
         return xp.linalg.solve(matrix, (y - shift[None]).T).T
 
 
 def affine(matrix: Any, shift: Any = None) -> AffineMap:
-    """The map y = Γ x + s, checked.
+    """Builds the affine map y = Γ x + s from checked arguments.
 
     Args:
       matrix: Γ, (d, d), real.
@@ -93,7 +93,7 @@ def affine(matrix: Any, shift: Any = None) -> AffineMap:
 
 
 class Remembered:
-    """What was made for the last few maps: a map that stands still is asked for again and again.
+    """Cache of results for the last few maps.
 
     It depends on the map, the box and the tolerance alone, so that a run and its continuation see
     the same.
@@ -104,7 +104,7 @@ class Remembered:
         self._known: dict[Any, Any] = {}
 
     def get(self, map: AffineMap, box: Hashable, tol: float, make: Callable[[], Any]) -> Any:
-        """What is known for the map on a box, at a tolerance, or else what ``make`` returns."""
+        """Returns the cached result for a map, box and tolerance, or makes it."""
         if _check.is_traced(map):
             raise TypeError(
                 f"{self._name}: expected a concrete map, got a traced one: this is brought into a "
@@ -123,12 +123,12 @@ def _given(x: Any) -> Any:
 
 
 def backend(*values: Any) -> Any:
-    """JAX's NumPy where a value is traced, else NumPy itself: what is known is computed at once."""
+    """Returns `jax.numpy` if a value is traced, else NumPy."""
     return jnp if _check.is_traced(*values) else np
 
 
 def floats(*values: Any) -> tuple[Any, list[Any]]:
-    """The `backend`, and the values as its arrays of one dtype: double precision on the host."""
+    """Returns the `backend` and the values as its arrays of one dtype, float64 on the host."""
     xp = backend(*values)
     if xp is np:
         return np, [np.asarray(v, np.float64) for v in values]
@@ -138,7 +138,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """An array that tracing keeps as a constant beside the program; a scalar would be part of it.
+    """Converts a value to an array that tracing keeps as a constant beside the program.
 
     So problems that differ in an amplitude share what is compiled: see `tensorjax.pde._programs`.
     """

@@ -1,4 +1,4 @@
-"""∫ v dy of trains on the host, and mass put right where it costs least.
+"""Mass of tensor trains ∫ v dy, and its correction within the tangent space.
 
 Truncation is a small error in L², but what it cuts lies spread over the box, and such a function
 has much mass for its norm: at an error tol ‖v‖ as much as tol ‖v‖ √|box|. Mass that comes back in
@@ -20,7 +20,7 @@ _WIDTH, _POWER = 0.6, 8
 
 
 class Quadrature(NamedTuple):
-    """What masses of trains on a box, and their corrections, are made of.
+    """Quadrature weights for masses of trains, and those of the correction.
 
     Attributes:
       weights: of every axis, (n_k,).
@@ -33,7 +33,7 @@ class Quadrature(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def quadrature(box: Any) -> Quadrature:
-    """Of a `Box`."""
+    """Builds the quadrature of a `Box`."""
     faded = []
     for a in box.axes:
         x = (2 * a.points - a.low - a.high) / (a.high - a.low)
@@ -42,7 +42,7 @@ def quadrature(box: Any) -> Quadrature:
 
 
 def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
-    """∫ v dy by the quadrature weights of every axis."""
+    """Computes ∫ v dy by the quadrature weights of every axis."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
         left = left @ (w @ c)
@@ -50,7 +50,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """The same of a term of a sum (`tensorjax.pde._sums`)."""
+    """Computes ∫ dy of a term of a sum (`tensorjax.pde._sums`)."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])
@@ -58,7 +58,7 @@ def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
 
 
 class Corrected(NamedTuple):
-    """A train put right.
+    """Train with corrected mass, and the norm of the correction.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -70,7 +70,7 @@ class Corrected(NamedTuple):
 
 
 def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
-    """v, its ranks as they are, with what makes ∫ v dy the target; None where nothing can.
+    """Corrects ∫ v dy to ``target`` without raising ranks; None where that is impossible.
 
     With h the faded constant and P the projection on the tangent space at v, the sum of
     P_k = L_{k−1} (1 − L_k) R_k over the cores k, a P h is added core by core, each P_k taken at
@@ -102,7 +102,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
-    """From the first core to the last: P_k h, its mass, and the core once it has its share.
+    """Yields for each core its change P_k h, the mass of that, and the corrected core.
 
     All cores but the last come out left-orthogonal.
     """

@@ -1,4 +1,4 @@
-"""What an integrator remembers between steps; saved with a state so that a restart is exact."""
+"""Integrator memory between steps, saved with a state so that a restart is exact."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tensorjax.pde._path import Moment
 
 @dataclasses.dataclass
 class Memory:
-    """The past that the next step takes.
+    """State of the integrator that the next step depends on.
 
     Attributes:
       v: the cores, in double precision.
@@ -37,7 +37,7 @@ class Memory:
     lost: float = 0.0
 
     def saved(self) -> dict[str, Any]:
-        """Arrays by name."""
+        """Returns the memory as arrays by name."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
@@ -58,7 +58,7 @@ class Memory:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Memory":
-        """From what `saved` gave."""
+        """Rebuilds the memory from what `saved` returned."""
         moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
         slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
         guesses = {

@@ -1,4 +1,4 @@
-"""Boxes and operators as the forms of the normal space take them: in L², and factored."""
+"""L²-weighted coordinates of a box, and TT-matrices factored into few matrices per mode."""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ _ROWS = 12
 
 
 class Modes(NamedTuple):
-    """The axes of a box, in coordinates in which the Euclidean norm is that of L².
+    """Axes of a box, in coordinates in which the Euclidean norm is the L² norm.
 
     Attributes:
       points: y of every axis.
@@ -26,29 +26,29 @@ class Modes(NamedTuple):
     root: list[np.ndarray] | None
 
     def pair(self, k: int, core: np.ndarray) -> np.ndarray:
-        """∂ and y on the mode of core k, (2, r, n, s)."""
+        """Applies ∂ and y to the mode of core k, (2, r, n, s)."""
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """A train of values as one of coordinates."""
+        """Multiplies a train of values by the square roots of the quadrature weights."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """The inverse of `weighted`."""
+        """Inverts `weighted`."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]
 
     def matrices(self, k: int, o: np.ndarray) -> np.ndarray:
-        """Matrices on values of axis k as matrices on coordinates."""
+        """Converts matrices on values of axis k to matrices on weighted values."""
         return o if self.root is None else self.root[k][:, None] * o / self.root[k]
 
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """The modes of a `Box`."""
+    """Builds the modes of a `Box`."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]
@@ -58,14 +58,14 @@ def modes_of(box: Any) -> Modes:
 
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
-    """A TT-matrix with the matrices of every mode factored out: Σ_t K_t ⊗ O_t."""
+    """Factors every core of a TT-matrix as Σ_t K_t ⊗ O_t with few mode matrices O_t."""
     cores = [np.asarray(c, np.float64) for c in operator.cores]
     pairs = [_factored(c) for c in cores]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
 
 def _factored(core: np.ndarray) -> Link:
-    """K (t, r, s) and O (t, n, n) of a core (r, n, n, s).
+    """Factors a core (r, n, n, s) into K (t, r, s) and O (t, n, n).
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells
@@ -89,7 +89,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Rows that span all of them, and the coefficients: by elimination with pivoting."""
+    """Selects rows that span all rows, by pivoted elimination; returns the coefficients too."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

@@ -1,4 +1,4 @@
-"""What moving coordinates can do to the normal component of a right side: its quadratic form.
+"""Quadratic form of the normal component of the right side, in the motion of coordinates.
 
 At a train v with the tangent space T of its TT-manifold, N = 1 − P_T, the coordinate motion
 ẏ = Σ y adds −Σ_jk Σ_jk b_jk, b_jk = y_k ∂_j v, to the right side Q, and
@@ -38,7 +38,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """v with an operator, ∂ or y, on each of two modes a < b: first all b_jk, then all ∂_a ∂_b v.
+    """Index of the tensors y_k ∂_j v and ∂_a ∂_b v: two modes and the operators on them.
 
     Attributes:
       low: a of each.
@@ -55,7 +55,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Those of d modes, with the second derivatives or without."""
+    """Lists the motions of d modes, with the second derivatives or without."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -68,7 +68,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the motions whose modes lie on both sides of bond p: which, and their states."""
+    """Returns the motions whose modes lie on both sides of bond p, and their state indices."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -78,7 +78,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """What the forms of one point share.
+    """Family of one operator on one mode, with its parts orthogonal to the left bases.
 
     Attributes:
       family: v with one operator on one mode.
@@ -90,13 +90,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """The family of one operator on one mode, with its outer parts."""
+    """Builds the family of one operator on one mode, with its orthogonal parts."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> np.ndarray:
-    """⟨N m, N m'⟩ of all `motions`, (count, count)."""
+    """Computes the Gram matrix ⟨N m, N m'⟩ of all `motions`, (count, count)."""
     d = len(at.outside) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -115,7 +115,7 @@ def gram(at: Singles, second: bool) -> np.ndarray:
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """⟨N m, N Z⟩ of all `motions` with the sum Z of a family, (count,)."""
+    """Computes ⟨N m, N Z⟩ of all `motions` with the sum Z of a family, (count,)."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -131,7 +131,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """⟨N Σ Z_a, N Σ Z_b⟩ of the sums of two families."""
+    """Computes ⟨N Σ Z_a, N Σ Z_b⟩ of the sums of two families."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -140,7 +140,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """‖N Σ Z‖² of the sums Z of some families."""
+    """Computes ‖N Σ Z‖² of the sums Z of some families."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -148,7 +148,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """The quadratic form of one point, and the families it was made of.
+    """Quadratic form of the normal component at one point, and the families it was made of.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count).
@@ -170,11 +170,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> np.ndarray:
-        """A over all b_jk, j ≠ k, row by row, (d² − d, d² − d)."""
+        """Gram matrix A over all b_jk, j ≠ k, row by row, (d² − d, d² − d)."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """‖N(Q − Σ_jk Σ_jk b_jk)‖; what cancels in the affine part does so before it is squared."""
+        """Computes ‖N(Q − Σ_jk Σ_jk b_jk)‖; affine parts cancel before they are squared."""
         if self.energy is None:
             raise ValueError("energy: expected a form that was made with measure=True")
         left = self.known.copy()
@@ -184,7 +184,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A right side as the forms take it.
+    """Right side in the form that the quadratic forms take: operators, source, reaction.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
@@ -209,7 +209,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """The quadratic form at a point.
+    """Computes the quadratic form of the normal component at a point.
 
     Args:
       point: of d ≥ 2 modes.
@@ -236,7 +236,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """All but the affine part of Q at a point."""
+    """Builds the families of all parts of Q but the affine one, at a point."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))
@@ -246,7 +246,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """What the affine part of Q is in terms of all `motions`."""
+    """Returns the coefficients of the affine part of Q in all `motions`."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -261,12 +261,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """The entries off the diagonal of (d, d), row by row."""
+    """Returns the off-diagonal entries of a matrix (d, d), row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """The matrix (d, d) of zero diagonal."""
+    """Builds the matrix (d, d) of zero diagonal from its off-diagonal entries."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

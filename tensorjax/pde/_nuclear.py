@@ -1,4 +1,4 @@
-"""How coordinate motions change the nuclear norms of the unfoldings of a train."""
+"""Gradient of the nuclear norms of a train's unfoldings under coordinate motion."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ _D, _Y = 0, 1
 
 
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
-    """Σ_p ⟨U_{≤p} W_p V_{>p}, y_k ∂_j v⟩ as a matrix (j, k) of zero diagonal.
+    """Computes the gradient of the smoothed nuclear norms in Σ, zero on the diagonal.
 
     With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
     values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v
@@ -47,7 +47,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
 def _one_side(
     out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
 ) -> None:
-    """Adds, for both operators left of a bond, first mode first, their traces with all bonds."""
+    """Adds the traces of pairs of operators left of every bond with the bond matrices."""
     one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
     where: list[tuple[int, int, int, int]] = []
     for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
@@ -65,11 +65,11 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Uᵀ (M ⊗ 1) U for (m, r, r) matrices."""
+    """Transfers matrices (m, r, r) through a core: Uᵀ (M ⊗ 1) U."""
     return _overlap(u, matrices[:, None] @ u.transpose(1, 0, 2)[None])
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Uᵀ of cores (m, n, r, s)."""
+    """Computes the overlaps of cores (m, n, r, s) with the core u: Uᵀ of each."""
     flat = seen.transpose(0, 2, 1, 3).reshape(len(seen), len(u) * u.shape[1], seen.shape[3])
     return tall(u).T @ flat

@@ -1,4 +1,4 @@
-"""Differential operators with affine, trigonometric and polynomial coefficients as TT-matrices."""
+"""Affine differential operators (M y + b)·∇ + S:∇∇ + c as TT-matrices of low rank."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from tensorjax.pde._maps import floats
 
 
 class Coefficients(NamedTuple):
-    """Of L v = (M y + b)·∇v + S:∇∇v + c v, in the coordinates y of a box; a pytree.
+    """Coefficients of L v = (M y + b)·∇v + S:∇∇v + c v, in the coordinates y of a box.
 
     Attributes:
       matrix: M, (d, d), or None for zero.
@@ -27,7 +27,7 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: Any, beta: Any = None) -> "Coefficients":
-        """Those of L − (Σ y + β)·∇, as it is in coordinates with ẏ = Σ y + β at fixed x."""
+        """Returns the coefficients of L − (Σ y + β)·∇, for coordinates that move."""
         zero = np.zeros(np.shape(sigma))
         _, (matrix, sigma, shift, beta) = floats(
             zero if self.matrix is None else self.matrix,
@@ -41,7 +41,7 @@ class Coefficients(NamedTuple):
 def affine_generator(
     box: Box, matrix: Any, shift: Any, diffusion: Any, constant: Any = 0.0
 ) -> TTMatrix:
-    """L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
+    """Builds L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
 
     A finite automaton runs along the axes. Up to the middle its states are "no factor yet", one for
     every ∂_i and every y_i met, and "done"; from the middle on one for every ∂_j and y_j still to
@@ -78,7 +78,7 @@ def affine_generator(
 
 
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
-    """The operator's cores in terms of 1, ∂, y, y∂, ∂²: (r, 5, s), to be expanded in `Axis.basis`.
+    """Builds the cores of `affine_generator` as coefficients of 1, ∂, y, y∂, ∂²: (r, 5, s).
 
     The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
     needs no more.
@@ -103,7 +103,7 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
 
 
 class _Cut:
-    """The states at the bond after p of d axes: "nothing yet", the ∂_i, the y_i, "done"."""
+    """Automaton states at the bond after p of d axes: "nothing yet", the ∂_i, the y_i, "done"."""
 
     def __init__(self, p: int, d: int, kinds: tuple[bool, bool]):
         self.left = p <= d - p
@@ -122,7 +122,7 @@ class _Cut:
 def _states(
     k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
 ) -> Any:
-    """One core (r, 5, s) of the automaton."""
+    """Builds one core (r, 5, s) of the automaton."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
     core = _Entries(xp, (before.size, 5, after.size), m.dtype)
     core.put(0, ONE, 0, 1.0)
@@ -142,7 +142,7 @@ def _states(
 
 
 def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """A pair of axes (k, j) that starts at k."""
+    """Sets the entries of coupled pairs of axes (k, j) that start at k."""
     if after.left:
         core.put(0, D, after.d(k), 1.0)
         if kinds[0]:
@@ -156,7 +156,7 @@ def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) ->
 
 
 def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Pairs that neither start nor end here; their coefficients are set in the middle."""
+    """Sets the entries of pairs that neither start nor end here."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
         core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
@@ -171,7 +171,7 @@ def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: A
 
 
 def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """A pair of axes (i, k) that ends at k."""
+    """Sets the entries of coupled pairs of axes (i, k) that end at k."""
     if not before.left:
         core.put(before.d(k), D, -1, 1.0)
         if kinds[0]:
@@ -185,7 +185,7 @@ def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) 
 
 
 class _Entries:
-    """An array filled place by place, of NumPy or of JAX."""
+    """Array, of NumPy or of JAX, that is filled by indexed assignment."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
         self._xp = xp
@@ -199,7 +199,7 @@ class _Entries:
 
 
 def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
-    """Σ_o states[a, o, b] B_o, with a multiplier (s, n, t) inside B_o if given; pairs merge."""
+    """Contracts states with the mode matrices, Σ_o states[a, o, b] B_o."""
     xp = np if isinstance(states, np.ndarray) else jnp
     matrices = xp.asarray(matrices).astype(states.dtype)
     if multiplier is None:
@@ -210,7 +210,7 @@ def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """A core times 1, ∂, y, y∂ and ∂² on its mode, (5, r, n, s)."""
+    """Applies 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     return np.stack([core, first, y * core, y * first, np.matmul(axis.d2, core)])

@@ -1,4 +1,4 @@
-"""What problems are made of: right sides in given coordinates, and what every problem answers."""
+"""Base classes of PDE problems: the right side in given coordinates, and the problem interface."""
 
 import abc
 import dataclasses
@@ -20,7 +20,7 @@ from tensorjax.pde._operators import Coefficients, affine_generator
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Q_y(v), the right side of an equation in given coordinates, without their own motion.
+    """Right side Q_y(v) of an equation in given coordinates, without their own motion.
 
     Attributes:
       box: of the grid.
@@ -44,11 +44,11 @@ class RightSide:
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """What sums up to Q_y(v), but for the reaction: terms of `tt.linear_combination`."""
+        """Returns the terms of Q_y(v) without the reaction, for `tt.linear_combination`."""
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
-        """Q_y(v) − (Σ y + β)·∇v: what v follows in coordinates with ẏ = Σ y + β at fixed x.
+        """Returns Q_y(v) − (Σ y + β)·∇v, the right side in coordinates with ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
         """
@@ -57,7 +57,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Terms of operators applied to v, and of a source.
+    """Builds the list of operators applied to v, and a source, in the dtype of v.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """
@@ -67,7 +67,7 @@ def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[An
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem(abc.ABC):
-    """u_t = G(u), u(0) given, for functions that vanish far out.
+    """Initial-value problem u_t = G(u), u(0) given, for functions that vanish far out.
 
     A problem of one's own has a `right_side`; with `exact`, errors can be seen. Those here are
     dataclasses of what they are built from, so that `dataclasses.replace` makes a new one of some
@@ -110,29 +110,29 @@ class Problem(abc.ABC):
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Those of `initial`, in double precision on the host."""
+        """Computes the cores of `initial`, in double precision on the host."""
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
         return self.start.cores(self.box, map, tol)
 
     def initial(self, map: AffineMap, tol: float) -> TT:
-        """u(0) on the grid of y, at x = map.inverse(y), with relative error ``tol``."""
+        """Builds u(0) on the grid of y, at x = map.inverse(y), to relative error ``tol``."""
         return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """The right side in the coordinates of a map, which may be traced."""
+        """Builds the right side in the coordinates of a map, which may be traced."""
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """The solution at time t and physical points (m, d); None where no reference is known."""
+        """Evaluates the exact solution at time t and points (m, d); None if unknown."""
         return None
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Mass, mean and covariance at time t, or None where no closed form is known."""
+        """Returns mass, mean and covariance at time t; None where no closed form is known."""
         return None
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Points (count, d) drawn from the exact solution at time t, a density.
+        """Draws points (count, d) from the exact solution at time t, a density.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -149,7 +149,7 @@ class Problem(abc.ABC):
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """A NumPy generator as it is, or one determined by a key of `jax.random`."""
+    """Returns a NumPy generator: the one given, or one seeded by a `jax.random` key."""
     if isinstance(key, np.random.Generator):
         return key
     if not isinstance(key, jax.Array) or _check.is_traced(key):
@@ -160,7 +160,7 @@ def generator_of(key: Any) -> np.random.Generator:
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Coefficients in y of −∇·((A x + b) u) + D:∇∇u."""
+    """Computes the coefficients in y of −∇·((A x + b) u) + D:∇∇u."""
     zero = np.zeros((map.dim, map.dim))
     xp, (gamma, s, a, b, diff) = floats(
         map.matrix,
@@ -180,13 +180,13 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
-    """A x + b at points (m, d); None stands for zero."""
+    """Evaluates A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
     return out if offset is None else out + np.asarray(offset)
 
 
 def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    """A coefficient of this shape, as a double array unless traced."""
+    """Checks a coefficient of this shape; returns it as a float64 array unless traced."""
     value = value if _check.is_traced(value) else np.asarray(value, np.float64)
     if value.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
@@ -195,7 +195,7 @@ def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """A symmetric positive semidefinite matrix, or None; one number stands for a multiple of 1."""
+    """Checks that a matrix is symmetric positive semidefinite; expands a scalar."""
     if value is None:
         return None
     if np.ndim(value) == 0:

@@ -22,7 +22,7 @@ from tensorjax.pde._problem import (
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Linear(Problem):
-    """Drift A x + b and constant diffusion D."""
+    """Problem with linear drift A x + b and constant diffusion D."""
 
     matrix: Any
     diffusion: Any
@@ -37,22 +37,22 @@ class _Linear(Problem):
         )
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v."""
+        """Builds Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v."""
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: Any) -> np.ndarray:
-        """A x + b at points (m, d)."""
+        """Evaluates the drift A x + b at points (m, d)."""
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """What happens to a point in a time t: linear, with noise."""
+        """Computes the flow of points over a time t: linear, with noise."""
         d = self.dim
         offset = np.zeros(d) if self.offset is None else self.offset
         diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """The moved Gaussians; without diffusion u₀ (e^(−A t) x) e^(−tr(A) t) for any start."""
+        """Evaluates the exact solution; None for diffusion with a start that is not Gaussian."""
         if isinstance(self.start, Gaussian | Mixture):
             return self.start.moved(self.flow(t)).values(x)
         if self.diffusion is not None:
@@ -61,13 +61,13 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Mass, mean and covariance at time t, for Gaussians and mixtures."""
+        """Returns mass, mean and covariance at time t, for Gaussians and mixtures."""
         if isinstance(self.start, Function):
             return None
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Points (count, d) drawn from the exact solution; see `Problem.sample`."""
+        """Draws points (count, d) from the exact solution; see `Problem.sample`."""
         if isinstance(self.start, Function):
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)
@@ -75,7 +75,7 @@ class _Linear(Problem):
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class OrnsteinUhlenbeck(_Linear):
-    """u_t = −∇·((A x + b) u) + D:∇∇u: the density of dx = (A x + b) dt + √(2D) dW.
+    """Ornstein–Uhlenbeck problem u_t = −∇·((A x + b) u) + D:∇∇u.
 
     Attributes:
       matrix: A, (d, d), possibly traced.
@@ -101,7 +101,7 @@ class OrnsteinUhlenbeck(_Linear):
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Liouville(_Linear):
-    """u_t = −∇·((A x + b) u): the density of points that move with ẋ = A x + b.
+    """Liouville problem u_t = −∇·((A x + b) u): density of points that move with ẋ = A x + b.
 
     Attributes:
       matrix: A, (d, d), possibly traced.

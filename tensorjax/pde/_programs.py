@@ -1,4 +1,4 @@
-"""Functions as programs that are compiled once: what they close over becomes an argument.
+"""Compile-once functions: closed-over constants become arguments of one compiled program.
 
 `jax.jit` compiles anew for every function object, and constants are part of what it compiles. A
 right side is a new function at every call, with the coefficients of its problem inside. Traced, it
@@ -18,7 +18,7 @@ from tensorjax import _check
 
 
 class Program:
-    """A traced function without its floating-point constants, equal to others of its operations.
+    """Traced function without its floating-point constants, hashable by its operations.
 
     Args:
       closed: as traced.
@@ -34,7 +34,7 @@ class Program:
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:
-        """The function of these arguments, with these constants."""
+        """Evaluates the function at these arguments, with these constants."""
         given = iter(constants)
         consts = [
             self._inside[i] if i in self._inside else next(given)
@@ -51,7 +51,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """A function as a program, for arguments of these shapes, and its constants."""
+    """Traces a function; returns it as a program and the constants it closed over."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)
@@ -71,7 +71,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """What tells operations apart and is not in their text: constants inside, and functions."""
+    """Yields what distinguishes operations beyond their text: inner constants and functions."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

@@ -22,17 +22,17 @@ _NEGATIVE = 1e-6
 
 
 def hosted_cores(t: Any) -> Cores:
-    """The cores of a train as NumPy arrays in double precision."""
+    """Converts the cores of a train to float64 NumPy arrays."""
     return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """A train of NumPy cores, on which nothing is dispatched to a device."""
+    """Wraps NumPy cores as a train, without a transfer to a device."""
     return TT._unchecked(tuple(cores))
 
 
 def right_side(problem: Any, map: AffineMap, t: float) -> Any:
-    """That of a problem, with a reaction that takes trains of NumPy cores.
+    """Builds the right side of a problem, with a reaction that takes trains of NumPy cores.
 
     It is evaluated as JAX evaluates functions of trains, in its precision.
     """
@@ -48,7 +48,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
 
 class Rates:
-    """The right side at one time, in coordinates that move.
+    """Right side of the equation at one time, in coordinates that move.
 
     Args:
       box: of the y-grid.
@@ -74,7 +74,7 @@ class Rates:
         return self.right.reaction is None
 
     def terms(self, cores: Cores, tol: float) -> list[Term]:
-        """Terms whose sum is the right side at v; a reaction is evaluated at the error ``tol``."""
+        """Returns terms whose sum is the right side at v; a reaction to the error ``tol``."""
         out: list[Term] = []
         if self._states is not None:
             images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
@@ -93,11 +93,11 @@ class Rates:
 
     @property
     def source(self) -> Cores | None:
-        """The source, if there is one."""
+        """Cores of the source, or None."""
         return None if self._source is None else self._source.cores
 
     def frozen(self, cores: Cores, tol: float) -> "Rates":
-        """The same with the reaction as a source: what it is at a state, at the error ``tol``."""
+        """Returns the rates with the reaction replaced by its value at a state, as a source."""
         if self.linear:
             return self
         source = hosted_cores(self.right.reaction(train(cores), tol))
@@ -109,12 +109,12 @@ class Rates:
         return Rates(self.box, right)
 
     def without_sources(self) -> "Rates":
-        """The linear operators alone, with the motion."""
+        """Returns the rates of the linear operators alone, with the motion."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
         return Rates(self.box, right)
 
     def split(self) -> tuple["Rates", "Rates"]:
-        """The part S:∇∇v with constant S, and the rest."""
+        """Splits into the stiff part S:∇∇v with constant S, and the rest (for IMEX)."""
         affine = Coefficients() if self.affine is None else self.affine
         if affine.diffusion is None:
             raise ValueError(
@@ -142,7 +142,7 @@ def _check_diffusion(affine: Any) -> None:
 
 
 class Clock:
-    """Rates at the times within one step: maps and Σ move with time, and each is built once.
+    """Cache of the rates at the times within one step, each built once.
 
     Args:
       problem: whose right side it is.
@@ -157,7 +157,7 @@ class Clock:
         self._built: dict[float, Rates] = {}
 
     def __call__(self, share: float) -> Rates:
-        """The rates at t + share·dt."""
+        """Returns the rates at t + share·dt."""
         if share not in self._built:
             sigma, beta = self.path.motion(share)
             right = self._first if share == 0 else None

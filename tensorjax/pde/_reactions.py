@@ -38,7 +38,7 @@ _PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
-    """u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g, with f(x) = A x + b + terms.
+    """Problem u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g, f(x) = A x + b + terms.
 
     Attributes:
       velocity: f less its affine part: d entries as in `FokkerPlanck`, a function of points, or
@@ -122,7 +122,7 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g."""
+        """Builds Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g."""
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
         affine = affine_part(map, matrix, offset, self._constant)._replace(constant=growth)
@@ -146,7 +146,9 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """A moved Gaussian where all is linear with constant σ; without σ along characteristics.
+        """Evaluates the exact solution, in closed form or on characteristics.
+
+        A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
         With a source, or other terms beside σ: None.
         """
@@ -161,7 +163,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Mass, mean and covariance at time t, where all is linear with constant σ."""
+        """Returns mass, mean and covariance at t if linear with constant σ."""
         growth = self._linear_growth()
         if growth is None or self.source is not None or self._variable:
             return None
@@ -169,7 +171,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Points (count, d) drawn from the exact solution; see `Problem.sample`."""
+        """Draws points (count, d) from the exact solution, if known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
 
@@ -177,7 +179,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
-        """c₁ − tr A if f is affine and R linear: u is so much more than a density with −f."""
+        """Returns the growth rate c₁ − tr A if f is affine and R linear."""
         if self.velocity or self.potential or self._function:
             return None
         if any(c for k, c in enumerate(self._polynomial) if k != 1):
@@ -186,7 +188,10 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """f·∇u = −∇·(−f u) − (∇·f) u."""
+        """Returns the Fokker–Planck problem with drift −f.
+
+        f·∇u = −∇·(−f u) − (∇·f) u.
+        """
         d = self.dim
         matrix = np.zeros((d, d)) if self.matrix is None else -np.asarray(self.matrix)
         offset = None if self.offset is None else -np.asarray(self.offset)
@@ -201,7 +206,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Values are carried along ẋ = −f(x), and change by u̇ = p u + R(u)."""
+        """Solves along characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -213,7 +218,7 @@ class AdvectionDiffusionReaction(Problem):
         return characteristics.solve(forward, start, t)[:, -1]
 
     def _source(self, map: AffineMap) -> TT | None:
-        """g, and c₀ of the polynomial, on the grid; remembered for the last few maps."""
+        """Builds g plus the polynomial's c₀ on the grid, cached for maps."""
         constant, source = self._coefficient(0), self.source
         ones = [np.ones((1, n, 1)) for n in self.box.shape]
         if source is None:
@@ -228,13 +233,13 @@ class AdvectionDiffusionReaction(Problem):
         return self._known.get(map, self.box, self.tol, summed)
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
-        """The nonlinear part of R."""
+        """Returns the nonlinear part of R as a function of trains, or None."""
         if self._function is not None:
             return self._by_entries
         return self._by_products if any(self._polynomial[2:]) else None
 
     def _by_products(self, v: TT, tol: float) -> TT:
-        """Σ_{k ≥ 2} c_k vᵏ."""
+        """Computes Σ_{k ≥ 2} c_k vᵏ."""
         cores = [np.asarray(c).astype(np.float64) for c in v.cores]
         return TT._unchecked(tuple(polynomial(cores, self._polynomial, tol))).astype(v.dtype)
 
@@ -245,7 +250,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """The constant part, and the terms with their matrices; checked for their signs."""
+    """Splits the conductivity into a constant part and terms with matrices; checks signs."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -267,7 +272,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Σ_{k ≥ 2} c_k vᵏ of a train v, at a relative error of about ``tol`` for every product."""
+    """Computes Σ_{k ≥ 2} c_k vᵏ of a train, each product to a relative error of about ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -280,7 +285,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Σ w x∘y without any of the products, whose ranks multiply: see `tt.linear_combination`."""
+    """Computes and rounds Σ w x∘y without materialising the products, whose ranks multiply."""
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]
     modes = [c.shape[1] for c in pairs[0][0]]
     if len(modes) == 1:

@@ -1,4 +1,4 @@
-"""A state that steps move forward: coordinates, step, checks, mass, statistics."""
+"""Time-stepping loop body: coordinates, step, checks, mass correction, statistics."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ _COND = 1e10
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
-    """A run at its initial state, or at one that was saved."""
+    """Starts a run at the initial state, or resumes one that was saved."""
     weights = options.problem.box.weights
     if start is not None and _remembers(start):
         assert start.memory is not None
@@ -53,7 +53,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether the memory is that of this v."""
+    """Whether the saved memory belongs to the state's v."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v
@@ -65,7 +65,7 @@ def _remembers(start: State) -> bool:
 
 
 class Run:
-    """A state that steps move forward."""
+    """State of a time integration, advanced step by step."""
 
     def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
         self.options = options
@@ -76,12 +76,12 @@ class Run:
         self.rejected = 0
 
     def state(self) -> State:
-        """The state as it is, to be saved."""
+        """Returns the current state, to be saved."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
     def advance(self, target: float) -> Stopped | None:
-        """One accepted step towards a time; says why there is none, if there is none.
+        """Makes one accepted step towards a time; returns the reason if it stops.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -125,7 +125,7 @@ class Run:
         return stop
 
     def _trim(self) -> Trim:
-        """What rounds the sums of the next step."""
+        """Returns the rounding object for the sums of the next step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -138,7 +138,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """A step, and what is wrong with it."""
+        """Computes a step, and the fault found in it, if any."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -158,7 +158,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """The same, where an error is one that a smaller step may cure."""
+        """Computes a step; converts errors that a smaller step may cure into a fault."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -167,7 +167,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Asks the generator for Σ and β at the present state; the costs without and with them."""
+        """Asks the generator for Σ and β at the present state; returns the normal components."""
         generator = self.options.generator
         if generator is None:
             d = self.options.problem.dim
@@ -187,7 +187,7 @@ class Run:
         return float(motion.cost_without), float(motion.cost)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """The next step, and whether it ends at the target."""
+        """Returns the length of the next step, and whether it ends at the target."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -198,7 +198,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Whether the controller takes the step; it also sets the next."""
+        """Asks the controller whether to accept the step, and sets the next step size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -227,7 +227,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Makes the step the state, unless it is no good."""
+        """Makes a step the current state, unless a check fails."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -264,7 +264,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """v with the mass of the start."""
+        """Corrects v to the mass of the start."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)
@@ -302,7 +302,7 @@ class Run:
         self.rows.append(row)
 
     def stats(self) -> dict[str, Any]:
-        """The rows as arrays."""
+        """Returns the statistics of all steps as arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
         names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}

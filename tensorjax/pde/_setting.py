@@ -1,4 +1,4 @@
-"""What the generators of coordinates share: a state, its right side, and the forms made of them."""
+"""Shared setup of coordinate generators: a state, its right side, and their quadratic forms."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ _ONSET, _FULL = 1e-4, 1e-2
 
 
 class Motion(NamedTuple):
-    """ẏ = Σ y + β at fixed x.
+    """Coordinate motion ẏ = Σ y + β at fixed x, with its cost.
 
     Attributes:
       sigma: Σ, (d, d).
@@ -45,7 +45,7 @@ class Motion(NamedTuple):
 
 
 def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
-    """Σ and β of what a generator returns."""
+    """Checks the motion that a generator returned; returns Σ and β."""
     if not isinstance(motion, Motion):
         raise ValueError(
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
@@ -62,14 +62,14 @@ def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
 
 
 def filtered(w: np.ndarray, z: np.ndarray, load: np.ndarray, floor: float) -> np.ndarray:
-    """Σ z w/(w² + floor²) zᵀ load, over eigenvalues that are not roundoff."""
+    """Solves normal equations by a regularised pseudoinverse, eigenvalues at roundoff dropped."""
     w = np.where(w > len(w) * np.finfo(float).eps * max(w[-1], 0.0), w, 0)
     bottom = w**2 + floor**2
     return z @ (np.where(bottom > 0, w / np.where(bottom > 0, bottom, 1), 0) * (z.T @ load))
 
 
 def visible(gram: np.ndarray, load: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Normal equations on the eigenvectors whose eigenvalues pass a share of the largest."""
+    """Restricts normal equations to eigenvalues above a share of the largest."""
     w, z = np.linalg.eigh(gram)
     keep = w > share * max(w[-1], 0.0)
     w, z = w[keep], z[:, keep]
@@ -77,7 +77,7 @@ def visible(gram: np.ndarray, load: np.ndarray, share: float) -> tuple[np.ndarra
 
 
 class Setting:
-    """What the levels of one call share."""
+    """Data shared by all truncation levels of one generator call."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):
@@ -111,7 +111,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> _normal.Form:
-        """The form at a point, of v or of a ``state`` near it."""
+        """Computes the quadratic form at a point, of v or of a ``state`` near it."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -122,7 +122,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """The family of the affine part of Q, or none."""
+        """Builds the family of the affine part of Q, or an empty list."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -133,11 +133,11 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Families whose sum is Q at a point, the affine part among them."""
+        """Builds families whose sum is Q at a point, the affine part among them."""
         return [*_normal.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:
-        """The mean of ‖y_k ∂_j v‖² over j ≠ k, as if v were of rank one."""
+        """Estimates the mean of ‖y_k ∂_j v‖² over j ≠ k, as if v had rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -146,7 +146,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: _normal.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Σ of zero diagonal with its cost, and with the gauge."""
+        """Completes Σ of zero diagonal to a motion with its cost and the gauge."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -1,4 +1,4 @@
-"""Trains of functions that are concentrated somewhere, from points drawn there.
+"""Cross approximation of concentrated functions, from points drawn by a nearby density.
 
 `tt.cross` looks for a function with random entries of the whole grid, which in ten dimensions never
 meet the peak of a density. Here a density near it says where to look.
@@ -15,7 +15,7 @@ from tensorjax.tt import _hosted as hosted
 
 
 class Points(NamedTuple):
-    """Drawn from a mixture of densities, each about |f|^(2p) for a power p.
+    """Sample points from a mixture of densities, each about |f|^(2p) for a power p.
 
     Attributes:
       index: multi-indices (m, d).
@@ -46,7 +46,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Cores of f, a function of multi-indices (m, d), and its relative error at points drawn anew.
+    """Approximates f by a train from sampled points; returns cores and held-out error.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative
@@ -83,7 +83,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """The cores, and whether there were too few samples to tell the ranks."""
+    """Builds cores by interpolative decompositions; flags too few samples for the ranks."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -99,7 +99,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Columns by their size to the −p, so that those of every power weigh the same in all."""
+    """Weights columns by their norm to the power −p, so that all powers count equally."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -122,7 +122,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a, and X with a ≈ X a[rows] at a relative error ``tol``."""
+    """Selects rows of ``a`` and X with a ≈ X a[rows] to a relative error ``tol``."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -144,12 +144,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Those of a train at multi-indices (m, d)."""
+    """Evaluates entries of a train at multi-indices (m, d)."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """The entries of a train at all pairs of rows, from the states on either side."""
+    """Returns a function that evaluates a train at all pairs of left and right indices."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """(m, r): the product of the first cores at multi-indices (m, k)."""
+    """Multiplies the first cores at multi-indices (m, k): (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -168,14 +168,14 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Of densities that reach out as far as a Gaussian f is above ``tol`` times its peak."""
+    """Returns powers of |f|² whose densities reach to where a Gaussian is ``tol`` of its peak."""
     # Of a density exp(−p |z|²), |z|² is d/(2p) on average, where f = exp(−|z|²/2) is tol.
     reach = min(max(2 * math.log(1 / tol) / dim, 1.0), 6.0)
     return 1.0, 0.5, 0.5 / reach
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Points drawn from |v|^(2p), axis after axis: for p = 1 exactly, else conditionally."""
+    """Returns a sampler of points from |v|^(2p): exact for p = 1, else axis by axis."""
     cores, _ = hosted.right_orthogonal(cores)
     kinds = np.asarray(powers(tol, len(cores)))
 

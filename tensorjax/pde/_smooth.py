@@ -1,4 +1,4 @@
-"""Trains of smooth functions that are dear to evaluate: on few Chebyshev points, then interpolated.
+"""Trains of smooth, expensive functions: sampled on coarse Chebyshev grids, then interpolated.
 
 A function on a box that needs n points an axis to hold a narrow density may itself be smooth. It
 is evaluated on a coarse grid, whole where that is small, else by cross approximation, and the cores
@@ -21,20 +21,20 @@ _WHOLE = 1 << 14
 
 
 class Coarse(NamedTuple):
-    """A grid of Gauss–Chebyshev points in a box."""
+    """Grid of Gauss–Chebyshev points in a box."""
 
     points: tuple[np.ndarray, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Points of every axis."""
+        """Numbers of points of every axis."""
         return tuple(len(p) for p in self.points)
 
 
 def smooth(
     name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int = _FIRST
 ) -> tuple[Cores, int]:
-    """Cores of a function (m, d) ↦ (m, c) on the points of a box, the components last.
+    """Approximates a smooth function (m, d) ↦ (m, c) on a box by a train, components last.
 
     Args:
       name: of the function, in errors.
@@ -95,7 +95,7 @@ def _cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
 
 
 def _interpolation(nodes: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The matrix from values at Gauss–Chebyshev nodes to those at other points."""
+    """Returns the matrix from values at Gauss–Chebyshev nodes to those at other points."""
     j = np.arange(len(nodes))
     weights = (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * len(nodes)))
     gap = points[:, None] - nodes

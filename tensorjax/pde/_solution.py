@@ -1,4 +1,4 @@
-"""What an integration takes and gives: what to save, states, results."""
+"""Input and output types of time integration: save options, states, results, solutions."""
 
 import dataclasses
 import enum
@@ -19,7 +19,7 @@ from tensorjax.pde._times import snapped
 
 
 class SaveAt(NamedTuple):
-    """When to save the state.
+    """Options for when to save the state.
 
     Attributes:
       t0: at the beginning.
@@ -43,7 +43,7 @@ class SaveAt(NamedTuple):
 
 
 class State(NamedTuple):
-    """The solution at one time: u(x, t) = v(Γ x + s).
+    """Solution at one time: u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
@@ -61,7 +61,7 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """How an integration ended: `Result.successful`, or what stopped it."""
+    """Outcome of an integration: `Result.successful`, or what stopped it."""
 
     successful = "successful"
     cfl = "time step too large"
@@ -106,7 +106,7 @@ _ADVICE = {
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution:
-    """The states saved, and what happened on the way; a pytree.
+    """Saved states and statistics of an integration; a pytree.
 
     Attributes:
       ts: the times of ``ys``, (m,).
@@ -141,7 +141,7 @@ class Solution:
 
     @property
     def result(self) -> Result:
-        """`Result.successful`, or what stopped the run; of a batch of runs that of the worst.
+        """Outcome of the run; for a batch of runs, the worst one.
 
         With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
         that is traced it is `Result.unknown`.
@@ -153,7 +153,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """What happened and what to try; empty if successful."""
+        """Explanation of a failure, with advice; empty if successful."""
         if self._result is not None:
             return self._message
         result = self.result
@@ -169,7 +169,7 @@ class Solution:
 
     @property
     def final(self) -> State:
-        """The last state saved."""
+        """Last state saved."""
         return self.ys[-1]
 
     @shown
@@ -181,7 +181,7 @@ class Solution:
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """The times asked for, ascending; checked. Up to roundoff t0, t1 and each other are one.
+    """Checks the requested save times; returns them ascending, snapped to t0 and t1.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.

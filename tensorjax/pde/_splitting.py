@@ -1,4 +1,4 @@
-"""Integrators that move the bases of the train: projector splitting and rank-adaptive BUG.
+"""Basis-updating integrators for tensor trains: projector splitting and rank-adaptive BUG.
 
 Both solve small linear equations for one core at a time, between the interfaces of all the others,
 with the right side of the middle of the step. Directions that the right side takes out of the
@@ -56,7 +56,7 @@ class _Affine:
 
 
 class _Dense:
-    """One site of a TT-matrix."""
+    """One site of a TT-matrix, with its left, right and local contractions."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -72,7 +72,7 @@ class _Dense:
 
 
 class _Source:
-    """One site of a train that does not depend on v: its ket bonds are those of the source."""
+    """One site of a source train; its ket bonds are those of the source."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -89,7 +89,7 @@ class _Source:
 
 
 class _Parts:
-    """The right side, site by site, as a list of parts to be summed."""
+    """Right side, site by site, as a list of parts to be summed."""
 
     def __init__(self, rates: Rates):
         self.order = rates.box.dim
@@ -113,12 +113,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """The equation of core k between interfaces."""
+        """Returns the right side of the equation of core k between interfaces."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """The equation of the matrix on a bond."""
+        """Returns the right side of the equation of the matrix on a bond."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
@@ -133,7 +133,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """One classical Runge–Kutta step of ẋ = f(x)."""
+    """Makes one classical Runge–Kutta step of ẋ = f(x)."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -142,7 +142,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """v with right-orthogonal bases that also span those of the rounded right side."""
+    """Widens the bases of v by those of the rounded right side, with weight zero."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
@@ -153,7 +153,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
 def _begun(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
 ) -> tuple[_Parts, Cores]:
-    """The right side of the middle of the step, its reaction frozen there, and the wider v."""
+    """Prepares a step: the right side at its middle (reaction frozen) and the widened v."""
     rates = at(0.5)
     if not rates.linear:
         terms = rates.terms(v, STAGE * trim.tol)
@@ -165,7 +165,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Interfaces right of core k, for all k."""
+    """Computes the interfaces right of core k, for all k."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -175,7 +175,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
-    """The new value truncated, with the estimate: ‖new − v − dt/2 (F(v) + F(new))‖/‖new‖."""
+    """Truncates the new value and estimates the error by the trapezoidal defect."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)
@@ -188,7 +188,7 @@ def _ended(
 def bug(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Rank-adaptive basis update and Galerkin, from the first core to the last."""
+    """Makes one step of the rank-adaptive basis-update and Galerkin (BUG) integrator."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
     lefts = parts.edges()
@@ -208,7 +208,7 @@ def bug(
 def projector_splitting(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """The symmetric composition of order 2: half a step there, half a step back."""
+    """Makes one symmetric step of the projector-splitting integrator, of order 2."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     cores, lefts = _forth(parts, wide, dt / 2)
     first, *others = _back(parts, cores, lefts, dt / 2)
@@ -221,7 +221,7 @@ def projector_splitting(
 
 
 def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
-    """One sweep from the first core to the last; also the interfaces left of every core."""
+    """Sweeps from the first core to the last; returns also the interfaces left of every core."""
     rights, lefts = _rights(parts, v), [parts.edges()]
     out: Cores = []
     core = v[0]
@@ -237,7 +237,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
 
 
 def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
-    """One sweep from the last core, which holds the norm, to the first."""
+    """Sweeps from the last core, which holds the norm, to the first."""
     rights = parts.edges()
     out: Cores = []
     core = v[-1]

@@ -1,4 +1,4 @@
-"""Integration at fixed ranks: one compiled loop, under jit, vmap and grad.
+"""Time integration at fixed TT-ranks: one compiled loop, under jit, vmap and grad.
 
 Outside jit the loop is compiled once for a structure of the problem: coefficients, times, dt and
 the number of steps are arguments of the program. Under jit, vmap and grad it is a scan, through
@@ -45,7 +45,7 @@ _PART = 256
 
 
 class _Scheme(NamedTuple):
-    """What the program depends on beside its arguments; hashable."""
+    """Static, hashable parameters of the compiled loop."""
 
     rates: Program
     method: str
@@ -53,7 +53,7 @@ class _Scheme(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Arguments of the program that are the same for all steps."""
+    """Arguments of the compiled loop that are the same for all steps."""
 
     constants: Any
     dt: Any
@@ -62,7 +62,7 @@ class _Inputs(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """The state in the loop.
+    """Loop state of the compiled integration.
 
     Attributes:
       v: the newest.
@@ -91,7 +91,7 @@ def integrate_static(
     start: State | None,
     map: AffineMap,
 ) -> Solution:
-    """What `integrate` does with ``rank``: steps of one length, every sum rounded to fixed ranks.
+    """Integrates with fixed ranks and steps of one length, as `integrate` with ``rank``.
 
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
@@ -153,7 +153,7 @@ def integrate_static(
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """(operators, source) at a time and, in coordinates that move, a map and a motion."""
+    """Traces the operators and source as a function of time, map and motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
@@ -170,7 +170,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 @jax.jit(static_argnums=0)
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
-    """All steps, as a scan; at the end v is NaN if it was unstable."""
+    """Makes all steps in one scan; at the end v is NaN if the run was unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
@@ -181,7 +181,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """All on the device of v, as the loop returns it: else its second call would compile anew."""
+    """Moves the inputs to the device of v, so that the loop is not compiled a second time."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -191,7 +191,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 def _in_parts(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
-    """All steps, by calls of one program; none after NaN or Inf."""
+    """Makes all steps by calls of one compiled program; stops after NaN or Inf."""
     count = len(rows[0])
     norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
@@ -210,7 +210,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Steps by rows of a table, the first ``count`` of them; norms, and whether they are finite."""
+    """Makes the first ``count`` steps of a table; returns their norms and finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -227,7 +227,7 @@ def _part(
 
 
 def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
-    """A run that looked unstable, with the fastest rate that there is.
+    """Re-examines a run that looked unstable, with the fastest rate that is found.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
@@ -241,7 +241,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
-    """The largest dt times a rate that there is, where a run was unstable.
+    """Estimates the fastest rate, times dt, of an unstable run by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
@@ -276,7 +276,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """v over its norm, and that; None where it is zero or not finite. On the host: no program."""
+    """Normalises v on the host; returns the norm too. None where it is zero or not finite."""
     cores = [np.asarray(c, np.float64) for c in v.cores]
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -292,7 +292,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """Step k, with its norm, and what is wrong with it where it is to be looked at."""
+    """Makes step k with its norm, and its status where it is to be examined."""
     look, *row = row
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
@@ -318,7 +318,7 @@ def _followed(
 def _watched(
     scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
 ) -> tuple[Any, Any]:
-    """The status of a step but for NaN, and dt times its rate if that is unstable."""
+    """Returns the status of a step, except NaN, and dt times its rate if unstable."""
     found = rate(scheme.method, trains, change)
     cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
@@ -349,7 +349,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Γ, s and Σ, β at the beginning, middle and end of every step: (count, 3, …); the last map."""
+    """Computes maps and motions at the start, middle and end of every step; the last map too."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []
@@ -373,7 +373,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """v, the stages and the result; and dt times what the source changes by within the step."""
+    """Makes one step; returns v, the stages and the result, and the change of the source."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

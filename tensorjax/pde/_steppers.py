@@ -1,4 +1,4 @@
-"""One step of the step-truncation methods: Runge–Kutta, Adams–Bashforth and IMEX; sums are rounded.
+"""Step-truncation methods: one step of Runge–Kutta, Adams–Bashforth or IMEX, with rounding.
 
 A step does not keep the slopes k_i of Runge–Kutta. The stages s_{i+1} = v + a dt k_i are rounded
 anyway, so that (s_{i+1} − v)/(a dt) stands for k_i in the sum at the end: one application of the
@@ -49,7 +49,7 @@ STABLE = {
 
 
 class Step(NamedTuple):
-    """What a step gives.
+    """Result of one step: the new v, its error estimate, the slope kept.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 
 
 class Trim:
-    """Rounds the sums of one step, and remembers what ranks each of them took.
+    """Rounding of the sums in one step, with rank guesses and mass correction.
 
     Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
     whole, for what is beyond is put back by `tensorjax.pde._mass.corrected`, unless that takes a
@@ -114,7 +114,7 @@ class Trim:
         share: float = STAGE,
         scale: float | None = None,
     ) -> Rounded:
-        """The sum, at ``share`` of the tolerance; relative to ``scale`` if given."""
+        """Rounds a sum at ``share`` of the tolerance; relative to ``scale`` if given."""
         final = name == "v"
         tol = self.tol if final else share * self.tol
         out = rounded(
@@ -136,12 +136,12 @@ class Trim:
         return out
 
     def mass(self, term: Term) -> float:
-        """∫ dy of a term, with what a stage has lost by rounding."""
+        """Computes ∫ dy of a term, including the mass that a stage lost by rounding."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
 
     def kept(self, out: Rounded, mass: float) -> Rounded:
-        """v as the step returns it, where it had some mass before it was rounded.
+        """Corrects the mass of the rounded step result if rounding lost more than allowed.
 
         It is right-orthogonal but for its first core, and stays so.
         """
@@ -157,7 +157,7 @@ class Trim:
         return found
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """A train of this mass, or as it is if that takes a change larger than allowed."""
+        """Corrects a train to a mass; leaves it if the change would be too large."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)
@@ -172,7 +172,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Σ w t + by · (sum of the terms of a rate)."""
+    """Rounds Σ w t + by · (sum of the terms of a rate)."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -180,7 +180,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """The classical method of order 4.
+    """Makes one step of the classical Runge–Kutta method of order 4.
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -203,7 +203,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Heun's method of order 2; the estimate is its distance from Euler's."""
+    """Makes one step of Heun's method of order 2; the estimate is its distance from Euler's."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -216,7 +216,7 @@ def rk2(
 
 
 def adams_bashforth(order: int) -> Stepper:
-    """The method of order 2 or 3 for steps that may vary, started by `rk4`.
+    """Returns a variable-step Adams–Bashforth stepper of order 2 or 3, started by `rk4`.
 
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """
@@ -252,7 +252,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Weights of slopes at some times in the integral over [t, t + dt], over dt."""
+    """Computes the weights of past slopes in the integral over [t, t + dt], over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -266,7 +266,7 @@ def imex(
     estimate: bool,
     past: Sequence[Any] = (),
 ) -> Step:
-    """Crank–Nicolson for S:∇∇v, Adams–Bashforth of order 2 for all the rest.
+    """Makes one IMEX step: Crank–Nicolson for S:∇∇v, Adams–Bashforth of order 2 for the rest.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
     and the first is of order 1 in the explicit part. The estimate is what the second slope of
@@ -305,7 +305,7 @@ def imex(
 
 
 def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores, float]:
-    """The solution, in double precision whatever the mode of JAX, and its relative residual."""
+    """Solves the implicit system by AMEn in double precision; returns the relative residual too."""
     system = System(operator, train(load), train(guess), np.dtype(np.float64), _ENRICHMENT)
     search = solver._amen("auto", "auto", None, _SWEEPS, _ENRICHMENT, None)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -317,7 +317,7 @@ def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """A method: its step, its order, how many past slopes it takes, the order of its estimate."""
+    """Integration method: step function, order, number of past slopes, order of the estimate."""
 
     step: Stepper
     order: int

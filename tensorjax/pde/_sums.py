@@ -1,4 +1,4 @@
-"""Sums of trains and of operators applied to trains, rounded on the host without being formed.
+"""Rounding of sums of trains and operator-train products on the host, by random sketches.
 
 What `tt.linear_combination` does with a tolerance, for the inner loop of an integrator: operators
 come as few small matrices per mode, Σ_p C[a, p, b] O_p (a generator of a partial differential
@@ -29,7 +29,7 @@ _PROBES = 24
 
 
 class Train:
-    """A train as a term of a sum. Bonds are flat: sketches (w, r), projections (f, r)."""
+    """Train as a term of a sum. Bonds are flat: sketches (w, r), projections (f, r)."""
 
     def __init__(self, cores: Cores):
         self.cores = cores
@@ -37,17 +37,17 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """The sketch (w, r) of a bond from the one right of it; ω is (n, w)."""
+        """Computes the sketch (w, r) of a bond from the one right of it; ω is (n, w)."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """A projection (f, r) times core k: (f n, s)."""
+        """Multiplies a projection (f, r) by core k: (f n, s)."""
         r, _, s = self.cores[k].shape
         return (w @ self.cores[k].reshape(r, -1)).reshape(-1, s)
 
 
 class Applied:
-    """An operator with cores Σ_p C[:, p, :] ⊗ O_p, applied to a train.
+    """Operator with cores Σ_p C[:, p, :] ⊗ O_p applied to a train, as a term of a sum.
 
     Args:
       coefficients: C of every mode, (a, P, b).
@@ -84,7 +84,7 @@ Term = Train | Applied
 
 
 class Rounded(NamedTuple):
-    """A sum, rounded.
+    """Rounded sum: cores, norm, and whether the rank cap was reached.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -103,7 +103,7 @@ class Rounded(NamedTuple):
 
 
 class Runaway(ArithmeticError):
-    """A sum takes ranks beyond the limit set for it; ``cores`` are about that sum."""
+    """Error that a sum needs ranks beyond its limit; ``cores`` approximate the sum."""
 
     def __init__(self, cores: Cores):
         super().__init__(f"ranks {[len(c) for c in cores[1:]]} exceed the limit")
@@ -120,7 +120,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Σ w_i t_i at the error ``tol``, relative to the norm of the sum, or to ``scale``.
+    """Rounds Σ w_i t_i to the error ``tol``, relative to the norm of the sum or to ``scale``.
 
     Args:
       terms: of the same modes.
@@ -162,7 +162,7 @@ def rounded(
 
 
 def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[int]) -> Cores:
-    """The sum on the range of its sketches: left-orthogonal cores but for the last."""
+    """Projects a sum on the range of its sketches: left-orthogonal cores but for the last."""
     sketched, _ = sketches(terms, max(widths))
     ws = [np.full((1, 1), float(w)) for w in weights]
     out: Cores = []
@@ -183,7 +183,7 @@ def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[
 
 
 def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list[Array]]:
-    """Right sketches (w, r) of the bonds 0 … d−2, for each a list of one per term; and ω of mode 0.
+    """Computes right sketches (w, r) of the bonds 0 … d−2, one per term; and ω of mode 0.
 
     All terms share one scale at every bond: their sum is what counts.
     """
@@ -202,7 +202,7 @@ def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list
 
 @functools.lru_cache(maxsize=64)
 def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
-    """A random train with cores H diag(ω_i), of rank ``width``: the same at every call."""
+    """Draws a random train with cores H diag(ω_i), of rank ``width``: the same at every call."""
     rng = np.random.default_rng(width)
     draw = [rng.uniform(-1, 1, (n, width)) for n in modes]
     return draw, np.linalg.qr(rng.uniform(-1, 1, (width, width)))[0]
@@ -239,7 +239,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """The SVD of a wide matrix, by way of its triangle."""
+    """Computes the SVD of a wide matrix, by way of its triangular factor."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     q, r = np.linalg.qr(a.T)
@@ -248,7 +248,7 @@ def _svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train) -> float:
-    """About ‖Σ w_i t_i‖ / ‖beside‖, by one random sketch: off by some fifteen per cent."""
+    """Estimates ‖Σ w_i t_i‖ / ‖beside‖ by one random sketch, to some fifteen per cent."""
     every = [*terms, beside]
     if len(beside.modes) == 1:
         parts = [t.flat(0, np.ones((1, 1))) for t in every]
@@ -261,5 +261,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Zero, of the same modes."""
+    """Returns the zero train of the same modes."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

@@ -1,4 +1,4 @@
-"""Times compared up to roundoff, and the steps of one length that lead from one to another.
+"""Comparison of times up to roundoff, and the number of equal steps between two times.
 
 0.1 + 0.2 and 3 · 0.1 lie one unit in the last place above 0.3, and a sum of many steps further off.
 A step of that length would cost as much as any other, and ruin what is laid through the times of
@@ -18,17 +18,17 @@ _UNITS = 8
 
 
 def roundoff(*times: float) -> float:
-    """What times of this size may be apart and yet be meant to be one."""
+    """Returns the difference below which times of this size count as equal."""
     return _UNITS * float(np.spacing(max(map(abs, times))))
 
 
 def reaches(dt: float, begin: float, end: float) -> bool:
-    """Whether a step of ``dt`` ends at a time, or so near that it is to end there."""
+    """Whether a step of ``dt`` reaches the time ``end``, up to roundoff."""
     return (end - begin) / dt <= 1 + _hair(dt, begin, end)
 
 
 def step_count(begin: float, end: float, dt: float) -> int:
-    """The number of steps of about ``dt``, and not longer, over an interval; at least one."""
+    """Returns the number of steps of at most about ``dt`` over an interval; at least one."""
     return max(1, math.ceil((end - begin) / dt - _hair(dt, begin, end)))
 
 
@@ -37,7 +37,7 @@ def _hair(dt: float, *times: float) -> float:
 
 
 def snapped(times: list[float], t0: float, t1: float) -> list[float]:
-    """Ascending times, where those that roundoff parts from t0, t1 or each other are made one."""
+    """Merges ascending times that differ from t0, t1 or each other by roundoff."""
     out: list[float] = []
     for t in times:
         near = [s for s in (t0, t1, *out[-1:]) if abs(t - s) <= roundoff(t0, t1)]
@@ -46,7 +46,7 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
 
 
 def check_span(t0: float, t1: Any) -> None:
-    """Raises ValueError where t1 is not a time after t0, by more than roundoff."""
+    """Raises ValueError unless t1 is later than t0 by more than roundoff."""
     end = math.nan if t1 is None else float(t1)
     if not (math.isfinite(t0) and math.isfinite(end) and end - t0 > roundoff(t0, end)):
         raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")

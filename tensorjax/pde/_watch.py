@@ -1,4 +1,4 @@
-"""What can be seen of a run: progress, and programs compiled."""
+"""Monitoring of a run: progress line, and a counter of compiled programs."""
 
 import functools
 import sys
@@ -27,7 +27,7 @@ def _counter() -> _Counter:
 
 
 def compilations() -> int:
-    """XLA programs compiled by this process since this was first asked."""
+    """Returns the number of XLA compilations in this process since the first call."""
     return _counter().count
 
 
@@ -35,7 +35,7 @@ Progress = Callable[[dict[str, Any]], Any]
 
 
 def progress_of(progress: Any, t0: float, t1: float) -> Progress:
-    """A callback for the statistics of every step; if it returns True, the run stops.
+    """Returns the progress callback for each step; if it returns True, the run stops.
 
     Args:
       progress: a callback, True for a line on stderr, or False.
@@ -55,7 +55,7 @@ def progress_of(progress: Any, t0: float, t1: float) -> Progress:
 
 
 class _Line:
-    """One line on stderr, written anew five times a second."""
+    """Progress line on stderr, rewritten five times a second."""
 
     def __init__(self, t0: float, t1: float):
         self._span = t0, t1

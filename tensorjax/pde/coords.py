@@ -1,4 +1,4 @@
-"""Generators: how the coordinates of an integration move, so that TT-ranks stay low.
+"""Coordinate generators: they choose how coordinates move, so that TT-ranks stay low.
 
 A generator is called as ``generator(v, right, map, box, tol, t)`` with the state v on the y-grid, a
 train; the `RightSide` Q at the present coordinates; the `AffineMap` y = Γ x + s; the `Box`; the
@@ -45,7 +45,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """The minimiser of one form."""
+    """Computes the Σ that minimises one quadratic form."""
     w, z = np.linalg.eigh(form.gram)
     sigma = filtered(w, z, form.load, regularization * max(w[-1], 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
@@ -57,7 +57,7 @@ def _at_rest(d: int) -> Motion:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Coordinates at rest.
+    """Generator of coordinates at rest.
 
     Example:
       >>> from tensorjax import pde, tt
@@ -68,13 +68,13 @@ class Fixed:
     """
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Σ = 0, β = 0."""
+        """Returns the zero motion, Σ = 0 and β = 0."""
         return _at_rest(box.dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prescribed:
-    """A motion given as a function of time.
+    """Generator of a motion given as a function of time.
 
     Args:
       motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
@@ -95,7 +95,7 @@ class Prescribed:
     motion: Callable[[float], Any]
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """What the function says."""
+        """Evaluates the given function at time t, with its shapes checked."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
@@ -111,7 +111,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """The motion that leaves least of the right side outside the tangent space at v.
+    """Generator that minimises the normal component of the right side at v (convex problem).
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -154,7 +154,7 @@ class Convex:
         _check_options(self.regularization, self.gauge)
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """The minimiser at v."""
+        """Computes the minimising motion at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -164,7 +164,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """The convex problem at several truncations of v at once: what is large counts at every level.
+    """Generator that minimises the normal component at several truncations of v at once.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -227,7 +227,7 @@ class MultiLevel:
             raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """The minimiser at v."""
+        """Computes the minimising motion at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -251,7 +251,7 @@ class MultiLevel:
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Σ, and the levels with the ranks of each; of v itself the form is there already."""
+        """Computes the minimising Σ, and the levels with their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
@@ -274,7 +274,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Steepest descent of the nuclear norms of the unfoldings of v, the predecessor's flow.
+    """Generator by steepest descent of the nuclear norms of the unfoldings of v.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The
@@ -319,7 +319,7 @@ class Flow:
             raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """The direction of descent at v."""
+        """Computes the direction of descent at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)

@@ -1,4 +1,4 @@
-"""Back in physical coordinates: values at points, mass, moments, marginals.
+"""Physical quantities of a solution: point values, mass, moments, marginals, edge mass.
 
 u(x) = v(Γ x + s), with v the interpolant of its values on the grid, and zero outside the box.
 """
@@ -24,7 +24,7 @@ _WINDOW = 24.0
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
-    """u at physical points: the interpolant of v at Γ x + s, zero outside the box.
+    """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
       v: values on the grid of the box.
@@ -64,7 +64,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> Any:
-    """∫ u dx = ∫ v dy / |det Γ|.
+    """Computes the mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Example:
       >>> import numpy as np
@@ -80,7 +80,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> Any:
 
 @placed
 def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
-    """Mass, mean (d,) and covariance (d, d) of u, a density, in physical coordinates.
+    """Computes mass, mean (d,) and covariance (d, d) of a density in physical coordinates.
 
     One sweep through the train for each axis: O(d² r²) operations after O(d n r²).
 
@@ -125,7 +125,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 def marginal(
     v: TT, map: AffineMap, box: Box, axes: Sequence[int], *, points: Any = None
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The integral of u over all physical coordinates but one or two.
+    """Computes a marginal density: u integrated over all physical coordinates but one or two.
 
     From the characteristic function φ(ω) = ∫ exp(i ω·x) u dx, one contraction of the train for
     every ω, by a Fourier series in a window that holds the solution. φ is zero where a component of
@@ -192,7 +192,7 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """The largest share of ‖v‖ that the outermost points of an axis hold, two at either end.
+    """Computes the largest share of ‖v‖ on the two outermost points at either end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. One sweep in either direction, O(d n r³) operations.
@@ -209,7 +209,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """The largest share of ‖v‖ that the highest third of the modes of an axis holds.
+    """Computes the largest share of ‖v‖ in the highest third of the modes of an axis.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -228,19 +228,19 @@ def resolution(v: TT, box: Box) -> float:
 
 
 def shares(v: TT, box: Box) -> tuple[float, float]:
-    """What `edge_mass` and `resolution` say, by one sweep in either direction."""
+    """Computes `edge_mass` and `resolution` by one sweep in either direction."""
     _, cores, _ = _given(v, AffineMap.identity(box.dim), box)
     edge, rough = shares_of(np, cores, quadrature(box))
     return float(edge), float(rough)
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What `shares_of` takes of a box: the weights and the highest modes of every axis."""
+    """Returns the weights and the highest modes of every axis, as `shares_of` takes them."""
     return [(a.weights, a.fine) for a in box.axes]
 
 
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """`shares` for arrays of NumPy or of JAX."""
+    """Computes `shares` for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     for core, (w, _) in zip(reversed(cores), reversed(axes), strict=True):
         part = xp.tensordot(core, right[-1], (2, 0)) * w[None, :, None]
@@ -263,7 +263,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checked, and brought to one dtype, on the host unless traced."""
+    """Checks the arguments and converts them to one dtype, on the host unless traced."""
     single("v", v, TT)
     if v.shape != box.shape:
         raise ValueError(f"v: expected shape {box.shape}, that of the box, got {v.shape}")
@@ -275,7 +275,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
-    """Σ over the grid of v with a product of rows (m, n_k), for every m."""
+    """Contracts v with a product of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         r, n, s = core.shape
@@ -287,14 +287,14 @@ def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
 
 
 def _parts(cores: list[Any], count: int) -> list[slice]:
-    """Slices of so many points, each of a bounded amount of memory."""
+    """Splits points into slices of bounded memory."""
     size = max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores)
     step = max(1, _CHUNK // size)
     return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
-    """The matrices Σ_j w_j y_j^power G_k[:, j, :]."""
+    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :]."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
@@ -310,7 +310,7 @@ def _product(xp: Any, matrices: list[Any]) -> Any:
 
 
 def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray:
-    """∫ exp(i κ·y) v dy for every κ, (m, d)."""
+    """Computes ∫ exp(i κ·y) v dy for every κ, (m, d)."""
     out = np.empty(len(kappa), complex)
     for part in _parts(cores, len(kappa)):
         rows = [a.waves(kappa[part, k]) for k, a in enumerate(box.axes)]
@@ -321,7 +321,7 @@ def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray
 def _window(
     map: AffineMap, box: Box, axes: Sequence[int], mean: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and width, for each axis, of an interval that holds the solution."""
+    """Returns the centre and width, for each axis, of an interval that holds the solution."""
     back = np.linalg.inv(map.matrix)[list(axes)]
     middle = np.asarray([(a.low + a.high) / 2 for a in box.axes])
     image = back @ (middle - map.shift), np.abs(back) @ [a.length for a in box.axes]
@@ -333,12 +333,12 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """The highest frequency that the grid of every axis tells from others."""
+    """Returns the highest frequency that the grid of every axis resolves without aliasing."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """The largest |ω_a| for each axis a, of the ω with |ω·back_k| ≤ limit_k for all k."""
+    """Computes the largest |ω_a| for each axis a, subject to |ω·back_k| ≤ limit_k for all k."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

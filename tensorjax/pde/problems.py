@@ -1,4 +1,4 @@
-"""Problems: an equation, an initial state and a box, with exact solutions where there are any.
+"""PDE problems: an equation, an initial state and a box, with exact solutions where known.
 
 Linear drift: `Liouville`, `OrnsteinUhlenbeck`. Any drift: `FokkerPlanck`. Not in divergence form,
 with reactions and variable conductivity: `AdvectionDiffusionReaction`. Drifts are sums of `Sin`,

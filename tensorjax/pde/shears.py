@@ -1,4 +1,4 @@
-"""Nonlinear coordinates: polynomial shears, a commuting group of diffeomorphisms in closed form.
+"""Polynomial shears: nonlinear coordinates with closed-form inverses and unit Jacobian.
 
 With the axes split into moved ones J and the others, y_J = x_J + q(x_others) and y_others =
 x_others, where q = Σ_m c_m p_m e_{j(m)} in monomials p_m of the others. The inverse is x_J = y_J −
@@ -28,7 +28,7 @@ from tensorjax.pde._problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True)
 class Shears:
-    """y_J = x_J + Σ_m c_m p_m(x_others) e_{j(m)}, monomials p_m of degree 1 … ``degree``.
+    """Shear maps y_J = x_J + Σ_m c_m p_m(x_others) e_{j(m)}, p_m monomials up to ``degree``.
 
     Args:
       dim: d.
@@ -71,7 +71,7 @@ class Shears:
 
     @property
     def axes(self) -> np.ndarray:
-        """j(m), (M,)."""
+        """Axis j(m) that each monomial moves, (M,)."""
         return np.tile(self.moved, len(self._monomials))
 
     @property
@@ -84,11 +84,11 @@ class Shears:
         return np.array(out)
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """What the monomial m takes of the coordinate k."""
+        """Evaluates the factor of monomial m that depends on the coordinate k."""
         return y ** self.powers[m, k]
 
     def shift(self, coefficients: Any, x: Any) -> np.ndarray:
-        """q as a field (m, d) at points (m, d), whose moved coordinates do not count."""
+        """Evaluates the displacement q, (m, d), at points (m, d)."""
         values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
         out = np.zeros_like(x)
         for j in self.moved:
@@ -96,17 +96,17 @@ class Shears:
         return out
 
     def forward(self, coefficients: Any, x: Any) -> np.ndarray:
-        """The points y, (m, d), of points x, (m, d)."""
+        """Maps points x, (m, d), to sheared points y, (m, d)."""
         x = np.asarray(x, np.float64)
         return x + self.shift(coefficients, x)
 
     def inverse(self, coefficients: Any, y: Any) -> np.ndarray:
-        """The points x, (m, d), of points y, (m, d)."""
+        """Maps sheared points y, (m, d), back to x, (m, d)."""
         y = np.asarray(y, np.float64)
         return y - self.shift(coefficients, y)
 
     def push(self, coefficients: Any, x: Any, field: Any) -> np.ndarray:
-        """A field (m, d) at points x as the field at their images: f_J + (f·∇) q, and f_others."""
+        """Pushes a vector field (m, d) forward at points x: f_J + (f·∇) q, and f_others."""
         out = np.array(field, np.float64)
         for k in set(range(self.dim)) - set(self.moved):
             lower = self.powers - np.eye(self.dim, dtype=int)[k]
@@ -119,7 +119,7 @@ class Shears:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
-    """A Liouville problem without diffusion in sheared coordinates, which may move.
+    """Liouville problem without diffusion in sheared coordinates, which may move.
 
     v_t = −∇·((F + Σ_m ċ_m p_m e_{j(m)}) v), F the image of the drift under the shear with the
     coefficients c + (t − t₀) ċ, brought into a train by cross approximation. It is a problem like
@@ -184,29 +184,29 @@ class Sheared(Problem):
     cross_tol: float
 
     def _begin(self, z: Any) -> np.ndarray:
-        """The initial state at sheared coordinates."""
+        """Evaluates the initial state at sheared coordinates."""
         return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
-        """c at a time."""
+        """Returns the shear coefficients c at a time."""
         return self.coefficients + (t - self.since) * self.rates
 
     def inverse(self, t: float, z: Any) -> np.ndarray:
-        """Physical points of sheared ones, (m, d), at a time."""
+        """Maps sheared points, (m, d), to physical ones at a time."""
         return self.shears.inverse(self.at(t), z)
 
     def velocity(self, t: float, z: Any) -> np.ndarray:
-        """Of the sheared coordinates of a point that follows the drift, (m, d)."""
+        """Evaluates the drift's velocity in sheared coordinates, (m, d)."""
         x = self.inverse(t, z)
         moved = self.shears.push(self.at(t), x, self.problem.velocity(x))
         return moved + self.shears.shift(self.rates, z)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Q_y(v) = −∇·(Γ (F + ċ) v)."""
+        """Builds Q_y(v) = −∇·(Γ (F + ċ) v)."""
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """At sheared points, (m, d)."""
+        """Evaluates the exact solution at sheared points, (m, d)."""
         return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))
