@@ -1,7 +1,8 @@
 """Batch-size bucketing: rounds sizes up to a few values, so that few programs are compiled."""
 
+# Smaller batches are padded to this size, so that they share one program.
 _LEAST = 64
-# Larger batches are padded to multiples of this share of a power of two: at most an eighth more.
+# Larger batches are padded to multiples of an eighth of a power of two: at most an eighth more.
 _STEPS = 8
 
 

@@ -165,7 +165,7 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
     exponents = [0, 0]
     for a, b in zip(xs, ys, strict=True):
-        # Each train has a scale of its own: what its cores have on the way may be far apart.
+        # Each train is scaled on its own: magnitudes of their partial products may be far apart.
         small = [normalized(a), normalized(b)]
         # r holds both trains' left parts side by side: r = [left | right].
         pair = [

@@ -4,11 +4,11 @@ Nanoseconds of one core (measured with OpenBLAS on AVX-512 in float64; other typ
 them by about one factor). Only ratios of them are ever compared, so other machines need no others.
 """
 
-# An entry costs this to read, and this for every row of a Gram matrix or column of a product.
+# Time to read an entry, and per entry for every row of a Gram matrix or column of a product.
 _READ, _GRAM_ROW, _COLUMN = 0.9, 1 / 60, 1 / 35
-# A tall matrix takes so many times longer to read: a BLAS packs it, ours do not.
+# Reading a tall matrix takes longer by this factor: a BLAS packs it, our C++ passes do not.
 _TALL = 1.5
-# What a call costs whatever its size; and a sketch, which makes some dozens.
+# Fixed time of a call of any size; and of a sketch, which makes some dozens of calls.
 _CALL, _SKETCH = 4e3, 3e5
 
 

@@ -39,9 +39,10 @@ _BLIND, _HOPEFUL = 0.15, 0.6
 # Columns that a sketch is tried on first. If it misses so many times what it may, an iteration
 # will not mend it.
 _OTHERS, _HOPELESS = 32, 50
-# Energies are subtracted where the difference asked is this many eps; else it is formed.
+# Residual energies are computed as a difference of energies where the tail allowed is this many
+# eps of the total; elsewhere the residual itself is computed.
 _SUBTRACTED = 1e4
-# Columns with no pivot below this, after scaling, are orthonormal to roundoff at once.
+# Where no pivot of scaled columns is below this, one pass of Cholesky QR suffices.
 _UPRIGHT = 0.5
 # Smaller matrices go to Householder's QR.
 _SHORT = 2**13

@@ -1,7 +1,7 @@
 """Mode truncation of a tensor train (HOSVD): orthonormal mode factors and a smaller core train.
 
 Mode k is cut in the basis of the leading left singular vectors of the tensor unfolded along it, all
-modes before it cut already. That unfolding is never formed: it has the singular values of
+modes before it cut already. That unfolding is not materialised: it has the singular values of
 E_k G_k F_k, which is one core between a *left factor* E_k of what lies left of it and a *right
 factor* F_k of what lies right. They are found in two ways:
 

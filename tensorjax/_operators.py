@@ -54,7 +54,7 @@ class Scalable(NoArray):
 
     @property
     def dtype(self) -> Any:
-        """The dtype that arithmetic between the arrays gives."""
+        """Common dtype of the arrays, by JAX's promotion rules."""
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:

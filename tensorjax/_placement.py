@@ -9,7 +9,7 @@ result takes after, where sizes allow it, and else replicated. In the context of
 (`jax.set_mesh`) JAX itself puts new arrays on that mesh, replicated, and there they stay.
 
 *Explicit meshes*, JAX's default. There shardings are part of types, and what merges a sharded axis,
-or sums over one, needs to be told what comes out, product by product. Functions are computed with
+or sums over one, needs an output sharding for every product. Functions are computed with
 all these axes in mode Auto instead, where XLA finds the shardings within, and results get types
 again, the same under jit and outside, that follow from the arguments (`results_like`, unless the
 function has a rule of its own).

@@ -203,6 +203,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes columns that are too long as a whole, since single entries would turn them."""
+    """Zeroes columns longer than a threshold as a whole; dropping entries would turn them."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -7,7 +7,8 @@ from jax import lax
 
 from tensorjax._factor import Array, adjoint, identity_like, is_host, namespace, where_positive
 
-# Sufficient decrease of a step, as a share of what the slope promises (Armijo).
+# Sufficient decrease (Armijo): share of the decrease that the slope predicts; 1e-4 is customary.
+# Steps below the second value are given up.
 _ARMIJO = 1e-4
 _SHORTEST = 1e-12
 

@@ -59,11 +59,11 @@ def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) 
 
     Args:
       method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
-        only where they keep the promise, and "svd" stands in for them elsewhere.
+        only where they reach the accuracy, and "svd" stands in for them elsewhere.
       share: the share of the total energy that may be discarded (a squared relative error); None
         when only a rank is asked, or when it is traced.
       dtype: of the matrix; host float32 is accumulated in float64, see `gram`.
-      levels: Gram matrices in a row: 2 for a matrix at hand (floor eps^1.5 of the energy), 1 where
+      levels: Gram matrices in a row: 2 for a given matrix (floor eps^1.5 of the energy), 1 where
         only the Gram matrix is known (floor eps).
 
     Returns:

@@ -67,7 +67,7 @@ class _Train(Summable):
 
     @property
     def dtype(self) -> Any:
-        """The dtype that arithmetic between the cores gives."""
+        """Common dtype of the cores, by JAX's promotion rules."""
         dtypes = {c.dtype for c in self.cores}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
@@ -116,7 +116,7 @@ class _Train(Summable):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class TT(_Train):
-    """A tensor in tensor-train format: x[i_1, …, i_d] = G_1[:, i_1, :] ⋯ G_d[:, i_d, :].
+    """Tensor in tensor-train format: x[i_1, …, i_d] = G_1[:, i_1, :] ⋯ G_d[:, i_d, :].
 
     Attributes:
       cores: d arrays; ``cores[k]`` has shape (r_{k-1}, n_k, r_k), with r_0 = r_d = 1. Leading
@@ -157,7 +157,7 @@ class TT(_Train):
 
     @property
     def T(self) -> "TT":
-        """The train with its modes in reverse order, as `numpy.ndarray.T`."""
+        """Train with its modes in reverse order, as `numpy.ndarray.T`."""
         return self.namespace.reverse(self)
 
     def _shape_repr(self) -> str:
@@ -173,7 +173,7 @@ class TT(_Train):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class TTMatrix(_Train):
-    """A matrix in tensor-train format, rows (i_1, …, i_d) and columns (j_1, …, j_d).
+    """Matrix in tensor-train format, with rows (i_1, …, i_d) and columns (j_1, …, j_d).
 
     A[i, j] = G_1[:, i_1, j_1, :] ⋯ G_d[:, i_d, j_d, :].
 
@@ -216,7 +216,7 @@ class TTMatrix(_Train):
 
     @property
     def T(self) -> "TTMatrix":
-        """The transposed matrix, without conjugation."""
+        """Transposed matrix, without conjugation."""
         return self.namespace.transpose(self)
 
     def _shape_repr(self) -> str:

@@ -283,7 +283,7 @@ def plan(
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
-    """Contracts arrays: ``plan(expr, *arrays, **options)(*arrays)``.
+    """Contracts arrays by an einsum expression: ``plan(expr, *arrays, **options)(*arrays)``.
 
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 

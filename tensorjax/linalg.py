@@ -168,12 +168,12 @@ def truncated_svd(
     method = choose(method, share, a.dtype)
     if tol is not None and share is None:
         method = "svd"  # a traced tolerance may be anything
-    # Squares of the numbers at hand may be out of range: each matrix is brought near 1.
+    # Squares of the entries may overflow or underflow: each matrix is scaled to be near 1.
     x, exponent = normalized(_wide(np.asarray(a) if rank is None else a), axis=(-2, -1))
     tail = None if tol is None else tol**2 * energy(x)
     out = _truncated_svd(x, rank, tail, method, key)
     if rank is None and checked < VERIFY_BELOW * epsilon(a.dtype):
-        # Roundoff competes with what may be discarded: keep more until the promise holds.
+        # Roundoff competes with the tolerance: keep more terms until the error is below it.
         while np.any(energy(x - matmul(scale_columns(out.u, out.s), out.vh)) > tail):
             if out.s.shape[-1] == min(x.shape[-2:]):
                 out = SVD(*_polished(x, out.u, out.vh), out.discarded)

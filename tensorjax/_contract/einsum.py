@@ -40,7 +40,7 @@ class Network:
 
     @property
     def expr(self) -> str:
-        """The expression with the output explicit, without spaces or ellipses."""
+        """Expression with the output explicit, without spaces or ellipses."""
         return f"{','.join(self.terms)}->{self.output}"
 
     @property

@@ -41,7 +41,7 @@ _REFINED = 3  # of which the best are refined
 # Seconds an operand that one randomised order takes, by opt_einsum and by cotengra; and the share
 # of the time that is left that goes to each of these methods.
 _GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
-# Unless it is told, a search takes a second, or as long as the greedy order takes to run at so many
+# By default a search takes a second, or as long as the greedy order takes to run at so many
 # operations a second, up to half a minute.
 _LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
 

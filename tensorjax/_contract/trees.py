@@ -22,7 +22,7 @@ from tensorjax._contract.windows import cheapest
 Path = tuple[tuple[int, int], ...]
 
 _EXACT = 16  # operands up to which dynamic programming always runs to the end
-_PAIRS = 1_500_000  # pairs of subsets that it looks at in about a second
+_PAIRS = 1_500_000  # pairs of subsets that it examines in about a second
 _ORDERS = 2_000_000  # and so many splits of which `all_subsets` costs, a thousand or more at once
 _EVALUATION = 10  # a pair whose product is evaluated takes as long as so many that are skipped
 _LARGE = 1 << 64  # makes the secondary cost a tie-break

@@ -26,7 +26,7 @@ import numpy as np
 from tensorjax import _blas
 from tensorjax._native.level import level
 
-# Columns of bases: workspaces of LAPACK are counted in 32 bits.
+# Largest number of columns of a basis: LAPACK counts its workspaces in 32 bits.
 _MOST_COLUMNS = 2**14
 # Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
 _EXACT_COLUMNS = 32
@@ -343,7 +343,7 @@ def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
 # Smaller products are left to NumPy: they fit into caches, and calls take their time too.
 _WIDE = 2**14
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
-MOST_ROWS = 512
+MOST_ROWS = 512  # of a wide matrix, up to which the C++ passes are quicker than NumPy
 
 
 def is_wide(a: np.ndarray) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 
 # Substeps of the midpoint rule that are extrapolated: order 12.
 _SUBSTEPS = (2, 4, 6, 8, 10, 12)
+# Times that the number of steps is doubled before a drift counts as stiff: 1024 times the first.
 _DOUBLINGS = 10
 # Terms of Taylor series of arguments below a quarter: the first one left out is below roundoff.
 _TERMS = 16

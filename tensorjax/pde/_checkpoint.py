@@ -20,7 +20,7 @@ class Checkpoint(NamedTuple):
       folder: a directory; made if it is not there. The newest state is in ``step_N``. It may hold
         states only if the run starts from the newest of them: others are of another run.
       every: accepted steps between two; one is saved at the end anyway.
-      keep: so many of the run's are kept.
+      keep: number of this run's states that are kept.
     """
 
     folder: Any

@@ -12,10 +12,10 @@ from tensorjax.pde._mass import mass_of, mass_of_term
 from tensorjax.pde._rates import Rates
 from tensorjax.pde.physical import shares
 
-# The initial state may lose this share of its mass on the grid: well above what a loose tolerance
-# costs, well below what a box costs that does not hold it.
+# Share of its mass that the initial state may lose on the grid: well above the error of a loose
+# tolerance, well below the loss in a box that is too small.
 _LOST = 0.3
-# An equation that conserves mass does not change it by this share over a run, at the first rate.
+# Largest share of the mass that a conservative equation may change over a run, at its first rate.
 _CHANGED = 1e-2
 
 

@@ -39,7 +39,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """Builds the family of ∂ and y on every single mode of a state, seen from a point.
+    """Computes the bond-wise parts of ∂ and y applied to every single mode of a state.
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -75,14 +75,14 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
 
 
 def applied(point: Point, links: Sequence[Link]) -> Family:
-    """Builds the family of a TT-matrix with cores Σ_t K_t ⊗ O_t, O (t, n, n), applied to v."""
+    """Computes the bond-wise parts of a TT-matrix Σ_t K_t ⊗ O_t, O (t, n, n), applied to v."""
     left = [(k, o[:, None] @ u[None]) for (k, o), u in zip(links, point.left, strict=False)]
     right = [(k, o[:, None] @ v[None]) for (k, o), v in zip(links[1:], point.right, strict=True)]
     return _family(point, left, right, _ENDS, point.bonds)
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Builds the family of an arbitrary train."""
+    """Computes the bond-wise parts of an arbitrary train."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
@@ -100,7 +100,10 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Builds a family by one sweep from the left and one from the right."""
+    """Computes bond-wise parts by one sweep from the left and one from the right.
+
+    ``bonds`` go between left and right, ``fresh`` are states that start.
+    """
     seen, inside = [], []
     env = ends[0]
     for k, (u, link) in enumerate(zip(point.left, left, strict=True)):

@@ -131,7 +131,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Builds the family of ∇·(g_m v)."""
+    """Computes the bond-wise parts of ∇·(g_m v)."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

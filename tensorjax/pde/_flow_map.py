@@ -23,7 +23,7 @@ State = tuple[np.ndarray, ...]
 # Length of a step of the classical method over the largest slope of the field, and the points, in
 # units of the reach of the fields, at which slopes are looked at.
 _STEP, _LOOKS = 0.05, 64
-# Of the trains of a field.
+# Relative error of the trains of a field.
 _ROUNDED = 1e-13
 
 

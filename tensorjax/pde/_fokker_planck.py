@@ -103,7 +103,10 @@ class FokkerPlanck(Problem):
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution along characteristics; None if both D and f are set."""
+        """Evaluates the exact solution, or None if both D and f are set.
+
+        With D = 0 it follows characteristics, to about 1e-10.
+        """
         if not self.field:
             return self._linear().exact(t, x)
         if self.diffusion is not None:

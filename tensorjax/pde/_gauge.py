@@ -79,7 +79,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects a family on the bases around core k: U_{<k}ᵀ Z V_{>k}ᵀ, the shape of core k."""
+    """Projects a tensor, given by its bond-wise parts, on the bases around core k."""
     if k < point.order - 1:
         part, right = family.seen[k], family.overlap[k]
         out = part.reshape(len(part), -1) @ right.reshape(-1, right.shape[2])
@@ -103,9 +103,9 @@ def standing(
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
-      seen: where v is.
-      first: what Q alone does to the means, (d,).
-      second: what it does to the variances, (d,).
+      seen: moments of v².
+      first: rates of the means due to Q alone, (d,).
+      second: rates of the variances due to Q alone, (d,).
       strength: of the gauge on every axis, (d,), from 0 for none to 1.
       inwards: whether coordinates may shrink but not stretch: variances may then fall.
     """

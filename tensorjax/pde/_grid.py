@@ -288,7 +288,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numbers of points (n_1, …, n_d)."""
+        """Number of points along every axis, (n_1, …, n_d)."""
         return tuple(a.n for a in self.axes)
 
     @property

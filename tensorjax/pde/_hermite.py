@@ -17,6 +17,7 @@ from tensorjax._cores import Cores
 
 # Singular values below this share of the tolerance are left out of every sum.
 _FLOOR = 1e-3
+# Largest TT-rank: one core of this rank on 100 points takes 13 GB already.
 _MOST = 4000
 # Beyond this degree the factor exp(−x²/2) underflows within reach of a Hermite function.
 _DEGREE = 600

@@ -20,7 +20,7 @@ from tensorjax.pde._skeleton import Draw
 from tensorjax.pde._values import crossed, drawn
 from tensorjax.tt import _hosted as hosted
 
-# Part of a tolerance that a closed form may use; the rest is for rounding.
+# Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3
 
 

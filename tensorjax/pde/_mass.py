@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorjax._cores import Cores
 
-# The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis.
+# The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8
 
 
@@ -75,7 +75,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
     With h the faded constant and P the projection on the tangent space at v, the sum of
     P_k = L_{k−1} (1 − L_k) R_k over the cores k, a P h is added core by core, each P_k taken at
     what the cores before have become: every addend is then a change of one core. The last one
-    makes up for what the others have changed.
+    compensates the changes by the others.
 
     Args:
       cores: right-orthogonal but for the first.

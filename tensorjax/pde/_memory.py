@@ -16,7 +16,7 @@ class Memory:
 
     Attributes:
       v: the cores, in double precision.
-      moments: what the generator said at the last times, the newest last.
+      moments: motions that the generator returned at the last times, the newest last.
       slopes: (t, rate) of the last steps of a multistep method, the newest last.
       guesses: ranks that each sum of a step took, by its name.
       dt: of the next step.

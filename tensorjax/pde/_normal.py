@@ -13,7 +13,7 @@ through their orthogonal parts, and nothing is subtracted: ⟨b, b⟩ − ⟨Pb,
 below √eps.
 
 Of b_jk only the bonds between j and k see anything; of an operator with few matrices per mode, as
-much as its bonds hold. Neither Qv nor any b is formed.
+much as its bonds hold. Neither Qv nor any b is materialised.
 
 Source: the problem is that of Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor
 manifolds" (arXiv 2307.05914), of which we know abstract and introduction; the formula for the
@@ -32,8 +32,9 @@ from tensorjax.pde._canonical import Point
 from tensorjax.pde._families import Family, Link
 from tensorjax.pde._modes import Modes
 
+# Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1
-# What acts on the lower and on the higher one of two modes.
+# Operators on the lower and on the higher one of two modes.
 _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
@@ -78,7 +79,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Family of one operator on one mode, with its parts orthogonal to the left bases.
+    """Tensors with ∂ or y on one mode, with their parts orthogonal to the left bases.
 
     Attributes:
       family: v with one operator on one mode.
@@ -90,7 +91,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Builds the family of one operator on one mode, with its orthogonal parts."""
+    """Computes the tensors with ∂ or y on one mode, with their orthogonal parts."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
@@ -115,7 +116,7 @@ def gram(at: Singles, second: bool) -> np.ndarray:
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes ⟨N m, N Z⟩ of all `motions` with the sum Z of a family, (count,)."""
+    """Computes ⟨N m, N Z⟩ of all `motions` with a tensor Z given by its bond-wise parts."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -131,7 +132,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes ⟨N Σ Z_a, N Σ Z_b⟩ of the sums of two families."""
+    """Computes the inner product ⟨N Z_a, N Z_b⟩ of the normal components of two tensors."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -140,7 +141,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """Computes ‖N Σ Z‖² of the sums Z of some families."""
+    """Computes ‖N Σ Z‖², the squared norm of the normal component of a sum."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -148,7 +149,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Quadratic form of the normal component at one point, and the families it was made of.
+    """Quadratic form of the normal component at one point, with the parts it was made of.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count).
@@ -236,7 +237,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Builds the families of all parts of Q but the affine one, at a point."""
+    """Computes the bond-wise parts of Q without its affine part, at a point."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))

@@ -9,6 +9,7 @@ from tensorjax.pde._canonical import Point
 from tensorjax.pde._families import Family
 from tensorjax.pde._normal import Modes
 
+# Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from tensorjax.pde._maps import AffineMap
 
-# Terms of the power series, at most; it converges as (‖Σ‖ dt)^k / k!.
+# Largest number of terms of the power series, which converges as (‖Σ‖ dt)^k / k!.
 _TERMS = 60
-# What a polynomial may miss a moment by, relative to the size of the moments.
+# Largest error of an extrapolated moment, relative to the size of the moments.
 _MISS = 0.1
 
 
@@ -33,8 +33,8 @@ class Path:
       at: the map y = Γ x + s at t.
       t: the time.
       dt: the step.
-      past: what the generator said, the newest last and at t; the polynomial through all of them.
-        Empty: coordinates at rest.
+      past: motions that the generator returned, the newest last and at t; the polynomial passes
+        through all of them. Empty: coordinates at rest.
     """
 
     def __init__(self, at: AffineMap, t: float, dt: float, past: Sequence[Moment]):

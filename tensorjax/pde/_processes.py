@@ -52,7 +52,11 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution; None for diffusion with a start that is not Gaussian."""
+        """Evaluates the exact solution; None for a `Function` start with diffusion.
+
+        Gaussians are moved in closed form; without diffusion any start gives u₀ along
+        characteristics times e^(−tr(A) t).
+        """
         if isinstance(self.start, Gaussian | Mixture):
             return self.start.moved(self.flow(t)).values(x)
         if self.diffusion is not None:

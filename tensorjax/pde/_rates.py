@@ -1,4 +1,4 @@
-"""The right side of v_t = Q_y(v) − (Σ y + β)·∇v at one time, as terms of a sum of trains."""
+"""Right side of v_t = Q_y(v) − (Σ y + β)·∇v at one time, as a list of terms to be summed."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -29,10 +29,10 @@ from tensorjax.pde._values import entrywise
 from tensorjax.tt import _fused as fused
 from tensorjax.tt import _hosted as hosted
 
-# Points of the box at which variable conductivities are looked at for a wrong sign.
+# Number of random points of the box at which the sign of variable conductivities is checked.
 _LOOKS = 1000
-# Columns of the sketch that measures what a product is short of; parts of a tolerance, as in
-# `tt.linear_combination`: of the truncation by singular values, and of what sketches may miss.
+# Columns of the sketch that measures the error of a product; and shares of the tolerance, as in
+# `tt.linear_combination`: for the truncation by singular values, and for the error of sketches.
 _PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 

@@ -27,9 +27,9 @@ from tensorjax.pde._times import reaches
 from tensorjax.pde._watch import compilations
 from tensorjax.pde.physical import shares
 
-# One step of an equation that conserves mass does not change it by this share.
+# Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
-# Maps of a higher condition number are as good as singular.
+# Maps of a higher condition number count as singular.
 _COND = 1e10
 
 
@@ -125,7 +125,7 @@ class Run:
         return stop
 
     def _trim(self) -> Trim:
-        """Returns the rounding object for the sums of the next step."""
+        """Creates the `Trim` that rounds the sums of the next step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -167,7 +167,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Asks the generator for Σ and β at the present state; returns the normal components."""
+        """Asks the generator for Σ and β at the present state; returns its costs (rest, motion)."""
         generator = self.options.generator
         if generator is None:
             d = self.options.problem.dim

@@ -122,7 +122,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Builds the family of the affine part of Q, or an empty list."""
+        """Computes the bond-wise parts of the affine part of Q; an empty list if it has none."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -133,7 +133,7 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Builds families whose sum is Q at a point, the affine part among them."""
+        """Computes the bond-wise parts of Q at a point, as a list to be summed."""
         return [*_normal.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:

@@ -1,7 +1,7 @@
-"""Cross approximation of concentrated functions, from points drawn by a nearby density.
+"""Cross approximation of concentrated functions, from points drawn from a density near them.
 
 `tt.cross` looks for a function with random entries of the whole grid, which in ten dimensions never
-meet the peak of a density. Here a density near it says where to look.
+meet the peak of a density. Here the points are drawn from a density close to the function.
 """
 
 import math
@@ -28,7 +28,7 @@ class Points(NamedTuple):
     power: np.ndarray
 
 
-# (rng, count) ↦ at most so many points.
+# (rng, count) ↦ at most ``count`` points.
 Draw = Callable[[np.random.Generator, int], Points]
 # (left (m, k), right (l, d − k)) ↦ values (m, l) at all pairs.
 Table = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -2,7 +2,8 @@
 
 A function on a box that needs n points an axis to hold a narrow density may itself be smooth. It
 is evaluated on a coarse grid, whole where that is small, else by cross approximation, and the cores
-are interpolated; values at random points of the fine grid say whether the coarse one was enough.
+are interpolated. The error is measured at random points of the fine grid, and the coarse grid is
+doubled until it is below the tolerance.
 """
 
 import math
@@ -27,7 +28,7 @@ class Coarse(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numbers of points of every axis."""
+        """Number of points along every axis."""
         return tuple(len(p) for p in self.points)
 
 

@@ -8,7 +8,7 @@ both start from a product state. A reaction is a source in these equations, take
 the step, where an Euler step leads: the order stays 2 (ours).
 
 The estimate of the error is the defect of the trapezoidal rule, of order dt³ as the error itself:
-it is taken with the whole right side, and so also sees what the bases cannot hold (ours).
+it is taken with the whole right side, and so also measures what the bases cannot represent (ours).
 
 Source: C. Lubich, I. Oseledets, B. Vandereycken, "Time integration of tensor trains", SIAM J.
 Numer. Anal. 53 (2015), section 4; G. Ceruti, C. Lubich, D. Sulz, "Rank-adaptive time integration of
@@ -159,7 +159,7 @@ def _begun(
         terms = rates.terms(v, STAGE * trim.tol)
         middle = trim("middle", [Train(v), *terms], [1.0, *[dt / 2] * len(terms)]).cores
         rates = rates.frozen(middle, STAGE * trim.tol)
-    # What the bases miss is a part of the estimate, which should not be all of the tolerance.
+    # The error of the bases is part of the estimate, and should not use up all of the tolerance.
     share = STAGE if estimate else 1.0
     return _Parts(rates), _widened(rates, v, dt, trim, share)
 

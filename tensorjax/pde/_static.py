@@ -28,19 +28,20 @@ from tensorjax.pde._steppers import SAFE, STABLE
 from tensorjax.pde._times import step_count
 from tensorjax.pde.physical import quadrature, shares_of
 
-# Of every stage but the last its time and its step; then weights of v and the stages in the result.
+# For every stage but the last: its time and its step. Then the weights of v and of the stages in
+# the result, and the time and the weight of the last slope.
 _TABLEAUX = {
     "rk2": (((0.0, 1.0),), (1 / 2, 1 / 2), (1.0, 1 / 2)),
     "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
 }
+# Times within a step, as shares of dt, at which the stages evaluate the right side.
 _SHARES = (0.0, 0.5, 1.0)
-# One step of so many is looked at, for that costs a fifth of it; and where v is kept, one that
-# multiplies the norm by more. What is unstable stays so.
+# Every 16th step is checked for instability, since a check costs a fifth of a step; and where v is
+# kept, every step that multiplies the norm by more than 1.1. An unstable run stays unstable.
 _LOOK, _GROWTH = 16, 1.1
-# After an unstable run its rates are looked for at so many times, in so many rounds of so many
-# steps.
+# After an unstable run its fastest rate is estimated at 3 times, in 6 rounds of 3 steps each.
 _PLACES, _ROUNDS, _PROBED = 3, 6, 3
-# Steps of one call of the compiled loop, at most: its tables of maps and motions are so long.
+# Largest number of steps in one call of the compiled loop, whose tables have this length.
 _PART = 256
 
 
@@ -71,7 +72,7 @@ class _Carry(NamedTuple):
       fastest: the largest dt times a rate that was found to be unstable, 0 without.
       good: v of the last step that was looked at before anything was wrong, or None where that is
         not kept.
-      steps: so many led to it.
+      steps: number of steps that led to ``good``.
     """
 
     v: TT
@@ -136,7 +137,7 @@ def integrate_static(
             at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
     fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
     with np.errstate(divide="ignore"):  # infinite where no step was unstable
-        # Near the border what rounding to the ranks leaves looks unstable: a distance is kept.
+        # Close to the stability limit rounding errors look unstable: a margin is kept.
         stable_dt = 0.75 * SAFE * min(STABLE[options.name]) * dt / fastest
     stats = {
         "t": times + dt,
@@ -256,7 +257,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
     for at in np.repeat(places, _ROUNDS):
         if v is None:
             break
-        # Beyond the border of stability the fastest grows most, but nothing gets out of range.
+        # At twice the stability limit the fastest mode grows most, and nothing overflows.
         more = 2 * border / tried
         part = [np.repeat(r[at : at + 1], _PART, 0) for r in rows]
         part[0][:] = True

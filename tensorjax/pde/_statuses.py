@@ -13,18 +13,18 @@ from tensorjax.pde._solution import Result
 from tensorjax.pde._steppers import SAFE, STABLE, Method, Step
 from tensorjax.pde._sums import Train, relative_norm, rounded
 
-# A step that multiplies the norm by more is looked at for instability.
+# A step that multiplies the norm by more than this is checked for instability.
 _GROWTH = 1.1
-# And one after which the rank is more than this times the rank before, and more beside.
+# So is a step after which the rank exceeds 1.25 times the rank before plus 4.
 _JUMP, _LEAP = 1.25, 4
 # Steps of the power iteration that estimates the fastest rate.
 _ITERATIONS = 6
-# Of what is not resolved the highest modes hold more than this times what the edge holds.
+# A state counts as unresolved if the highest modes hold more than this times the edge's share.
 _ROUGH = 5
-# Where a run ends in any case, rates of v down to this share of what is unstable are followed up:
-# what grows need not be the largest part of what is small yet.
+# Where a run ends in any case, rates of v down to this share of the stability limit are examined:
+# the growing mode need not be the largest of the small parts yet.
 _NEAR = 0.25
-# What a smaller step may cure.
+# Failures that a smaller step may cure.
 CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)
 
 

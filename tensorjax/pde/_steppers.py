@@ -25,18 +25,18 @@ from tensorjax.tt._system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
 STAGE = 0.25
-# What rounding may take of the mass before it is put back, in units of the tolerance; with
-# `conserve=`, all of it is put back in every step.
+# Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
+# all of it is restored in every step.
 _LOST = 5
-# Ranks of a sum above this times the largest of the last step, and more beside, look unstable.
+# A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
 _JUMP, _LEAP = 2, 12
-# Of AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
+# AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
 _SWEEPS, _ENRICHMENT = 20, 4
 # Share of the tolerance of the step at which the system is solved.
 _SOLVED = 0.3
-# The step advised, over the one at the border of stability: rates are found from below.
+# Recommended step over the one at the stability limit: rates are estimated from below.
 SAFE = 0.75
-# What a real and negative, and an imaginary dt λ may be.
+# Stability limits of each method: largest |dt λ| for real negative λ, and for imaginary λ.
 STABLE = {
     "rk4": (2.7, 2.8),
     "rk2": (2.0, 1.2),

@@ -20,9 +20,9 @@ import numpy as np
 from tensorjax._cores import Cores, cut_ranks
 
 Array = Any
-# Columns of a sketch beyond the rank that is expected, and those that must be left over after it.
+# Oversampling: columns of a sketch beyond the expected rank, and columns that must remain unused.
 _SPARE, _LEFT_OVER = 5, 2
-# Singular values down to this share of what is cut must lie inside the sketch.
+# Singular values down to this share of the truncation threshold must lie inside the sketch.
 _SEEN = 0.2
 # Columns of the sketch that estimates a norm.
 _PROBES = 24
@@ -135,7 +135,7 @@ def rounded(
     Raises:
       Runaway: the limit is passed.
 
-    The sketches are widened until singular values of a fifth of what is cut lie inside them.
+    The sketches are widened until singular values of a fifth of the threshold lie inside them.
     """
     modes = terms[0].modes
     full = cut_ranks(
@@ -214,7 +214,7 @@ def truncated(
     """Truncates a train that is left-orthogonal but for its last core, by its singular values.
 
     Returns:
-      The result, and how many singular values of each bond lie above a fifth of what is cut.
+      The result, and how many singular values of each bond exceed a fifth of the threshold.
     """
     out: Cores = []
     seen: list[int] = []

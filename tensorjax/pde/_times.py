@@ -1,8 +1,8 @@
 """Comparison of times up to roundoff, and the number of equal steps between two times.
 
 0.1 + 0.2 and 3 · 0.1 lie one unit in the last place above 0.3, and a sum of many steps further off.
-A step of that length would cost as much as any other, and ruin what is laid through the times of
-several: slopes of multistep methods, motions that are extrapolated.
+A step of that length would cost as much as any other, and spoil interpolation through the times of
+several steps: slopes of multistep methods, extrapolated motions.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 # A remainder below this share of a step is not worth one: the last step is so much longer.
 # Thousands of steps, each rounded, miss their end by less; no method notices a step longer by it.
 _HAIR = 1e-6
-# Units in the last place within which times given by arithmetic are meant to be one.
+# Units in the last place within which computed times count as equal.
 _UNITS = 8
 
 
@@ -37,7 +37,7 @@ def _hair(dt: float, *times: float) -> float:
 
 
 def snapped(times: list[float], t0: float, t1: float) -> list[float]:
-    """Merges ascending times that differ from t0, t1 or each other by roundoff."""
+    """Sets ascending times equal that differ from t0, t1 or each other by roundoff only."""
     out: list[float] = []
     for t in times:
         near = [s for s in (t0, t1, *out[-1:]) if abs(t - s) <= roundoff(t0, t1)]

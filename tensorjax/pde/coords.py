@@ -25,19 +25,19 @@ from tensorjax.pde._setting import Gauge, Motion, Setting, filtered, visible
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
 
-# The guard asks that the normal component at v falls to this share: a motion that gains nothing
+# The guard requires that the normal component at v falls to this share: a motion that gains nothing
 # there follows the coarse levels, and stirs up what lies between them and v.
 _GAIN = 0.7
 # Where the convex problem at v alone leaves less than this share of what rest leaves, its own Σ is
 # taken: it is smooth in time there, and what the coarse levels add to it costs ranks. Where it
 # gains little its Σ jumps, which costs accuracy.
 _LITTLE = 0.03
-# Regularisation of the convex problem.
+# Default regularisation of the convex problem, relative to the largest eigenvalue.
 _PLAIN = 1e-10
 # Eigenvalues of a level's normal equations below this share of its largest are roundoff of the
 # truncation: at their weight fine levels would follow them to Σ of any size.
 _NULL = 1e-8
-# What is smaller than this share of a level does not count there.
+# Parts of v smaller than this share of a level are left out there.
 _SEEN = 1e-2
 
 

@@ -42,9 +42,9 @@ from tensorjax.tt import _hosted as hosted
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 
-# Fields have to bring the normal component down to this share of what rest leaves.
+# Fields are moved only if they lower the normal component to this share of that at rest.
 _GAIN = 0.7
-# Coefficients that were crossed, kept for the times of a step.
+# Number of times for which cross-approximated coefficients are cached: those of a step.
 _KEPT = 4
 
 

@@ -16,7 +16,7 @@ from tensorjax.pde._maps import AffineMap, floats
 
 __all__ = ["edge_mass", "evaluate", "marginal", "mass", "moments", "resolution"]
 
-# Numbers held at once while points are worked off.
+# Largest number of entries held at once while points are evaluated.
 _CHUNK = 1 << 22
 # Width of the window of a marginal, in standard deviations, unless the box is narrower.
 _WINDOW = 24.0
