@@ -1,4 +1,4 @@
-"""Argument checks shared by every public function: one wording for one fault.
+"""Argument validation shared by all public functions, with uniform error messages.
 
 Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an array are
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.

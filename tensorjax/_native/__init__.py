@@ -305,7 +305,7 @@ def looks_up(dtype: Any) -> bool:
 def look_up(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, features: int
 ) -> jax.Array:
-    """Computes the first columns of rows G_1[i_1] D_1 G_2[i_2] … G_d[i_d] of a TT-matrix.
+    """Looks up rows of a TT-matrix (embedding): first columns of G_1[i_1] D_1 … G_d[i_d].
 
     Args:
       cores: d ≥ 2 cores (r_{k-1}, m_k, n_k, r_k), float32 or float64, none empty.

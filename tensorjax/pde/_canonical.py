@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
     @property
     def centers(self) -> Cores:
-        """Cores C_k of v = U_{<k} C_k V_{>k}."""
+        """Orthogonality centres C_k of v = U_{<k} C_k V_{>k}."""
         if not self.left:
             return [self.whole]
         firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]

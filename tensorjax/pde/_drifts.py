@@ -303,7 +303,7 @@ class Field:
         return out
 
     def pieces(self, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
-        """Decomposes Γ f = Σ m a on the grid of y; returns pairs (cores of m, a)."""
+        """Decomposes Γ f on the grid of y as Σ m a; returns pairs (cores of m, vector a)."""
         if self.function is not None:
             return self._crossed(self.function, box, map)
         out = []

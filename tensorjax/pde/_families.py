@@ -20,7 +20,7 @@ _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
 
 
 class Family(NamedTuple):
-    """Left and right parts of a sum Z at every bond p = 1 … d−1 of a point, split by its bases.
+    """Tensor split at every bond into left and right factors, inside and outside a train's bases.
 
     Attributes:
       seen: left of the bond, (r n, s, j): the modes before p projected on U_{<p}.

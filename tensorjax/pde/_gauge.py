@@ -66,7 +66,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def drifts(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates at which Q changes the means and variances of v², each (d,)."""
+    """Computes the rates at which Q changes means and variances of the density v², each (d,)."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -99,7 +99,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses the diagonal of Σ, and β, such that means and variances of v² stay constant.
+    """Chooses the diagonal of Σ and β such that means and variances of the density v² stay put.
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.

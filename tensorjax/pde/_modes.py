@@ -36,7 +36,7 @@ class Modes(NamedTuple):
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Inverts `weighted`."""
+        """Divides a train by the square roots of the quadrature weights; inverse of `weighted`."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]

@@ -171,7 +171,7 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> np.ndarray:
-        """Gram matrix A over all b_jk, j ≠ k, row by row, (d² − d, d² − d)."""
+        """Gram matrix ⟨N b_p, N b_q⟩ of all b_jk = y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
@@ -210,7 +210,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the quadratic form of the normal component at a point.
+    """Computes the quadratic form of the normal component at a point of the TT manifold.
 
     Args:
       point: of d ≥ 2 modes.

@@ -14,7 +14,7 @@ _D, _Y = 0, 1
 
 
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
-    """Computes the gradient of the smoothed nuclear norms in Σ, zero on the diagonal.
+    """Computes the gradient in Σ of the smoothed nuclear norms of all unfoldings, (d, d).
 
     With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
     values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v

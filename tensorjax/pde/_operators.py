@@ -103,7 +103,10 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
 
 
 class _Cut:
-    """Automaton states at the bond after p of d axes: "nothing yet", the ∂_i, the y_i, "done"."""
+    """States of the automaton behind `affine_generator`, at the bond after p of d axes.
+
+    They are "nothing yet", the ∂_i, the y_i, and "done".
+    """
 
     def __init__(self, p: int, d: int, kinds: tuple[bool, bool]):
         self.left = p <= d - p

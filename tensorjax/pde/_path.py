@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest moments that a polynomial extrapolates reliably.
+    """Selects the newest motions through which a polynomial extrapolates reliably.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -99,7 +99,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
 
 
 def jumps(moments: Sequence[Moment], degree: int) -> bool:
-    """Whether no polynomial through the earlier moments predicts the newest one.
+    """Whether no polynomial through the earlier motions predicts the newest one.
 
     Slopes from before a jump are those of another motion: a multistep method that went on with them
     would be of order one there.
@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns how many past moments predict the newest one well, and the counts tried."""
+    """Returns how many past motions predict the newest one well, and the counts tried."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):

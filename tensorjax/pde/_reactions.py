@@ -218,7 +218,7 @@ class AdvectionDiffusionReaction(Problem):
         return characteristics.solve(forward, start, t)[:, -1]
 
     def _source(self, map: AffineMap) -> TT | None:
-        """Builds g plus the polynomial's c₀ on the grid, cached for maps."""
+        """Builds the source g plus the reaction's constant c₀ as a train."""
         constant, source = self._coefficient(0), self.source
         ones = [np.ones((1, n, 1)) for n in self.box.shape]
         if source is None:

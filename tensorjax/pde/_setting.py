@@ -45,7 +45,7 @@ class Motion(NamedTuple):
 
 
 def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
-    """Checks the motion that a generator returned; returns Σ and β."""
+    """Checks the coordinate motion that a generator returned; returns Σ and β."""
     if not isinstance(motion, Motion):
         raise ValueError(
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "

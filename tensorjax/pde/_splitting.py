@@ -165,7 +165,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the interfaces right of core k, for all k."""
+    """Computes the environments (interfaces) right of core k, for all k."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))

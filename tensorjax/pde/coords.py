@@ -45,7 +45,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the Σ that minimises one quadratic form."""
+    """Computes the coordinate motion Σ that minimises a quadratic form."""
     w, z = np.linalg.eigh(form.gram)
     sigma = filtered(w, z, form.load, regularization * max(w[-1], 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
