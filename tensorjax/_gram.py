@@ -21,8 +21,8 @@ from tensorjax._factor import (
 # Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
 # transpose is several times slower in one piece.
 _GRAM_CHUNK = 16_384
-# Host matrices are multiplied at once up to so many entries, and in pieces of so many otherwise,
-# of so many columns at least: small enough for a cache, long enough for a BLAS.
+# Host matrices are multiplied at once up to this many entries, otherwise in pieces of the second
+# number of entries and at least the third of columns: they fit a cache and suit a BLAS.
 _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
@@ -111,9 +111,9 @@ def project(u: Array, a: Array) -> Array:
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes an orthonormal basis w @ q of the row space of a wide JAX array (…, n, m).
 
-    Rows that add nothing are zero. q (…, n, m) is nearly orthonormal already and w (…, n, n) is the
-    small correction: whoever multiplies by another small matrix next saves a pass over the wide
-    one. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
+    Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
+    correction, kept apart so that it can be merged with the next small factor without a pass over
+    q. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
 
     Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
     by a few eps, so it never breaks down; it leaves the rows that lie deep in the spectrum short,

@@ -1,9 +1,9 @@
 """Leading singular subspaces of host matrices: random sketch, Gram matrix or SVD, by cost.
 
-A matrix whose smaller side is long is first multiplied with a few random columns. Where the range
-of these holds what must be kept, which is measured, the Gram matrix of the long side and its
-eigenvectors are never needed: many times the work. Elsewhere they are taken, at the price of the
-attempt, which is kept small beside them.
+A matrix whose smaller side is long is first sketched with a few random columns. Where the range of
+the sketch captures the energy to be kept, which is measured, the Gram matrix and its eigenvectors,
+many times the work, are skipped. Elsewhere they are computed; the cost of the failed sketch is kept
+small beside theirs.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from tensorjax._gram import host_energy, host_gram
 from tensorjax._spectral import eigh, svd
 from tensorjax._subspace import GRAM_NOISE, Method, choose, gram_floor
 
-# Entries that are widened at a time.
+# Number of entries converted to a wider dtype at a time.
 _WIDENED = 2**18
 # Energies beside the largest from which on singular vectors recovered from the other side's need
 # no more than one small correction.
@@ -27,17 +27,17 @@ VERIFY_BELOW, _ROUNDED = 1e4, 8
 # Single precision serves where the share of the energy that a bond may discard is so many eps.
 # Roundoff of their Gram matrices adds up over all rows, and must not look like a rank.
 _SINGLE, _COARSE = 0.25, 64
-# Threads of a BLAS cost smaller arrays more than they gain.
+# Threads of a BLAS slow down work on arrays with fewer entries than this.
 THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
 _TINY = 2**12
-# Fewer columns are no sketch.
+# Smallest number of columns of a sketch.
 _LEAST_COLUMNS = 16
-# A sketch may cost this share of the exact way: where nothing is known of the rank, and where it
-# is thought to be below half the columns.
+# Largest cost of a sketch as a share of the exact method: where the rank is unknown, and where it
+# is expected to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
-# Columns that a sketch is tried on first. If it misses so many times what it may, an iteration
-# will not mend it.
+# Number of columns on which a sketch is tested first; and the multiple of the allowed energy beyond
+# which a subspace iteration cannot repair it.
 _OTHERS, _HOPELESS = 32, 50
 # Residual energies are computed as a difference of energies where the tail allowed is this many
 # eps of the total; elsewhere the residual itself is computed.
@@ -46,9 +46,10 @@ _SUBTRACTED = 1e4
 _UPRIGHT = 0.5
 # Smaller matrices go to Householder's QR.
 _SHORT = 2**13
-# From so many rows on a Cholesky factorisation takes a small part of the eigenvectors' time.
+# From this many rows on, a Cholesky factorisation takes a small part of the eigenvectors' time.
 _WHOLE = 32
-# Up to this many rows, threads of a BLAS cost an eigenproblem more than they gain.
+# Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
+# gain nothing from them below the second number of entries.
 _ONE_THREAD, _MIDDLING = 256, 2**21
 
 

@@ -1,6 +1,6 @@
 """Device placement and sharding of results: on the devices and meshes of the arguments.
 
-`placed` is put on public functions. It does two things, and neither on a machine with one device.
+`placed` decorates public functions. It does two things, and neither on a machine with one device.
 
 *Devices.* Host arithmetic (LAPACK, dynamic ranks) leaves its results to JAX, which puts them on the
 default device. Where arguments are committed to devices, so are results: to the one device, or,

@@ -1,4 +1,4 @@
-"""CPU instruction-set level, which names the C++ library built for it. Imports nothing else."""
+"""CPU instruction-set level, which names the C++ library built for it; needs no other module."""
 
 import platform
 from pathlib import Path

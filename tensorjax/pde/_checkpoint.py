@@ -17,9 +17,9 @@ class Checkpoint(NamedTuple):
     """Checkpoint options of a run: folder, interval in steps, number of states kept.
 
     Attributes:
-      folder: a directory; made if it is not there. The newest state is in ``step_N``. It may hold
-        states only if the run starts from the newest of them: others are of another run.
-      every: accepted steps between two; one is saved at the end anyway.
+      folder: a directory; created if missing. The newest state is in the last ``step_N``. It may
+        hold states only if the run starts from the newest of them: others are of another run.
+      every: accepted steps between two saved states; one is saved at the end anyway.
       keep: number of this run's states that are kept.
     """
 
@@ -31,14 +31,14 @@ class Checkpoint(NamedTuple):
 def save(folder: Any, state: State) -> pathlib.Path:
     """Saves a state, with the integrator's memory, as ``folder/step_N``.
 
-    N is the number of steps, or, for a state without memory, the next that is free.
+    N is the number of steps, or, for a state without memory, the next free number.
 
     Args:
-      folder: a directory; made if it is not there.
-      state: as a `Solution` holds them.
+      folder: a directory; created if missing.
+      state: as in `Solution.ys`.
 
     Returns:
-      The path written; one that was there is replaced.
+      The path written; an existing one is replaced.
 
     Raises:
       ImportError: orbax is not installed.

@@ -21,14 +21,14 @@ class PIDController(NamedTuple):
       pcoeff: p, proportional part.
       icoeff: i, integral part.
       dcoeff: d, derivative part.
-      dtmin: steps are not smaller; where one has to be, the run stops.
-      dtmax: steps are not larger.
-      safety: of the step that the estimate calls for.
-      factormin: the most that a step shrinks by.
-      factormax: the most that a step grows by.
+      dtmin: smallest step; the run stops where a smaller one would be needed.
+      dtmax: largest step.
+      safety: factor on the step size that the estimate suggests.
+      factormin: smallest factor between one step size and the next.
+      factormax: largest factor between one step size and the next.
 
-    The truncation of the ranks at ``tol`` is a part of every step that no smaller step lowers:
-    take ``rtol`` no less than ``tol``.
+    Rank truncation at ``tol`` contributes an error to every step that smaller steps do not reduce:
+    choose ``rtol`` no less than ``tol``.
 
     Example:
       >>> from tensorjax import pde

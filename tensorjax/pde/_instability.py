@@ -3,8 +3,8 @@
 Differences of stages are powers of the operator: with a right side A v + g, dt (k₃ − k₂) of the
 classical Runge–Kutta method is dt A e, e = s₃ − s₂, whatever the source is and however A changes
 with time. ‖dt A e‖/‖e‖ is a lower bound of dt ‖A‖. Where it is above what the method admits, and
-dt A e is no small part of v, v is made of modes that grow by every step without end. What grows by
-right (a density that contracts, a reaction) does not: it is resolved by its steps, or else wrong.
+dt A e is no small part of v, v consists of modes that grow in every step without bound. Physical
+growth (a contracting density, a reaction) is not flagged where the steps resolve it.
 
 Source: ours; the bound is that of a power iteration.
 """

@@ -23,7 +23,7 @@ from tensorjax.pde._times import check_span
 from tensorjax.pde._watch import progress_of
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
-# A default that a run of fixed ranks tells from what is asked for.
+# Default of max_steps; with rank= any other value is refused.
 _STEPS = 100_000
 
 METHODS: dict[str, Method] = {
@@ -79,29 +79,29 @@ def integrate(
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
         motion is repeated: no derivative passes through them, and none has to. ``tol`` is that of
-        the initial state; only the end is saved. Derivatives see the directions that v fills: where
-        v has fewer ranks than given, those that only its derivative needs are lost: gradients along
-        a repeated motion want x64 and ranks above those of the run. What is compiled serves all
-        calls with a problem of the same structure, method and ranks, whatever its coefficients, dt
-        and the number of steps. A run goes on to its end, or to NaN; ``stats["status"]`` says what
-        went wrong, also under jit, vmap and grad, where an unstable run ends as NaN.
-      max_rank: the run stops where ``tol`` asks for more.
+        the initial state; only the end is saved. Where v has lower ranks than given, directions
+        that only its derivative needs are lost: gradients along a repeated motion need x64 and
+        ranks above those of the run. One compiled program serves all calls with a problem of the
+        same structure, method and ranks, whatever its coefficients, dt and the number of steps. A
+        run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
+        vmap and grad, where an unstable run ends as NaN.
+      max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
       coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
-        of them estimate their errors. Where the motion of the coordinates jumps those of many steps
-        begin again, "ab2" and "ab3" with "rk4".
+        of them estimate their errors. Where the motion of the coordinates jumps, multistep methods
+        restart, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
         a constant can be added within the tangent space, faded out before the edge of the box), for
-        problems that conserve it; others are refused. Without it truncation takes 5 ``tol``
-        of the mass at most; more may go over the edge of the box, or be lost by "bug" and
-        "projector splitting" in their bases.
-      extrapolate: degree of the polynomial in time for Σ and β: 0, 1 or 2, at most: where it does
-        not tell what the generator says next, lower ones are taken. Where it misses Σ, ranks leak.
+        problems that conserve it; others raise ValueError. Without it truncation changes the mass
+        by 5 ``tol`` at most; more may leave the box, or be lost by "bug" and "projector splitting"
+        in their bases.
+      extrapolate: largest degree, 0 to 2, of the polynomial in time that extrapolates Σ and β. A
+        lower one is taken where it does not predict the next motion; errors of Σ raise the ranks.
       edge_limit: the run stops where `edge_mass` is larger.
       resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
         ε should stay below about ε^(4/9).
@@ -110,12 +110,13 @@ def integrate(
         `Solution.stats`, entry by entry), which stops the run if it returns True.
       checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
         is refused unless the run starts from the newest of them.
-      start: a `State` to start from, with its time and map; one that a run saved after a
-        step of its full length goes on as if that had not ended, to the last bit.
+      start: a `State` to start from, with its time and map. From one that a run saved after a
+        step of full length, the new run continues bit for bit as the old one would have.
       map: initial coordinates; the identity if None.
 
     Returns:
-      `Solution`. A run that fails is stopped, and says why; the last good state is there.
+      `Solution`. A failed run is stopped, with the reason in ``result`` and ``message``, and ends
+      with the last valid state.
 
     Raises:
       ValueError: an argument out of range, or that does not fit the problem; an initial state that

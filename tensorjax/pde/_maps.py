@@ -95,8 +95,8 @@ def affine(matrix: Any, shift: Any = None) -> AffineMap:
 class Remembered:
     """Cache of results for the last few maps.
 
-    It depends on the map, the box and the tolerance alone, so that a run and its continuation see
-    the same.
+    Results depend on the map, the box and the tolerance alone, so that a run and its continuation
+    get equal ones. A map at rest is requested again and again.
     """
 
     def __init__(self, name: str, count: int = 8):

@@ -1,10 +1,10 @@
 """Mass of tensor trains ∫ v dy, and its correction within the tangent space.
 
 Truncation is a small error in L², but what it cuts lies spread over the box, and such a function
-has much mass for its norm: at an error tol ‖v‖ as much as tol ‖v‖ √|box|. Mass that comes back in
-the shape of v, which is narrow, is an error many times as large. So it comes back as what has the
-most mass for its norm, the constant, or what of it can be added: faded out before the edge of the
-box, where y·∇v would see it, and projected on the tangent space at v, so that no rank rises.
+has much mass for its norm: at an error tol ‖v‖ as much as tol ‖v‖ √|box|. Mass restored in the
+shape of v, which is narrow, would be an error many times as large. So it is restored as the
+function with the most mass for its norm, the constant: faded out before the edge of the box, where
+y·∇v would amplify it, and projected on the tangent space at v, so that no rank rises.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """Compile-once functions: closed-over constants become arguments of one compiled program.
 
 `jax.jit` compiles anew for every function object, and constants are part of what it compiles. A
-right side is a new function at every call, with the coefficients of its problem inside. Traced, it
-is a list of operations, and constants beside it: two right sides of the same operations are the
-same program, whatever their coefficients.
+right side is a new function at every call, with the coefficients of its problem inside. Tracing it
+separates operations from constants: two right sides of the same operations are the same program,
+whatever their coefficients.
 """
 
 from collections.abc import Callable, Iterator, Sequence

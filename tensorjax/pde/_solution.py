@@ -110,11 +110,11 @@ class Solution:
 
     Attributes:
       ts: the times of ``ys``, (m,).
-      ys: `State` at these times. Where the run was stopped the last good state is the last.
+      ys: `State` at these times. If the run was stopped, the last one is the last valid state.
       stats: arrays of one entry for each accepted step, but for "rejected", a count. "t" (at the
         end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
-        (norm of what of the right side no motion within the ranks can follow, with coordinates at
-        rest and as they moved; NaN where no generator looked), "cond" (of Γ), "mass", "edge_mass",
+        (norm of the component of the right side normal to the tangent space, with coordinates at
+        rest and as they moved; NaN without a generator), "cond" (of Γ), "mass", "edge_mass",
         "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
         and "beta" (Σ and β at the beginning of the step), "seconds", "compilations". With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),

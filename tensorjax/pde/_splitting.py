@@ -1,11 +1,11 @@
 """Basis-updating integrators for tensor trains: projector splitting and rank-adaptive BUG.
 
 Both solve small linear equations for one core at a time, between the interfaces of all the others,
-with the right side of the middle of the step. Directions that the right side takes out of the
-tangent space are invisible to either. So the bases are first widened by those of the rounded right
-side, with weight zero (ours), and at the end the train is truncated: both are rank-adaptive, and
-both start from a product state. A reaction is a source in these equations, taken at the middle of
-the step, where an Euler step leads: the order stays 2 (ours).
+with the right side of the middle of the step. Neither represents the component of the right side
+normal to the tangent space. So the bases are first widened by those of the rounded right side, with
+weight zero (ours), and at the end the train is truncated: both are rank-adaptive, and both start
+from a product state. A reaction is a source in these equations, evaluated at the middle of the
+step, to which an Euler step leads: the order stays 2 (ours).
 
 The estimate of the error is the defect of the trapezoidal rule, of order dt³ as the error itself:
 it is taken with the whole right side, and so also measures what the bases cannot represent (ours).

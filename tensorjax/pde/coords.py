@@ -173,20 +173,20 @@ class MultiLevel:
 
     Of every level's normal equations eigenvalues below 1e-8 of the largest are left out.
 
-    At the coarse levels only that of y_k ∂_j v and of the affine part of Q counts that acts on both
-    sides of a bond (the rest moves the small parts of v within themselves), and all else in Q is
-    that of the rounded v.
+    At the coarse levels only those parts of y_k ∂_j v and of the affine part of Q count that act on
+    both sides of a bond (the others move the small parts of v within themselves), and all other
+    parts of Q are evaluated at the rounded v.
 
     Args:
       levels: δ_i, relative; those above the tolerance of the integration are taken, and it itself.
       regularization: λ ≥ 0. Eigenvalues w of the normal equations are divided by through
         w/(w² + (λ s)²), s the mean of ‖y_k ∂_j v‖² over (δ_max ‖v‖)².
-      kappa: κ ≥ 0, per time: how fast what lies outside the tangent space of v_i is made to decay.
-        It brings down ranks that are high at the start.
-      guard: whether the normal component at v itself has a say. Where `Convex` leaves less than
-        0.03 of what rest leaves, its Σ is taken, and no other level is looked at. Elsewhere Σ is
-        zero unless it leaves 0.7 of that or less. Not with ``kappa``, which moves v for reasons
-        that are not to be seen in it.
+      kappa: κ ≥ 0, per time: decay rate imposed on the part of v outside the tangent space of v_i.
+        It lowers ranks that are high at the start.
+      guard: whether the normal component at v itself decides too. Where `Convex` reduces it to less
+        than 0.03 of its value at rest, the Σ of `Convex` is taken, and no other level is used.
+        Elsewhere Σ is zero unless it reduces it to 0.7 or less. Ignored with ``kappa`` > 0, whose
+        effect the normal component does not show.
       gauge: of shifts and stretches, which leave the ranks alone. "edge": along an axis to whose
         ends v comes near, the mean of v² is held and its variance kept from growing; "moments":
         means and variances are held everywhere; "none": the diagonal of Σ and β are zero, and v may

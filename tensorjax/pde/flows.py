@@ -225,7 +225,7 @@ def integrate(
         ``stepsize_controller``.
 
     Returns:
-      `Flown`. A run that fails is stopped, and says why; the last good state is there.
+      `Flown`. A failed run is stopped, with the reason and the last valid state in its solution.
 
     Raises:
       ValueError: an argument out of range, or that does not fit.
