@@ -27,6 +27,7 @@ from tensorjax._placement import returned, spec_like
 
 Cores = list[Any]
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
+_LOOKED_AT = 512  # entries of a core by which programs judge how large it is
 
 
 def tall(core: Any) -> Any:
@@ -106,6 +107,46 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
         for k, e in enumerate(own)
     ]
     return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]
+
+
+def factors_in_range(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> Sequence[Any]:
+    """``ys`` over powers of two that cancel, so that products with ``xs`` core by core are in range.
+
+    They stay as they are where all products are in range as they are.
+
+    Args:
+      xs: cores of the one factor, all NumPy's or all JAX's.
+      ys: those of the other, in the same dtype.
+      terms: products in the sums that are taken.
+    """
+    host, order = is_host(ys[0]), len(ys)
+    xp = np if host else jnp
+    cores = (*xs, *ys)
+    sizes = np.array([exponent_of(c) for c in cores]) if host else _exponents_seen(cores)
+    own = sizes[:order] + sizes[order:]
+    low, high = exponents_held(ys[0].dtype)
+    far = ((own < low) | (own > high - terms.bit_length())).any()
+    if host and not far:
+        return ys
+    # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
+    wanted = xp.clip(own, -(high // 2), high // 2)
+    share, rest = xp.divmod(own.sum() - wanted.sum(), order)
+    wanted = wanted + share + (xp.arange(order) < rest)
+    moves = settled(xp.where(far, wanted - own, 0))
+    return [scaled(y, moves[k]) for k, y in enumerate(ys)]
+
+
+def _exponents_seen(cores: Sequence[Any]) -> Any:
+    """`exponent_of` every core of JAX, of large ones by some of their entries; 0 of zeros.
+
+    To read large cores takes as long as some products of them.
+    """
+    seen = [c.reshape(-1)[:: -(-c.size // _LOOKED_AT)] for c in cores]
+    most = max(s.size for s in seen)
+    # Side by side: a program spends more on each of many small reductions than on all of this one.
+    table = jnp.stack([jnp.pad(s, (0, most - s.size)) for s in seen])
+    e = exponent_of(table, 1)[:, 0]
+    return jnp.where(e <= 3 - int(jnp.finfo(table.dtype).maxexp), 0, e)
 
 
 def short(a: Any) -> Any:

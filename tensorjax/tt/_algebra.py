@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
+from tensorjax._cores import factors_in_range
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._operators import multiplied
 from tensorjax._placement import placed
@@ -204,12 +205,18 @@ def ones_like(x: Train) -> Train:
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(x, y, "aijb,cijd->acijbd", type(x))
+    return _pairwise(*_in_range(x, y), "aijb,cijd->acijbd", type(x))
+
+
+def _in_range(x: Any, y: Any, terms: int = 1) -> tuple[Any, Any]:
+    """Factors of one dtype, of which cores of one train may differ too, with products in range."""
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)
+    return x, type(y)._unchecked(tuple(factors_in_range(x.cores, y.cores, terms)))
 
 
 def _train_product(x: TT, y: TT) -> TT:
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
+    x, y = _in_range(x, y)
     return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
 
 
@@ -243,11 +250,13 @@ def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
 
 
 def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
-    dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
+    return _exact_product(a, b, expression, kind)
 
 
-_jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
+@jax.jit(static_argnums=(2, 3))
+def _exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
+    a, b = _in_range(a, b, max(a.col_shape))
+    return _pairwise(a, b, expression, kind)
 
 
 def transpose(a: TTMatrix) -> TTMatrix:

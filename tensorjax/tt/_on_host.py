@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _placement, linalg
-from tensorjax._cores import Cores, absorb, tall
+from tensorjax._cores import Cores, absorb, factors_in_range, tall
 from tensorjax._train import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._entries import _near_one, _on_host
@@ -59,11 +59,20 @@ def product(x: Any, y: Any, kind: str) -> Any:
     dtype, cores = _common(x, y), (*x.cores, *y.cores)
     if not _is_hosted(cores, dtype) or not _pays(kind, cores, _written(x, y, kind)):
         return None
-    pairs = zip(_on_host(x.cores, dtype), _on_host(y.cores, dtype), strict=True)
+    left, right = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
     with np.errstate(all="ignore"), _blas.one_thread(True):
-        out = [_PRODUCTS[kind](a, b) for a, b in pairs]
+        right = _products_in_range(left, right, kind)
+        out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)
     return made._unchecked(tuple(on_device(out)))
+
+
+def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
+    """The second factor, scaled where cores of either one are not seen to be near one."""
+    low, high = 2.0**-_TAME, 2.0**_TAME
+    if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
+        return right
+    return factors_in_range(left, right, 1 if kind == "hadamard" else max(c.shape[2] for c in left))
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
