@@ -101,7 +101,7 @@ class Unavailable(TypeError, ValueError):
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
-def held(name: str, tree: Any) -> None:
+def held(name: str, tree: Any, *, host: bool = False) -> None:
     """Raises `Unavailable` for a format of 64-bit arrays where JAX is in its mode of 32 bits.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
@@ -110,8 +110,8 @@ def held(name: str, tree: Any) -> None:
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
     for leaf in jax.tree.leaves(tree):
-        # NumPy's own compute on the host, in double precision, whatever JAX's mode is.
-        if not isinstance(leaf, np.ndarray) and getattr(leaf, "dtype", None) in _NARROW:
+        # With scalars NumPy's own compute in double precision, whatever JAX's mode is.
+        if (host or not isinstance(leaf, np.ndarray)) and getattr(leaf, "dtype", None) in _NARROW:
             available(name, leaf.dtype)
 
 

@@ -130,8 +130,8 @@ def factors_in_range(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> Se
         return ys
     # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
     wanted = xp.clip(own, -(high // 2), high // 2)
-    share, rest = xp.divmod(own.sum() - wanted.sum(), order)
-    wanted = wanted + share + (xp.arange(order) < rest)
+    share, rest = xp.divmod((own - wanted).sum(dtype=own.dtype), order)
+    wanted = wanted + share + (xp.arange(order, dtype=own.dtype) < rest).astype(own.dtype)
     moves = settled(xp.where(far, wanted - own, 0))
     return [scaled(y, moves[k]) for k, y in enumerate(ys)]
 
@@ -158,7 +158,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
     """A JAX array with so many zeros before and after along each axis."""
     if not any(map(any, widths)):
         return x
-    if _check.is_traced(x) or len(x.devices()) > 1:
+    if _check.is_traced(x) or (isinstance(x, jax.Array) and len(x.devices()) > 1):
         return jnp.pad(x, widths)
     # On the host, and back: every new shape would compile a program.
     return returned(np.pad(np.asarray(x), widths), x)
@@ -170,9 +170,10 @@ def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, 
 
 
 def _placed(core: Any, given: jax.Array) -> Any:
-    if _check.is_traced(core, given) or not isinstance(given.sharding, NamedSharding):
+    sharding = None if _check.is_traced(core, given) else getattr(given, "sharding", None)
+    if not isinstance(sharding, NamedSharding):  # of NumPy's arrays there is none
         return core
-    return jax.device_put(core, NamedSharding(given.sharding.mesh, spec_like(core, given)))
+    return jax.device_put(core, NamedSharding(sharding.mesh, spec_like(core, given)))
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

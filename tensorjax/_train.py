@@ -266,7 +266,7 @@ def known(name: str, t: Any, *kinds: type[_Train]) -> None:
         raise TypeError(
             f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
         )
-    _check.held(name, t)
+    _check.held(name, t, host=True)
 
 
 def single(name: str, t: Any, *kinds: type[_Train]) -> None:
