@@ -110,7 +110,7 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
 
 
 def factors_in_range(xs: Sequence[Any], ys: Sequence[Any], terms: int = 1) -> Sequence[Any]:
-    """``ys`` over powers of two that cancel, so that products with ``xs`` core by core are in range.
+    """``ys`` over powers of two that cancel: products with ``xs``, core by core, are in range.
 
     They stay as they are where all products are in range as they are.
 
