@@ -70,7 +70,9 @@ def hadamard(
     real products are written by compiled code in programs for a single CPU device. The first exact
     products of one shape of concrete trains on a CPU
     (ten small ones, three large ones) are NumPy's, with nothing compiled; so are those of `matvec`
-    and `matmul`, where a program sums in another order and may differ by roundoff.
+    and `matmul`, where a program sums in another order and may differ by roundoff. Cores of any
+    size are brought near one first, by powers of two that cancel, where a product of them would
+    leave the range; programs judge cores of more than 512 entries by 512 of them.
     """
     x, y = _aligned(x, y)
     single("x", x)
