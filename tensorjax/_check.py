@@ -101,17 +101,18 @@ class Unavailable(TypeError, ValueError):
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
-def held(name: str, tree: Any) -> None:
+def held(name: str, tree: Any, *, host: bool = False) -> None:
     """Raises `Unavailable` if a format holds 64-bit JAX arrays while jax_enable_x64 is off.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
-    out of which a format is made, JAX rounds by its own rule: those are not concerned.
+    out of which a format is made, JAX rounds by its own rule: those are not concerned. Arrays of
+    NumPy are where ``host`` says so.
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return
     for leaf in jax.tree.leaves(tree):
-        # NumPy's own compute on the host, in double precision, whatever JAX's mode is.
-        if not isinstance(leaf, np.ndarray) and getattr(leaf, "dtype", None) in _NARROW:
+        # NumPy's own stay on the host with scalars, in double precision whatever JAX's mode is.
+        if (host or not isinstance(leaf, np.ndarray)) and getattr(leaf, "dtype", None) in _NARROW:
             available(name, leaf.dtype)
 
 

@@ -108,6 +108,27 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
     return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]
 
 
+def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
+    """Scales ``ys`` by powers of two that cancel, so that products of cores are in range.
+
+    They stay as they are where all products are in range as they are.
+
+    Args:
+      xs: host cores of the one factor.
+      ys: those of the other, in the same dtype.
+      terms: products in the sums that are taken.
+    """
+    own = [exponent_of(x) + exponent_of(y) for x, y in zip(xs, ys, strict=True)]
+    low, high = exponents_held(ys[0].dtype)
+    if min(own) >= low and max(own) <= high - terms.bit_length():
+        return ys
+    # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
+    wanted = [min(max(e, -(high // 2)), high // 2) for e in own]
+    share, rest = divmod(sum(own) - sum(wanted), len(ys))
+    moves = [w + share + (k < rest) - e for k, (w, e) in enumerate(zip(wanted, own, strict=True))]
+    return [scaled(y, move) for y, move in zip(ys, moves, strict=True)]
+
+
 def short(a: Any) -> Any:
     """Returns a matrix of at most as many rows as columns with the same aᴴ a: ``a`` or its R."""
     return triangle(a) if a.shape[0] > a.shape[1] else a
@@ -117,7 +138,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
     """Pads a JAX array with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
-    if _check.is_traced(x) or len(x.devices()) > 1:
+    if _check.is_traced(x) or (isinstance(x, jax.Array) and len(x.devices()) > 1):
         return jnp.pad(x, widths)
     # On the host, and back: every new shape would compile a program.
     return returned(np.pad(np.asarray(x), widths), x)
@@ -129,9 +150,10 @@ def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, 
 
 
 def _placed(core: Any, given: jax.Array) -> Any:
-    if _check.is_traced(core, given) or not isinstance(given.sharding, NamedSharding):
+    sharding = None if _check.is_traced(core, given) else getattr(given, "sharding", None)
+    if not isinstance(sharding, NamedSharding):  # of NumPy's arrays there is none
         return core
-    return jax.device_put(core, NamedSharding(given.sharding.mesh, spec_like(core, given)))
+    return jax.device_put(core, NamedSharding(sharding.mesh, spec_like(core, given)))
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

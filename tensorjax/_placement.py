@@ -98,10 +98,10 @@ def _is_committed(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
 
 
-def returned(host: Any, given: jax.Array) -> jax.Array:
+def returned(host: Any, given: Any) -> jax.Array:
     """Transfers a host array to JAX, sharded like ``given`` and committed if it is."""
     # Without a device for one that is free; `jnp.asarray` would compile a program per shape.
-    return jax.device_put(host, given.sharding) if given.committed else jax.device_put(host)
+    return jax.device_put(host, given.sharding if _is_committed(given) else None)
 
 
 def replicated(given: Any) -> Any:

@@ -258,20 +258,23 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
     return out
 
 
-def known(name: str, t: Any, *kinds: type[_Train]) -> None:
-    """Checks that ``t`` is a train, or a batch of them, which JAX can hold."""
+def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
+    """Checks that ``t`` is a train, or a batch of them, which JAX can hold.
+
+    Trains of NumPy's arrays are for functions that stay on the host (``host`` False) in any dtype.
+    """
     kinds = kinds or (TT, TTMatrix)
     if not isinstance(t, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(
             f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
         )
-    _check.held(name, t)
+    _check.held(name, t, host=host)
 
 
-def single(name: str, t: Any, *kinds: type[_Train]) -> None:
+def single(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
     """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none)."""
-    known(name, t, *kinds)
+    known(name, t, *kinds, host=host)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]
         raise ValueError(

@@ -118,6 +118,7 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "from_dense": lambda put: tt.from_dense(put(dense()), rank=2),
     "from_dense to tol": lambda put: tt.from_dense(put(dense()), tol=1e-8),
     "from_dense to both": lambda put: tt.from_dense(put(dense()), rank=2, tol=1e-8),
+    "map by a free key": lambda put: tt.map(lambda u: u * u, put(train()), tol=1e-4, key=KEY)[0],
     "hadamard": lambda put: tt.hadamard(put(train()), put(train(1))),
     "hadamard to tol": lambda put: tt.hadamard(put(train()), put(train(1)), tol=1e-8),
     "hadamard to rank": lambda put: tt.hadamard(put(train()), put(train(1)), rank=4),

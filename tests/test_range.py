@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensorjax import mera, tt, tucker
+from tensorjax.tt import _on_host
 from tests.oracles import cores, dense, error, norm
 
 SHAPE = (2, 3, 2, 2)
@@ -237,6 +238,38 @@ def test_products_to_a_tolerance(rng, name, dtype, most):
     found, wanted = (DYNAMIC[name](*trains) for trains in (sized, plain))
     assert found.ranks == wanted.ranks
     assert near(found, wanted, dtype, slack=1e-3 / np.finfo(dtype).eps)
+
+
+# Exact products write every core of the result: no product of cores may leave the range, though
+# those of the factors, which may be large beside small ones, are in it.
+PRODUCTS = {
+    "hadamard": lambda x, y, a: x * y,
+    "hadamard of matrices": lambda x, y, a: a * a,
+    "matvec": lambda x, y, a: a @ x,
+    "matmul": lambda x, y, a: a @ a,
+    "linear_combination": lambda x, y, a: tt.linear_combination([(x, y), (x, y)]),
+}
+
+
+@pytest.mark.parametrize("manner", ["eager", "program"])
+@pytest.mark.parametrize(
+    "name", [n if n == "matvec" else pytest.param(n, marks=pytest.mark.slow) for n in PRODUCTS]
+)
+def test_exact_products_of_cores_far_from_one(rng, monkeypatch, name, manner):
+    if manner == "program":  # as after many calls
+        monkeypatch.setattr(_on_host, "_pays", lambda *_: False)
+    f = PRODUCTS[name]
+    for dtype, most in ((np.float32, 100), (jnp.complex64, 100), (np.float64, 800)):
+        plain, sized, _ = drawn(rng, dtype, most)
+        assert near(f(*sized), f(*plain), dtype, slack=1000)
+
+
+def test_products_of_ordinary_cores_are_the_same_to_the_last_digit(rng):
+    plain, _, _ = drawn(rng, np.float32, 0)
+    x, y, _ = plain
+    for a, b, c in zip(x.cores, y.cores, jax.jit(tt.hadamard)(x, y).cores, strict=True):
+        exact = np.einsum("aib,cid->acibd", a, b).reshape(c.shape)
+        assert (np.asarray(c) == exact).all()
 
 
 SLOPES = {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt
+from tensorjax import convert, tt, tucker
 from tests.oracles import DTYPES, cores, dense, eps, error, norm, normal, wide
 
 SHAPE, ROWS, COLS = (2, 3, 2), (2, 1, 3), (2, 3, 2)
@@ -275,3 +275,77 @@ def test_complex_scalars_promote_like_numpy():
                 assert (dense(z) == expected).all()
         assert (np.int64(3) * x).dtype == np.float32
         assert (x + tt.ones((2, 3), np.complex64)).dtype == np.complex64
+
+
+# Cores of NumPy, as jax.device_get gives them ----------------------------------------------------
+
+
+def hosted_calls():
+    """Functions of a train, another one and a square TT-matrix, of one shape."""
+    key, one = jax.random.key(0), np.ones(3, np.float32)
+    return {
+        "round tol": lambda x, y, a: tt.round(x, tol=1e-3),
+        "round gram": lambda x, y, a: tt.round(x, tol=1e-2, method="gram"),
+        "round rank": lambda x, y, a: tt.round(x, rank=1),
+        "round both": lambda x, y, a: tt.round(x, rank=2, tol=1e-3),
+        "round matrix": lambda x, y, a: tt.round(a, tol=1e-3),
+        "pad": lambda x, y, a: tt.pad(x, 4),
+        "trim": lambda x, y, a: tt.trim(x),
+        "hadamard rank": lambda x, y, a: tt.hadamard(x, y, rank=2),
+        "hadamard tol": lambda x, y, a: tt.hadamard(x, y, tol=1e-3),
+        "matvec": lambda x, y, a: tt.matvec(a, x, rank=2),
+        "matmul": lambda x, y, a: tt.matmul(a, a, tol=1e-3),
+        "linear_combination": lambda x, y, a: tt.linear_combination([x, (a, y)], tol=1e-3),
+        "by gram": lambda x, y, a: tt.linear_combination([x, y], tol=1e-2, method="gram"),
+        "operators": lambda x, y, a: (2 * x - y / 3 + 1, -x, x * y, a @ a @ x, x @ y, x @ a),
+        "numbers": lambda x, y, a: (tt.norm(x), tt.inner(x, y), tt.distance(x, y), x[1, 2, 0]),
+        "entries": lambda x, y, a: tt.evaluate(x, [[0, 1, 2], [1, 0, -1]]),
+        "contract_modes": lambda x, y, a: tt.contract_modes(x, {1: one.astype(x.dtype)}),
+        "reductions": lambda x, y, a: (tt.mean(x, 0), tt.var(x), tt.trace(a), tt.sum(a, 0)),
+        "shapes": lambda x, y, a: (x[:, 1:, None], tt.reshape(x, (6, 4)), tt.permute(x, (2, 0, 1))),
+        "orthogonalize": lambda x, y, a: (tt.orthogonalize(x, 1), tt.normalize(x)),
+        "tangent": lambda x, y, a: tt.retract(x, tt.tangent_project(x, y)),
+        "solve": lambda x, y, a: tt.solve(0.01 * a + tt.identity(x.shape, x.dtype), x, tol=1e-3)[0],
+        "complete": lambda x, y, a: tt.sample(key, x, 3),
+        "argmax": lambda x, y, a: tt.argmax(x)[:2],
+        "tucker": lambda x, y, a: tucker.to_dense(convert.tt_to_tucker(x, tol=1e-3)[0]),
+        "jit": lambda x, y, a: jax.jit(lambda u, v: tt.round(u + v, rank=2))(x, y),
+    }
+
+
+SLOW_HOSTED = ("tangent", "solve", "shapes", "reductions", "tucker", "jit", "operators", "matvec")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_HOSTED)) for n in hosted_calls()]
+)
+@pytest.mark.parametrize("x64", [False, True])
+def test_trains_of_numpy_arrays_give_what_those_of_jax_give(rng, name, x64):
+    call, shape = hosted_calls()[name], (2, 3, 4)
+    for dtype in (np.float32, np.float64)[: 1 + x64]:
+        drawn = [tt.TT([jnp.asarray(c) for c in cores(rng, shape, 2, dtype)]) for _ in range(2)]
+        a = tt.random_matrix(jax.random.key(1), shape, shape, 2, dtype)
+        with jax.enable_x64(x64):
+            wanted, found = call(*drawn, a), call(*jax.device_get((*drawn, a)))
+        assert jax.tree.structure(wanted) == jax.tree.structure(found)
+        for p, q in zip(tensors(wanted), tensors(found), strict=True):
+            assert (p.dtype, p.shape) == (q.dtype, q.shape)
+            assert np.allclose(p, q, rtol=1e-3, atol=1e-4)
+
+
+def tensors(tree):
+    """Dense arrays of the trains in a tree, whose cores are not unique, and its other leaves."""
+    trains = lambda t: isinstance(t, tt.TT | tt.TTMatrix)  # noqa: E731
+    leaves = jax.tree.leaves(tree, is_leaf=trains)
+    return [np.asarray(dense(t) if trains(t) else t) for t in leaves]
+
+
+def test_numpy_trains_of_64_bits_are_refused_where_jax_has_32(rng):
+    x = tt.TT._unchecked(tuple(cores(rng, (2, 3, 4), 2, np.float64)))
+    calls = [tt.norm, tt.to_dense, tt.trim, lambda x: x + x, lambda x: x * x]
+    calls += [lambda x: tt.pad(x, 4), lambda x: tt.round(x, tol=0.1)]
+    with jax.enable_x64(False):
+        for call in calls:
+            with pytest.raises(TypeError, match="jax_enable_x64"):
+                call(x)
+        assert tt.norm(x.astype(np.float32)).dtype == np.float32

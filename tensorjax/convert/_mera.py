@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, linalg, mera, tt
-from tensorjax._cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores import Cores, absorb, difference, tall, times_right, wide
 from tensorjax._placement import placed
 from tensorjax._train import single
 from tensorjax.convert import _disentangle
@@ -173,9 +173,8 @@ class _Source:
         """‖t − m‖ / ‖t‖, by an orthogonalised difference."""
         kind = self.given[0].dtype
         found = mera.to_tt(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
-        unit = TT._unchecked((self.given[0] / self.scale, *self.given[1:]))
-        found = TT._unchecked((found.cores[0] / self.scale, *found.cores[1:]))
-        return float(tt.distance(unit, found))
+        unit = [self.given[0] / self.scale, *self.given[1:]]
+        return float(np.ldexp(*difference(unit, [found.cores[0] / self.scale, *found.cores[1:]])))
 
 
 class _Found(NamedTuple):

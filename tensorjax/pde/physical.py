@@ -264,7 +264,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
     """Checks the arguments and converts them to one dtype, on the host unless traced."""
-    single("v", v, TT)
+    single("v", v, TT, host=False)
     if v.shape != box.shape:
         raise ValueError(f"v: expected shape {box.shape}, that of the box, got {v.shape}")
     if map.dim != box.dim:

@@ -96,6 +96,11 @@ def add(x: Train, y: Train) -> Train:
       >>> tt.add(tt.ones((2, 3)), tt.ones((2, 3))).ranks
       (1, 2, 1)
 
+    The cores of both lie side by side as they are: of trains whose cores differ in size in opposite
+    ways (1e30 and 1e-30 beside 1e-30 and 1e30, in single precision) `evaluate` and `norm` of the
+    sum are wrong. `linear_combination` and `round` with ``rank`` or ``tol`` have no such limit, nor
+    have sums of trains over their norms (`normalize`), whose cores are even.
+
     Source: Oseledets (2011), section 4.1.
     """
     x, y = _aligned(x, y)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorjax import _blas, _check, _placement, linalg
 from tensorjax._call_counts import FirstCalls
-from tensorjax._cores import Cores, absorb, tall
+from tensorjax._cores import Cores, absorb, factors_in_range, tall
 from tensorjax._train import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._entries import _near_one, _on_host
@@ -58,15 +58,29 @@ def _common(x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve."""
+    """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve.
+
+    Programs do not look at the sizes of cores: those with products out of range stay here.
+    """
     dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype) or not _pays(kind, cores, lambda: _written(x, y, kind)):
+    if not _is_hosted(cores, dtype):
         return None
-    pairs = zip(_on_host(x.cores, dtype), _on_host(y.cores, dtype), strict=True)
+    left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
     with np.errstate(all="ignore"), _blas.one_thread(True):
-        out = [_PRODUCTS[kind](a, b) for a, b in pairs]
+        right = _products_in_range(left, given, kind)
+        if right is given and not _pays(kind, cores, lambda: _written(x, y, kind)):
+            return None
+        out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)
     return made._unchecked(tuple(on_device(out)))
+
+
+def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
+    """The second factor, scaled where cores of either one are not seen to be near one."""
+    low, high = 2.0**-_TAME, 2.0**_TAME
+    if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
+        return right
+    return factors_in_range(left, right, 1 if kind == "hadamard" else max(c.shape[2] for c in left))
 
 
 def _written(x: Any, y: Any, kind: str) -> float:

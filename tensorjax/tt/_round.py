@@ -218,7 +218,7 @@ def _compressed(
 def _on_host(t: TT, tol: Any) -> bool:
     """Whether the cores are concrete and in the memory of a CPU."""
     return not _check.is_traced(t, tol) and all(
-        d.platform == "cpu" for c in t.cores for d in c.devices()
+        d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
     )
 
 

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt._cross import CrossInfo, cross
 from tensorjax.tt._reduce import evaluate
 
 
+@placed
 def map(
     f: Callable[..., Any], *trains: TT, tol: float, key: jax.Array, **options: Any
 ) -> tuple[TT, CrossInfo]:
@@ -50,6 +52,7 @@ def map(
     return cross(values, trains[0].shape, tol=tol, key=key, **options)
 
 
+@placed
 def divide(x: TT, y: TT, *, tol: float, key: jax.Array, **options: Any) -> tuple[TT, CrossInfo]:
     """x / y entry by entry, by cross approximation; no entry of y may be zero.
 
