@@ -16,7 +16,7 @@ from tensorjax.nn._modes import bounded, train_ranks
 
 
 class TTEmbedding(Embedding):
-    """An embedding whose table is a TT-matrix with a gate on every bond.
+    """Embedding whose table is a TT-matrix with a gate on every bond.
 
     With rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes,
 
@@ -116,7 +116,7 @@ class TTEmbedding(Embedding):
 
 
 class TuckerEmbedding(Embedding):
-    """An embedding whose table is in Tucker format with a gate on every bond.
+    """Embedding whose table is in Tucker format with a gate on every bond.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
@@ -172,7 +172,7 @@ class TuckerEmbedding(Embedding):
 
 
 class CPEmbedding(Embedding):
-    """An embedding whose table is a sum of products of vectors (CP format), with a gate.
+    """Embedding whose table is in CP format, a sum of products of vectors, with a gate.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
@@ -217,7 +217,7 @@ class CPEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The number of terms."""
+        """CP-rank as a tuple, (R,): the number of terms."""
         return (self.gates[0].shape[-1],)
 
     def _network(self) -> tuple[list[jax.Array], Network]:

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is a tensor network with a gate on every bond."""
+"""Linear layers whose weight is a tensor network with gates: TT, Tucker, CP."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from tensorjax.nn._networks import Network
 
 
 class TTLinear(TensorLinear):
-    """A linear layer whose weight is a tensor train with a gate on every bond.
+    """Linear layer whose weight is a tensor train with a gate on every bond.
 
     y = x W + bias, with W (N × M) folded into modes, those of the input first:
 
@@ -91,16 +91,16 @@ class TTLinear(TensorLinear):
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.train(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """The cores, gates absorbed."""
+        """Returns the cores with the gates absorbed."""
         return _networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TuckerLinear(TensorLinear):
-    """A linear layer whose weight is in Tucker format with a gate on every bond.
+    """Linear layer whose weight is in Tucker format with a gate on every bond.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
@@ -150,17 +150,17 @@ class TuckerLinear(TensorLinear):
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Factors of the input, core, factors of the output; gates absorbed."""
+        """Returns input factors, core and output factors, with the gates absorbed."""
         factors, gates = values(self.factors), values(self.gates)
         return _networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
 
 
 class CPLinear(TensorLinear):
-    """A linear layer whose weight is a sum of R products of vectors, each with a gate.
+    """Linear layer whose weight is in CP format: a sum of R products of vectors, with a gate.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
@@ -204,13 +204,13 @@ class CPLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The number of terms, (R,)."""
+        """CP-rank as a tuple, (R,): the number of terms."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """The factors, the gate absorbed."""
+        """Returns the factors with the gate absorbed."""
         return _networks.gated_canonical(values(self.factors), self.gates[0][...])

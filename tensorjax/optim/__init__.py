@@ -1,4 +1,4 @@
-"""Optax transformations that find the ranks of tensorised models.
+"""Rank-adaptive training and rank pruning of tensorised models, as Optax transformations.
 
 `rank_adaptive` wraps any Optax optimiser and trains under two objectives, loss and size; `shrink`
 then drops what has died from parameters and moments. `canonical` and `prune` bring a model to a

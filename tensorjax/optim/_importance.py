@@ -1,4 +1,4 @@
-"""Ranks cut to a size at once, the least important index for its size first."""
+"""Rank pruning to a target size at once, by importance of each bond index over its size."""
 
 import heapq
 import math
@@ -23,7 +23,7 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Any:
-    """Sets gates to zero until the size is at most the target, the cheapest loss first.
+    """Sets gates to zero, least importance per size first, until the size is at most the target.
 
     Of all bonds of all layers that index dies whose importance, over what the size falls by with
     it, is least; then the next one, sizes counted anew. One index of every bond stays. `shrink`
@@ -126,7 +126,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Importance of every gate that lives; −1 for the dead."""
+    """Returns the importance of every live gate, and −1 for dead gates."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)
