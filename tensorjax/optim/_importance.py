@@ -92,7 +92,7 @@ def prune(
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """(importance over size, layer, bond) of what could die next in a layer."""
+        """Lists (importance over freed size, layer, bond) of a layer's next index to remove."""
         now, bonds = sized(layer), enumerate(left[layer])
         found = []
         for bond, kept in bonds:

@@ -89,7 +89,7 @@ class Layout:
 
 
 def tokens(path: Any) -> Path:
-    """A key path as plain keys: "0" is 0, and the value of a flax variable is the variable."""
+    """Normalises a JAX key path to plain keys: "0" becomes 0, a Flax "value" is dropped."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()

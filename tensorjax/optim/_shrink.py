@@ -174,7 +174,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """The parameter that an array of the state belongs to: the longest of those in its path."""
+    """Finds the parameter that a state array belongs to: the longest path within its own."""
     for length in range(len(path), 0, -1):
         if path[-length:] in known:
             return path[-length:]

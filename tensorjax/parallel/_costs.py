@@ -35,7 +35,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether numbers are in single precision at least: norms, losses, sums of gradients."""
+        """Whether elements are sent in single precision at least: norms, losses, gradients."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")

@@ -1,4 +1,4 @@
-"""Random projections f: R^N → R^M that keep norms and distances, stored as a few small arrays.
+"""Random projections f: R^N → R^M that preserve distances, stored in tensor-train form.
 
 `ttrp` draws a tensor-train random projection; `gaussian`, `sparse`, `khatri_rao`, `tt_rows` and
 `cp_rows` draw the maps that it competes with. `apply` maps dense, sparse and tensor-train input by

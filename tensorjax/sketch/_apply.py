@@ -1,4 +1,4 @@
-"""`apply`: one entry point for every kind of map and of input."""
+"""Application of random projections to dense, sparse and tensor-train input."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ _LEAST_SPARSE = 256  # the same, of sparse ones
 
 @placed
 def apply(p: Any, x: Any) -> Any:
-    """Computes f(x), whose squared norm estimates that of x without bias.
+    """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built.
@@ -82,18 +82,18 @@ def apply(p: Any, x: Any) -> Any:
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """The dtype JAX promotes two to, whatever promotion mode is set: here it is documented."""
+    """Returns the dtype of JAX's standard promotion, whatever promotion mode is set."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype to compute in: half precision is too coarse for sums over a whole vector."""
+    """Returns the dtype to compute in: single precision at least."""
     return promoted(dtype, jnp.float32)
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape has its last axes folded, as checked."""
+    """Checks whether x has its last axes folded to ``in_shape``; raises ValueError if neither."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -121,13 +121,13 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _is_small(x: jax.Array) -> bool:
-    """Whether the host can read an array at no cost, and padded rows cost less than a program."""
+    """Checks whether an array is small, uncommitted and on a CPU, to be read by the host."""
     return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
 
 
 @_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Some rows at a time: a copy of the whole of x would cost far more than the projection.
+    """Projects host rows in chunks, which avoids a copy of the whole of x.
 
     What makes the copy slow is fresh memory, which the system clears page by page; small buffers
     are used again.
@@ -152,7 +152,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Sizes of blocks that hold so many rows, few of them and of few sizes: each is a program.
+    """Splits rows into blocks of few distinct sizes, since each size compiles a program.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -1,4 +1,4 @@
-"""Which modes of a Kronecker map to multiply by at once, on dense input.
+"""Grouping of the modes of a Kronecker map into few matrix products, by a cost model.
 
 A map on many modes is a chain of products. Mode by mode, each product is so thin that it runs at a
 few percent of what the memory could deliver. The modes are therefore merged into few groups, whose
@@ -27,7 +27,7 @@ _LEAST = 16  # contiguous numbers, a vector of them
 
 
 class Groups(NamedTuple):
-    """A cut of d modes into groups.
+    """Grouping of d modes into consecutive groups, with its modelled cost.
 
     Attributes:
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.
@@ -42,12 +42,12 @@ class Groups(NamedTuple):
 
 
 def padded_columns(count: int) -> int:
-    """Columns to compute for ``count``: XLA's products run slow when a few are left over."""
+    """Rounds a column count up to a multiple of 8, since XLA is slow on a remainder."""
     return count if count <= 4 else -(-count // 8) * 8
 
 
 def product_cost(rows: int, inner: int, columns: int) -> float:
-    """Modelled time of a product (rows × inner)(inner × columns)."""
+    """Models the time of a matrix product (rows × inner)(inner × columns)."""
     read = rows * inner + inner * columns
     return _STEP + read + _WRITE * rows * columns + _FLOP * 2 * rows * inner * columns
 
@@ -56,7 +56,7 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest cut by dynamic programming over its positions.
+    """Finds the cheapest grouping of modes by dynamic programming.
 
     Args:
       batch: rows of the input.
@@ -84,7 +84,7 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """The cut into two groups for code that applies both to a row while it reads it; 0 for none.
+    """Finds the split into two groups for compiled code that reads each row once; 0 if none.
 
     It combines the modes before the cut first, in ∏ m · r multiplications for every number read.
 
@@ -114,7 +114,7 @@ def _group_cost(
 
 
 def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> int:
-    """Where to cut the modes of a map with M independent rows; 0 is to multiply its rows out.
+    """Finds the mode at which to split a map of M independent rows; 0 multiplies rows out.
 
     Args:
       batch: rows of the input.

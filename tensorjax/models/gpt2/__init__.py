@@ -1,4 +1,4 @@
-"""GPT-2: training, published weights, generation; dense or tensorised, whole or split over devices.
+"""GPT-2 with dense or tensorised layers: training, Hugging Face weights, text generation.
 
 `GPT2` computes logits and losses from one definition: layers stacked under `jax.lax.scan`, linear
 layers dense or in a format of `tensorjax.nn`, and everything that would communicate asked of a

@@ -1,4 +1,4 @@
-"""Attention of GPT-2: JAX's own, and a causal one for CPUs."""
+"""Attention of GPT-2: JAX's implementations, and a causal one that is faster on CPUs."""
 
 import itertools
 from typing import Any
@@ -17,7 +17,7 @@ _BLOCKS = 2
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
-    """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention` or `causal`.
+    """Computes attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
 
     The second one serves where JAX has to choose and only the past is seen; in half precision in
     programs for CPUs alone. For which platform a program is shows when it is lowered, and does not
@@ -46,7 +46,7 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of every token to itself and to those before it.
+    """Computes causal self-attention in two query blocks, without the keys later than a block.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
     that all come later. Heads go first, and what is divided by the sums is the result: on CPUs XLA
