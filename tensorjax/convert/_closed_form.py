@@ -1,4 +1,4 @@
-"""Disentanglers in closed form, for pairs whose bond on one side is saturated.
+"""Closed-form disentanglers for pairs of sites with a saturated bond on one side.
 
 Suppose that some unitary r takes the pair x (r₁, n₁ n₂, r₂) to one of rank K across the middle, so
 that r x = Σ_k L[a, i, k] R[k, j, b], and that r₁ = n₁ K. The vectors x[a, ·, ·] then span all of
@@ -19,7 +19,7 @@ from tensorjax import linalg
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Unitaries (m, m) for rank k, from the left and then from the right.
+    """Yields candidate disentanglers (m, m) for rank k, one from each side of the pair.
 
     The one from a side is exact if that side is saturated and k is the least rank.
 

@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Divisors that trial division finds; a cofactor of primes above 10⁶ counts as a prime."""
+    """Lists divisors by trial division; a cofactor of primes above 10⁶ counts as a prime."""
     out, rest = [1], size
     for p in itertools.chain((2,), range(3, _LARGEST_TRIAL_DIVISOR, 2)):
         if p * p > rest:
