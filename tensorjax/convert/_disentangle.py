@@ -33,10 +33,10 @@ from tensorjax.convert._closed_form import candidates
 from tensorjax.convert._entropy import least_entropy
 from tensorjax.convert._procrustes import lowered_tail, normal
 
-# A disentangler costs n₁² n₂² numbers: one that lowers the rank less than this is not looked for,
-# nor one that costs more than the whole train.
+# A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
+# searched for, nor one with more elements than the whole train.
 _WORTH = 0.5
-# Ranks that are tried, in multiples of the bound: a planted one usually is among them.
+# Ranks to try, in multiples of the lower bound: an exact low rank usually is among them.
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _POLISH = 8  # steps from a closed form, which noise may have spoilt
 _ROUNDS = 3  # times that fresh random starts are drawn at the least rank possible
@@ -53,7 +53,7 @@ class Options(NamedTuple):
     progress: Callable[[str], None] | None = None
     layer: int = 0
     cut: int = 0
-    most: float = math.inf  # numbers in the train
+    most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
         """Returns a random generator seeded by key, layer, cut and ``numbers``."""
@@ -78,7 +78,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
       seen: the same pair in the gauge in which iterations look at it.
       tail: energy that may be discarded at the cut.
       plain: rank without a disentangler.
-      options: the method, and its numbers.
+      options: the method, and its parameters.
     """
     m = x.shape[1] * x.shape[2]
     if options.method == "identity" or m == 1:

@@ -40,7 +40,7 @@ class LayerInfo:
       tops: sizes of the top legs of the isometries.
       cuts: a `CutInfo` for each cut between blocks, from left to right.
       tails: shares of ‖t‖² discarded by the isometries.
-      size: numbers stored in the layer.
+      size: elements stored in the layer.
       seconds: time taken.
     """
 
@@ -66,9 +66,9 @@ class MERAInfo:
       layers: a `LayerInfo` per layer, from the bottom up.
       error: ‖t − m‖ / ‖t‖, measured by an orthogonalised difference.
       tails: shares of ‖t‖² discarded by all truncations together.
-      size_tt: numbers in the train, rounded to the same tolerance.
-      size_tucker: numbers in its Tucker form at the same tolerance.
-      size: numbers in the MERA.
+      size_tt: elements of the train, rounded to the same tolerance.
+      size_tucker: elements of its Tucker form at the same tolerance.
+      size: elements of the MERA.
       disentangle: the method asked for.
       fell_back: whether the MERA without disentanglers was smaller, and returned instead.
       seconds: time taken.
@@ -124,8 +124,8 @@ class TuckerInfo:
       ranks_before: TT-ranks (r_0, …, r_d) of the train.
       ranks: multilinear ranks (s_1, …, s_d).
       core_ranks: TT-ranks of the core.
-      size_before: numbers in the train.
-      size: numbers in the Tucker tensor, core and factors.
+      size_before: elements of the train.
+      size: elements of the Tucker tensor, core and factors.
     """
 
     tails: jax.Array

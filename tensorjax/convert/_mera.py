@@ -24,7 +24,7 @@ Method = Literal["procrustes", "entropy", "identity", "qr"]
 METHODS = get_args(Method)
 Gauge = Literal["center", "left", "right"]
 GAUGES = get_args(Gauge)
-# Entries of the largest dense top tensor that is formed.
+# Most entries of a dense top tensor: 1 GiB in double precision.
 _LARGEST_TOP = 2**27
 # Rows of the matrices up to which more than one thread of the BLAS costs more than it gives.
 _ONE_THREAD = 2**10
@@ -81,7 +81,7 @@ def tt_to_mera(
         the end.
       arity: sites per block, one int for all layers or one per layer from the bottom up. The last
         block may be shorter, and one site left alone is passed through.
-      layers: how many; by default as many as lower the count of numbers.
+      layers: how many; by default as many as lower the number of elements.
       disentangle: "procrustes" looks for the smallest rank of each bond that some disentangler
         reaches within the budget; "entropy" takes the disentangler of least Rényi entropy; "qr" is
         the plain conversion of the paper; "identity" has none.
@@ -126,7 +126,7 @@ def tt_to_mera(
     options = Options(disentangle, gauge, restarts, iterations, key, progress)
     start = time.perf_counter()
     source = _Source(t, tol)
-    # Layers that were asked for are built even if they do not lower the count of numbers.
+    # Layers that were asked for are built even if they do not lower the number of elements.
     fixed = layers is not None or isinstance(arity, Sequence)
     with _blas.one_thread(max(c.shape[1] * max(c.shape[::2]) for c in t.cores) <= _ONE_THREAD):
         found, fell_back = _smaller(source, wirings, options, fixed, fallback)
@@ -188,7 +188,7 @@ class _Found(NamedTuple):
 def _smaller(
     source: _Source, wirings: Sequence[Wiring], options: Options, fixed: bool, fallback: bool
 ) -> tuple[_Found, bool]:
-    """The conversion, or the one without disentanglers if that is smaller, and whether it is."""
+    """Returns the smaller MERA of a conversion with disentanglers and one without."""
     found = _converted(source, wirings, options, fixed)
     assert found is not None
     if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):

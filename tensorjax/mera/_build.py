@@ -145,7 +145,7 @@ def _haar(key: jax.Array, rows: int, columns: int, dtype: Any) -> jax.Array:
     q, r = linalg.qr(jax.random.normal(key, (rows, columns), linalg.factor_dtype(dtype)))
     diagonal = jnp.diagonal(r)
     size = jnp.abs(diagonal)
-    # QR chooses the phases of r's diagonal; Haar measure wants them even.
+    # QR fixes the phases of r's diagonal; Haar measure needs them divided out (Mezzadri 2007).
     phase = jnp.where(size > 0, diagonal / jnp.where(size > 0, size, 1).astype(r.dtype), 1)
     return linalg.scale_columns(q, phase).astype(dtype)
 

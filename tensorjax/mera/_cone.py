@@ -175,7 +175,7 @@ def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> jax.Array:
 def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
     for layer in m.layers:
         o, sites = _ascended(layer, o, sites)
-    # Its norm may be out of range, and has no say here.
+    # Normalised: its norm may be out of range, and cancels in the quotient.
     m = MERA._unchecked((), linalg.normalized(m.top)[0])
     top = m.top.astype(o.dtype)
     top = top / linalg.where_positive(norm(m), 1.0).astype(o.dtype)
@@ -194,7 +194,7 @@ def _ascended(
     touched = {*sites, *(s for pair, _ in involved for s in pair)}
     blocks = [b for b, block in enumerate(layer.wiring.blocks) if touched & set(block)]
     below = sorted(touched | {s for b in blocks for s in layer.wiring.blocks[b]})
-    # Labels: where bra and ket are not told apart yet, they share the label and so are contracted.
+    # Labels: legs outside the operator have one label for bra and ket, and so are contracted.
     ket = {s: k for k, s in enumerate(below)}
     fresh = len(below)
     bra = {s: ket[s] + fresh if s in sites else ket[s] for s in below}

@@ -71,7 +71,7 @@ class CodeModel(nnx.Module):
         Args:
           tokens: integers (batch, length), some of them replaced.
           positions: integers (batch, count), where logits are wanted; all positions if None. The
-            output layer is the dearest one, so ask for the masked positions alone. Those outside
+            output layer is the most expensive, so ask for the masked positions alone. Those outside
             [0, length) are a ValueError; where they are traced, their logits are NaN.
           mask: as in `Trunk`.
         """

@@ -33,12 +33,12 @@ class Certificate:
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
-      bound: the error promised before: the tolerance, or None where the ranks given, or rounding to
+      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
         the dtype of the parameters, do not allow it.
       least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
       ranks: of the layer; like all of these when it was made, whatever became of it in training.
       numbers_before: in the dense layer, bias included.
-      numbers: in the new layer, gates and bias included.
+      numbers: parameters of the new layer, gates and bias included.
     """
 
     error: float

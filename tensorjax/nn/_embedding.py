@@ -38,7 +38,7 @@ class TTEmbedding(Embedding):
       num_shape: factors (m_1, …, m_D) of the ids; rows above num_embeddings are never read.
       feature_shape: factors (n_1, …, n_D) of the features; columns above are cut.
       ranks: TT-ranks r_1, …, r_{D−1} of the interior bonds.
-      numbers: in all parameters.
+      numbers: number of parameters.
 
     Args:
       num_embeddings: rows of the table; ids are in [0, num_embeddings).
@@ -122,7 +122,7 @@ class TuckerEmbedding(Embedding):
 
         E[i, j] = Σ C[a_1 … a_D] Π_k D_k[a_k] U_k[i_k, j_k, a_k].
 
-    The core has Π s_k numbers: keep D small, or the ranks. Lookups are planned as there.
+    The core has Π s_k elements: keep D small, or the ranks. Lookups are planned as there.
 
     Attributes:
       core: parameter (s_1, …, s_D).

@@ -206,7 +206,7 @@ class Embedding(nnx.Module):
 
         Returns:
           (…, num_embeddings). The order of the products is planned for the number of queries; the
-          table is formed only where that is cheapest. The logit of a padding id is 0.
+          table is materialised only where that is cheapest. The logit of a padding id is 0.
 
         Raises:
           ValueError: ``query`` has another last axis.
@@ -223,7 +223,7 @@ class Embedding(nnx.Module):
         batch = math.prod(lead)
         rows = query.reshape(batch, self.features)
         rows = jnp.pad(rows, ((0, 0), (0, math.prod(self.feature_shape) - self.features)))
-        # The network's own numbers for its axes; a fresh one for the queries.
+        # The network's own labels for its axes; a fresh one for the queries.
         every = networks.bond(order + 1)
         columns = [networks.column(k) for k in range(order)]
         interleaved: list[Any] = [rows.reshape(batch, *self.feature_shape), [every, *columns]]

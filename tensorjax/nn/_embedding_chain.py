@@ -20,12 +20,10 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 # What forward + backward cost beside the operations of large products, in such operations: fitted
 # to times of lookups by all ways of merging, tables of order 3 to 6, on two cores of a Xeon.
-_TABLE = 2**20  # a table, however small
-_WRITTEN = 128  # a number of a table
-_READ = 48  # a number of a slice, for each row; more than the operations that it goes into
-_FAST = (
-    2**13
-)  # numbers of a slice that fits into the nearest cache; each beyond costs twice as much
+_TABLE = 2**20  # a table of any size
+_WRITTEN = 128  # an element written to a table
+_READ = 48  # an element read of a slice, for each row; more than its multiplications
+_FAST = 2**13  # elements of a slice that fits into the L1 cache; each beyond costs twice as much
 _STEP = 50_000  # a product of a side of the chain, for each row
 
 

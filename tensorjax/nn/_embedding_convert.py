@@ -110,7 +110,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
     Returns:
       `flax.nnx.Embed` of the layer's dtypes. The row of a padding id is zero, but would be trained,
-      and ids out of range are Flax's business again.
+      and ids out of range are handled as Flax does.
 
     Raises:
       TypeError: not a compressed embedding.

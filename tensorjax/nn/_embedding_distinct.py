@@ -20,7 +20,7 @@ from tensorjax.nn._embedding_rows import Request, make_rows, marked_rows, tables
 
 try:
     from jax.experimental.shard_alike import shard_alike
-except ImportError:  # JAX 0.11.2 has no such hint any more: the same numbers, on every device
+except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
         """Returns both arrays unchanged, where this version of JAX has no `shard_alike`."""
@@ -120,7 +120,7 @@ def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
 def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
     tables, found = kept
     capacity = request.count
-    # Sums of many numbers: in single precision at least.
+    # Long sums: in single precision at least.
     sums = linalg.factor_dtype(cotangent.dtype)
 
     def gradient(k: Any) -> list[jax.Array]:

@@ -79,7 +79,7 @@ def as_integers(ids: Any, name: str = "ids") -> Any:
             "padding id, or pass one flat list and segments to bag"
         ) from None
     if isinstance(ids, list | tuple) and not array.size:
-        array = array.astype(np.int32)  # NumPy takes empty lists for floating-point numbers
+        array = array.astype(np.int32)  # NumPy makes empty lists float64
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
             f"{name}: expected integers, got dtype {array.dtype}; convert them, for example with "

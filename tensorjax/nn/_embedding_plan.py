@@ -27,7 +27,7 @@ class LookupPlan:
         id, from slices of cores and of tables. So they are in programs for one CPU, whatever else
         is in this process; `plan` says it where one CPU is what programs are for by default.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
-        it holds, how many rows it has and how many numbers each.
+        it holds, how many rows it has and how many elements each.
       flops: multiplications and additions of one call, for one round; if ``compiled``, for as many
         distinct ids as ``capacity`` is by default, of fewer than 256 too.
       grad_flops: the same for forward + backward, with respect to all parameters. Where ids are

@@ -24,7 +24,7 @@ class TTLinear(TensorLinear):
     The rank of W is at most the TT-rank r_p of the bond in the middle.
 
     How it is computed is planned for forward and backward together on the number of rows: see
-    `plan`. W is formed only where that is cheaper, and the plan then says "dense".
+    `plan`. W is materialised only where that is cheaper, and the plan then says "dense".
 
     Attributes:
       cores: list of p + q parameters (r_{k−1}, n_k, r_k).
@@ -106,7 +106,7 @@ class TuckerLinear(TensorLinear):
 
         W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k],    d = p + q.
 
-    The core has Π s_k numbers: keep d small, or the ranks. The rank of W is at most the smaller of
+    The core has Π s_k elements: keep d small, or the ranks. The rank of W is at most the smaller of
     s_1 … s_p and s_{p+1} … s_d.
 
     Attributes:

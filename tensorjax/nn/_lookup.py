@@ -25,7 +25,7 @@ from tensorjax import contract
 from tensorjax._placement import placed_by, spec_like
 from tensorjax.nn._networks import absorbing
 
-# What moving a number costs, in operations. One that is gathered is scattered in the backward pass,
+# Cost of moving an element, in operations. One that is gathered is scattered in the backward pass,
 # and the products by id that it goes into are small ones, far from the speed of large products.
 _MOVE = 32
 
@@ -34,7 +34,7 @@ class Network(NamedTuple):
     """Structure of a compressed matrix, rows and columns folded, as a tensor network. Hashable.
 
     Attributes:
-      terms: for each array the numbers of its axes: row mode k is k, and the axes that stay are
+      terms: for each array the labels of its axes: row mode k is k, and the axes that stay are
         `column` k and `bond` k.
       shapes: of the arrays.
       gates: for each gate the array it is multiplied into, and along which of its axes.
@@ -378,7 +378,7 @@ def rows_of(
       network: the network.
       tables: of `make_tables`.
       ids: all within the matrix.
-      spared: gates by their numbers that the tables lack.
+      spared: gates, by their positions, that the tables lack.
       kept: as `make_tables` got it.
     """
     sizes, places = network.sizes, _places(network.rows, ids)

@@ -10,7 +10,7 @@ from tensorjax import _check
 
 # Factors are called near-equal up to this ratio of the largest to the smallest.
 _SPREAD = 3
-# Factors that are chosen automatically are about this large, at most.
+# Target size of automatically chosen factors: n gets ceil(log_16 n) of them.
 _MODE = 16
 
 

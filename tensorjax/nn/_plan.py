@@ -23,10 +23,10 @@ from tensorjax import contract
 from tensorjax.contract import Cost
 from tensorjax.nn._networks import Network, Tree, fold, leaves, path
 
-# The model of a machine: operations in the time of moving one byte. Trees over the same arrays have
-# the same number of products, so what it takes to start one does not tell them apart.
+# Machine model: floating-point operations in the time of moving one byte. Trees over the same arrays
+# have the same number of products, so a launch cost would not distinguish them.
 _PER_BYTE = 4.0
-# Operands that all orders are searched for.
+# With more operands the search is greedy, since an exact one takes seconds.
 _EXACT = 10
 
 
@@ -53,7 +53,7 @@ class LayerPlan:
       kind: "halves": W = A B, with A from all arrays of the input's modes and B from those of the
         output's, then (x A) B. "chain": the arrays one after the other, starting from x. "path":
         the best order that a search found; with more than 10 operands, x included, a greedy one.
-        "dense": W is formed, by the halves or as the search
+        "dense": W is materialised, by halves or as the search
         found, and multiplied once; its gradient is then projected on the arrays.
       batch: rows of x.
       flops: operations of the forward pass, gates and bias included.

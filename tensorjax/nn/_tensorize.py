@@ -113,8 +113,8 @@ def summary(model: Any) -> str:
       model: any NNX module.
 
     Returns:
-      One line per layer, shared ones once: path, class, features, modes, ranks, numbers as a dense
-      layer, numbers now, and their ratio; the last line is all parameters of the model.
+      One line per layer, shared ones once: path, class, features, modes, ranks, parameters as a
+      dense layer, parameters now, and their ratio; the last line is the whole model.
     """
     rows, saved = [], 0
     for layer, paths in _places(model).values():

@@ -148,7 +148,7 @@ def gated(params: Any) -> Layout:
 
 def _parts(path: Path) -> Iterator[tuple[str, int]]:
     """Yields the (part name, number of keys) pairs of layer parts that a path may end in."""
-    # Numbers below, as of a list: a module may have one of these names too.
+    # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
         yield str(path[-2]), 2
     if path and path[-1] in ("core", "bias"):

@@ -1,6 +1,6 @@
 """Size of tensorised layers (parameters, bytes or FLOPs) as a polynomial of the ranks.
 
-Numbers, bytes and FLOPs are all sums of terms, coefficient × product of ranks, linear in every
+Parameters, bytes and FLOPs are all sums of terms, coefficient × product of ranks, linear in every
 rank. The same polynomial, taken at ‖D‖₁ in place of the ranks, is the surrogate of CoMERA.
 """
 
@@ -109,9 +109,9 @@ class Polynomial:
 
     Attributes:
       coefficients: (terms,).
-      factors: (terms, degree), numbers of gates; one past the last gate stands for the factor 1.
+      factors: (terms, degree), indices of gates; one past the last gate stands for the factor 1.
       owners: (terms,), the layer of each term.
-      members: (layers, most gates of a layer), numbers of gates, padded likewise.
+      members: (layers, most gates of a layer), indices of gates, padded likewise.
     """
 
     coefficients: np.ndarray

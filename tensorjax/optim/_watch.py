@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Stands for what is found later. NaN or Inf would stop training in JAX's modes that look for them.
+# Placeholder for values found later. NaN or Inf would stop training under jax_debug_nans or _infs.
 UNKNOWN = -1e30
-# A cut that gives back so much of what was gained since chance is a collapse; less is for the
-# training after it to make good, or for the targets to weigh.
+# A cut that loses this share of the loss reduction since chance is a collapse; a smaller loss is
+# left to further training, or to the targets.
 GIVEN_BACK = 0.5
 # While more than this share of the loss is the size of the model's outputs, not the error of a
 # model without any, the estimate of chance is renewed.
@@ -17,7 +17,7 @@ QUICK = 0.8  # decay of a moving average that follows a training within a few st
 # A gain by less than this share of the loss says nothing of chance: the training may have begun
 # with a trained model.
 LEAST_GAIN = 0.2
-TRIAL = 8  # losses, where those of minibatches are too noisy to tell at once
+TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
 
 class Watch(NamedTuple):

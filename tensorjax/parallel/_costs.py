@@ -1,6 +1,6 @@
 """Communication, FLOP and memory formulas for a training step of a GPT-2 style decoder.
 
-Bytes per block follow the theory: 8 T H (p − 1)/p numbers for 1D (10 with rematerialisation),
+Bytes per block follow the theory: 8 T H (p − 1)/p elements for 1D (10 with rematerialisation),
 2 (7 T H + 12 H²)(q − 1)/q² for SUMMA on q × q devices (×3 in place of ×2), with vectors, norms,
 embedding, logits and loss added.
 """
@@ -22,7 +22,7 @@ class Collective:
     Attributes:
       name: what for.
       kind: as XLA calls it.
-      numbers: of the larger one of input and output, per device.
+      numbers: elements of the larger one of input and output, per device.
       group: number of devices that take part.
       runs: how often.
     """
@@ -235,7 +235,7 @@ def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tupl
       s: of the step.
       remat: what is computed again in the backward pass.
       itemsize: bytes of a number of the computation. Logits are of four bytes at least, and count
-        as so many more numbers.
+        as so many more elements.
     """
     x = s.tokens * s.features
     split = s.wide if layout.features or layout.length else 1

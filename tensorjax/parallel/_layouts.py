@@ -79,7 +79,7 @@ def Summa(
       mesh: with axes "r", "c", or "d", "r", "c"; any sizes.
       rows: "gather" is SUMMA for all weights, as published. "scatter" multiplies the second weight
         of a pair where the columns of its input lie, and adds up (psum_scatter) its narrow output
-        instead of joining its wide input: 4 T H in place of 7 T H numbers per block.
+        instead of joining its wide input: 4 T H in place of 7 T H elements per block.
       replicate: on a mesh with "d": every layer of it holds the weights (2.5D as published), and
         gradients are added over "d". False stores them in pieces over "d" too, as fsdp does.
       overlap: pass blocks around a ring and multiply each as it arrives.

@@ -117,7 +117,7 @@ class Placing:
         """Returns the number of blocks that an array is split into along mesh axes."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
 
-    # Where things lie.
+    # Sharding of parameters and data.
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """Returns the `PartitionSpec` of a parameter, from the names of its axes.

@@ -55,7 +55,7 @@ class Candidate:
       messages: sent one after the other; those of vectors go along with others.
       compute: seconds for products.
       communication: seconds for sending, nothing of it hidden behind products.
-      refusal: why the layout cannot be used; all numbers are then zero.
+      refusal: why the layout cannot be used; all costs are then zero.
     """
 
     name: str
@@ -202,7 +202,7 @@ def plan(
         ``config.remat``, and "full" where there is none.
       itemsize: bytes of a number of the computation: 2 for bfloat16. Logits take four at least.
       param_itemsize: bytes of a number of the parameters, of their gradients and of the optimiser.
-      states: numbers that the optimiser holds per parameter: two for Adam.
+      states: optimiser-state entries per parameter: two for Adam.
       machine: links and products; the defaults of `Machine` are an assumption.
       memory_limit: bytes per device that may be held.
 

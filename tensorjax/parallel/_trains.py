@@ -40,7 +40,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
         z = psum(x[i_1 in its block, i_2 … i_p] G_1 … G_p),    y = z G_{p+1}[j_1 in its block] ….
 
-    All devices hold all cores, and between them go only the T × r_p numbers of z. The work and
+    All devices hold all cores, and between them go only the T × r_p elements of z. The work and
     what is kept of it for the backward pass are split: batch over some axes of the mesh, modes over
     others.
 
@@ -64,7 +64,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
     order = len(arrays)
     terms = [[order + k, k, order + k + 1] for k in range(order)]
-    rows, middle = 2 * order + 1, order + p  # numbers of the axis of tokens, and of the bond
+    rows, middle = 2 * order + 1, order + p  # labels of the axis of tokens, and of the bond
     tokens = x.reshape(-1, layer.in_shape[0] // blocks, *layer.in_shape[1:])
     half = [tokens, [rows, *range(p)]]
     for array, term in zip(arrays[:p], terms[:p], strict=True):

@@ -16,8 +16,8 @@ from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
-_HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
-_SMALL = 2**16  # numbers of a JAX array whose rows are padded like those of a NumPy array
+_HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
+_SMALL = 2**16  # elements; smaller JAX arrays have their rows padded on the host
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 
@@ -48,7 +48,7 @@ def apply(p: Any, x: Any) -> Any:
       `ttrp`: a TT of shape ``p.out_shape``, or a TTMatrix with these rows; ranks multiply (and
       double if M < ∏ m_k: entries M, M + 1, … are zero). For the other maps, whose rows have no
       product structure: an array (M,), or (M, columns). The dtype is what JAX promotes those of
-      p and x to; products of half-precision numbers are summed in float32.
+      p and x to; half-precision products are summed in float32.
 
     Raises:
       TypeError: x is of integer or extended precision, or p is not a map.

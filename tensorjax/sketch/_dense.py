@@ -15,8 +15,8 @@ from tensorjax.sketch import _groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
-_CHUNK = 2**22  # numbers gathered at a time
-_LARGE = 2**18  # numbers from which on compiled code pays
+_CHUNK = 2**22  # elements gathered at a time
+_LARGE = 2**18  # elements of the input from which on compiled code is faster than XLA
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:

@@ -7,7 +7,7 @@ contiguous in memory. `choose` minimises a model of the time over all cuts into 
 finds two groups for compiled code that applies both to a row at once.
 
 The unit of cost is reading one number of the input from memory. The constants are fitted to XLA on
-CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ numbers; a GPU's balance is similar.
+CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ elements; a GPU's balance is similar.
 """
 
 import functools
@@ -15,15 +15,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_WRITE = 8.0  # writing one number of a fresh result (it must first be mapped and cleared)
+_WRITE = 8.0  # writing one element of a fresh result (its pages are first mapped and cleared)
 _FLOP = 1 / 48  # one floating-point operation of a matrix product
-_BUILD = 4.0  # computing one number of a merged core
-_PAD = 4.0  # copying one number into a padded input
+_BUILD = 4.0  # computing one element of a merged core
+_PAD = 4.0  # copying one element into a padded input
 _STEP = 2e4  # launching one product
 # Of `choose_cut`:
-_MOST = 24  # multiplications for each number read that still cost less than reading it by XLA
-_CACHED = 2**15  # numbers that are summed into
-_LEAST = 16  # contiguous numbers, a vector of them
+_MOST = 24  # multiplications for each element read that still cost less than reading it by XLA
+_CACHED = 2**15  # elements of the accumulator that stay in cache
+_LEAST = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
@@ -33,7 +33,7 @@ class Groups(NamedTuple):
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.
       pads_input: whether the input is padded to ∏ n_k. If not, and it is shorter than that, there
         is one group, whose matrix loses its last columns instead.
-      cost: modelled time, in numbers read.
+      cost: modelled time, in units of reading one element.
     """
 
     cuts: tuple[int, ...]
@@ -60,7 +60,7 @@ def choose(
 
     Args:
       batch: rows of the input.
-      in_size: numbers in a row, at most ∏ n_k.
+      in_size: elements of a row, at most ∏ n_k.
       n: (n_1, …, n_d).
       m: (m_1, …, m_d).
       ranks: (r_0, …, r_d) of the map.
@@ -120,7 +120,7 @@ def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> i
       batch: rows of the input.
       n: (n_1, …, n_d).
       m: the rows M of the map.
-      widths: numbers that a row carries across each interior cut: its TT-rank or count of terms.
+      widths: bond size of a row at each interior cut: its TT-rank or count of terms.
     """
     size = math.prod(n)
     widest = max(widths, default=1)

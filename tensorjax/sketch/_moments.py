@@ -19,7 +19,7 @@ from tensorjax.sketch._dense import HIGHEST
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes
-_MOST_STATE = 2**27  # numbers in the sweep's state
+_MOST_STATE = 2**27  # most elements of the sweep's state
 
 
 class Family(NamedTuple):
@@ -59,7 +59,7 @@ def family(p: Projection) -> Family:
 def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
     """Computes the exact variance of ‖f(x)‖², over the draw of the map.
 
-    Only the family, the shapes and the law of p count, not its numbers. With entries of moments
+    Only the type, the shapes and the law of p count, not its entries. With entries of moments
     0, 1, 0, Δ and, for a Kronecker map,
 
       E‖f(x)‖⁴ = ⟨x⊗x⊗x⊗x, ⊗_k [δ_ab δ_cd + (δ_ac δ_bd + δ_ad δ_bc + (Δ−3) δ_abcd)/m_k]⟩,

@@ -11,11 +11,11 @@ from tensorjax._transfer import on_device
 from tensorjax.sketch import _groups
 from tensorjax.sketch._types import Dense, Kronecker
 
-# Rows of more numbers go through a program: under a Kronecker map it reads them once, and in
+# Larger inputs go through a compiled program: under a Kronecker map it reads them once, and in
 # single precision XLA multiplies up to four times as fast as a BLAS whose threads wait for cores;
 # in double precision half as fast. Never both ways for one shape: equal calls give equal bits.
 _SMALL = 2**18
-# Threads of a BLAS cost fewer numbers more than they gain.
+# Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
 
 

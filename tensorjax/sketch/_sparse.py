@@ -17,7 +17,7 @@ from tensorjax.contract import einsum
 from tensorjax.sketch._dense import HIGHEST, scaled_cores
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
-_CHUNK = 2**20  # numbers in the columns of one chunk
+_CHUNK = 2**20  # elements in the columns of one chunk
 
 
 def is_scipy_sparse(x: Any) -> bool:
@@ -29,7 +29,7 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
     """Returns values, rows and mode indices (d, nonzeros) of a scipy.sparse COO array.
 
     They are padded by zeros to a rounded length: a stream of matrices then needs few compilations.
-    On the host, so that column numbers may have 64 bits.
+    On the host, so that column indices may have 64 bits.
     """
     *rows, last = x.coords
     if folded:

@@ -131,7 +131,7 @@ class Projection:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
 
         Raises:
-          TypeError: an integer dtype, of which a map stores none of its numbers.
+          TypeError: an integer dtype; entries of a map are floating-point.
         """
         if not jnp.issubdtype(dtype, jnp.inexact):
             raise TypeError(

@@ -79,7 +79,7 @@ def add(x: Tucker, y: Tucker) -> Tucker:
     """Adds x + y exactly; multilinear ranks add, and so do the TT-ranks of train cores.
 
     The factors stand side by side and are no longer orthonormal; `round` makes them so again and
-    lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) numbers.
+    lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) elements.
 
     Args:
       x: Tucker.
@@ -139,7 +139,7 @@ def real(t: Tucker) -> Tucker:
     """Returns the real part exactly; ranks s_k of complex factors double.
 
     With U = A + iB, a mode of the core is read twice, as it is for A and times i for B. A dense
-    core holds up to 2^d times as many numbers then, and the TT-ranks of a train core double;
+    core holds up to 2^d times as many elements then, and the TT-ranks of a train core double;
     `round` brings them down.
 
     Args:

@@ -28,9 +28,9 @@ from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, unfold
 from tensorjax.tucker._types import times as multiplied
 
-# By rank alone no error is asked: full accuracy below this size, Gram matrices above.
+# Given ranks but no tolerance, arrays up to this size get an SVD, larger ones Gram matrices.
 _LARGE = 2**16
-# The rank that is expected of data nothing is known of.
+# Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12
 
 
@@ -176,7 +176,7 @@ def _in_range(
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
     """Computes an ST-HOSVD by NumPy, on the host, from the first or last mode, by cost.
 
-    The mode that is compressed moves to the other end, so that the next one is at hand: the
+    The mode that is compressed moves to the other end, so that the next one comes first: the
     product that compresses puts it there, and no unfolding is copied.
     """
     backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)

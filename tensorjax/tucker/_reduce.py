@@ -17,7 +17,7 @@ from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
 
-# Numbers that `evaluate` holds at a time: 256 MiB of float64.
+# Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25
 
 

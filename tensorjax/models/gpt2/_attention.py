@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from tensorjax.models.gpt2._fused import fused
 
-# Queries that are multiplied by the keys they may see at once, at least; and blocks at most:
-# more of them save little and take longer to compile.
+# Least queries in a block, and most blocks: more of them save little and take longer to compile.
 _QUERIES = 64
 _BLOCKS = 2
 
@@ -27,7 +26,7 @@ def attend(
         return fused(q, k, v, **options)
 
     def by_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        # In half precision it multiplies by numbers in single, and means to. Backwards, where this
+        # In half precision it multiplies by float32 factors, on purpose. Backwards, where this
         # setting does not reach, it does so too: a caller under strict promotion has to relax it.
         with jax.numpy_dtype_promotion("standard"):
             found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
