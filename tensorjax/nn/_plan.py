@@ -23,7 +23,7 @@ from tensorjax import contract
 from tensorjax.contract import Cost
 from tensorjax.nn._networks import Network, Tree, fold, leaves, path
 
-# Machine model: floating-point operations in the time of moving one byte. Trees over the same arrays
+# Machine model: floating-point operations in the time of moving one byte. Trees of the same arrays
 # have the same number of products, so a launch cost would not distinguish them.
 _PER_BYTE = 4.0
 # With more operands the search is greedy, since an exact one takes seconds.
