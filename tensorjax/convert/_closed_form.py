@@ -8,7 +8,7 @@ eigenspaces of one contraction by a random Hermitian C are rᴴ (C^n₁ ⊗ e_j)
 own; the blocks of a second one between them are multiples of the unitaries that align these bases.
 Mirrored, the same holds where r₂ = n₂ K. (Ours.)
 
-All of it is on the host: a few factorisations of matrices whose shapes differ from pair to pair.
+All of it runs by NumPy, on the host, since matrix shapes differ from pair to pair.
 """
 
 from collections.abc import Iterator

@@ -219,7 +219,7 @@ def _starts(
 ) -> list[np.ndarray]:
     """Returns starting unitaries: the identity or a given one, then random ones.
 
-    Half of the real ones have each sign of the determinant: no path joins the two halves.
+    Half of the real ones have each sign of the determinant, as no continuous path joins the signs.
     """
     first = np.eye(m, dtype=dtype) if near is None else near
     random = linalg.qr(normal(rng, (count, m, m), dtype))[0]

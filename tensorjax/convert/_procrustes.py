@@ -1,7 +1,7 @@
 """Procrustes and Gauss–Newton steps that lower the energy of a pair beyond a rank.
 
-All of it is on the host: factorisations of matrices whose shapes differ from pair to pair and from
-rank to rank, each of which would be a program of its own.
+All of it runs by NumPy, on the host: matrix shapes differ from pair to pair and from rank to rank,
+so that JAX would compile a program for nearly every factorisation.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,8 +28,9 @@ def wirings(
 ) -> list[Wiring]:
     """Plans the blocks and disentangler cuts of every layer of a MERA, from the bottom up.
 
-    Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A site left
-    alone is passed through; on a ring the last block takes it in. Arguments as for `random`.
+    Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
+    left-over site is passed through by an isometry of arity one; on a ring it joins the last block.
+    Arguments as for `random`.
 
     Example:
       >>> from tensorjax import mera
@@ -176,7 +177,7 @@ def _to_dense(m: MERA) -> jax.Array:
 def _expand(layer: Layer, x: jax.Array) -> jax.Array:
     """Applies a layer to a dense state of its top legs.
 
-    A disentangler follows as soon as both its sites are there, before others make the state larger.
+    A disentangler is applied as soon as both its sites exist, while the state is smallest.
     """
     axes = [-1 - b for b in range(x.ndim)]  # sites, or −1 − block for blocks still folded
     pairs = dict(zip(layer.wiring.pairs, layer.disentanglers, strict=True))

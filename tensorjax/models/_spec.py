@@ -54,7 +54,7 @@ def check_spec(name: str, spec: Any) -> Spec:
 def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
     """Checks that fields of a configuration are integers of at least ``low``.
 
-    Integers of NumPy become Python's.
+    NumPy integers are replaced by Python's.
     """
     for name in names:
         value = getattr(config, name)

@@ -19,11 +19,11 @@ from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
 from tensorjax.nn._plan import LayerPlan, plan_layer
 
-# Largest array in bytes that is made of a weight unless more is asked for.
+# Default limit of a dense weight, in bytes: 4 GiB.
 MAX_BYTES = 2**32
 
-# Kept apart: as attributes they would be compared wherever JAX compares the structure of layers, so
-# that no two converted layers could be stacked or share a compiled program.
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so that
+# no two converted layers could be stacked or share a compiled program.
 certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
 
 

@@ -41,7 +41,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Chooses or checks the factors of rows and columns of a table, as many for one as the other.
+    """Returns the row and column factors of a table, equally many: those given, or chosen.
 
     Args:
       num_embeddings: rows.

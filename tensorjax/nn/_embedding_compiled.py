@@ -1,7 +1,7 @@
 """Embedding lookup and its gradient: by compiled code on a CPU, by XLA on other platforms.
 
-Both sides begin at the arrays of the layer, for they plan other products of these. The backward
-pass merges the cores once more; in one program with the forward pass XLA finds that it did so.
+Both take the arrays of the layer, since each plans its own products of them. The backward pass
+merges the cores again; in one program with the forward pass, XLA removes the duplicate product.
 """
 
 import functools

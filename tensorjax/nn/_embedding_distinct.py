@@ -4,7 +4,7 @@ Ids are sorted and numbered; rows are made for as many distinct ids as the *capa
 copied to where they are wanted. Where there are more distinct ids, a loop makes the rows of the
 next ones, until all are done: exact for any ids, and without any more memory. (`jnp.unique(size=)`
 would drop them silently.) The backward pass first sums the cotangents of equal ids, so its products
-are as few as those of the forward pass, and it makes those again instead of keeping them.
+are as few as those of the forward pass, which it recomputes instead of storing them.
 """
 
 import functools

@@ -57,8 +57,9 @@ class LookupPlan:
 def default_capacity(count: int) -> int:
     """Estimates how many of ``count`` ids are distinct, for frequencies like those of words.
 
-    Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power
-    is enough for ids of a Zipf distribution; too little costs time, never a wrong row.
+    Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
+    enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are
+    correct.
     """
     return 8 * math.ceil(2 * count**0.75 / 8)
 
@@ -116,9 +117,8 @@ def make_plan(
 def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
     """Plans a lookup of an unknown number of ids (from `jax.export`) as one of 1024.
 
-    All ids are looked up as they are, or in rounds of as many distinct ones as the user's capacity
-    says: a number of rounds that suits any number of ids is not known. Compiled code takes no
-    arrays of unknown size.
+    Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
+    default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
     """
     count = PLANNED
     if capacity is None:

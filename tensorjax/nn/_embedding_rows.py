@@ -90,7 +90,7 @@ def marked_rows(
 ) -> jax.Array:
     """Gathers rows of ids; sentinel ids get zero or NaN rows, which have no gradient.
 
-    The mask also keeps what is not finite in other rows' cotangents out of row 0.
+    The mask also keeps NaN and Inf of the sentinel rows' cotangents out of row 0.
     """
     inside = ids < request.size
     within = jnp.where(inside, ids, 0)

@@ -35,7 +35,7 @@ def train(
 
     "orthogonal": isometries left of bond ``split``, adjoint isometries right of it, so that all
     singular values of the unfolding at that bond are one. Where ranks grow faster than modes admit,
-    a core is as near to it as can be.
+    a core is only an isometry in the mean.
     """
     ranks = [shape[0] for shape in shapes[1:]]
     if init == "normal":

@@ -149,7 +149,7 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
 def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
     """Selects arrays from which to gather along the mode's own axis, without a transpose.
 
-    As tables they would be brought into another order first, whole, and their gradients back.
+    As tables, the whole arrays and their gradients would be transposed.
     """
     if tree.root.table:
         return ()
@@ -244,7 +244,7 @@ class _Search:
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
         """Lists the ways to split a connected set into two connected sets.
 
-        Parts that share no axis are no pair: their outer product is never the cheapest.
+        Pairs that share no axis are left out: their outer product is never the cheapest.
         """
         lowest = mask & -mask
         found, part = [], (mask - 1) & mask
@@ -274,15 +274,15 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a partial product for one value of its row modes."""
+        """Counts the elements of a partial product for each row-index combination."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the values of the row modes of a partial product."""
+        """Counts the row-index combinations of a partial product."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two partial products for ``rows`` row values."""
+        """Counts the operations that multiply two partial products, for ``rows`` row indices."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)

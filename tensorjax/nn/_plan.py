@@ -7,8 +7,8 @@ three times the forward pass, and need no product that the forward pass did not 
 for. No backward pass of the same tree is cheaper: each of its products is a message between two
 nodes of the tree that has x, the arrays and the cotangent as leaves, and each message is computed
 once. That is why there is no derivative written by hand: JAX's own has the operations and the
-residuals of one (x, the intermediates of the tree; W only if the tree forms it), and forward mode
-works too.
+residuals of one (x, the intermediates of the tree; W only if the tree materialises it), and
+forward mode works too.
 """
 
 import dataclasses

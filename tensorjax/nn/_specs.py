@@ -21,8 +21,8 @@ from tensorjax.nn._padded import PaddedEmbed
 class Spec(abc.ABC):
     """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `Tucker` and `CP`.
 
-    They all make fresh layers: `linear` and `embedding`. Those that a dense layer can be turned
-    into convert one: `from_linear` and `from_embedding`.
+    All build fresh layers by `linear` and `embedding`. TT, LowRank and, for linear layers, Tucker
+    also convert dense layers, by `from_linear` and `from_embedding`.
     """
 
     def linear(

@@ -16,7 +16,8 @@ from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._step import Step
 from tensorjax.optim._watch import fresh
 
-# Those of planted.Config, where γ grows from zero: python -m experiments run comera/planted.
+# Weights γ and β of the planted-rank experiment, where γ grows from zero:
+# python -m experiments run comera/planted.
 SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
 
 

@@ -25,15 +25,14 @@ def prune(
 ) -> Any:
     """Sets gates to zero, least importance per size first, until the size is at most the target.
 
-    Of all bonds of all layers that index dies whose importance, over what the size falls by with
-    it, is least; then the next one, sizes counted anew. One index of every bond stays. `shrink`
-    drops what has died.
+    Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
+    is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`
+    removes the dead indices from the arrays.
 
     With s = E[(∂L/∂g)²] over samples, ½ s g² is the rise of the loss without that index: to second
     order, where the gradient vanishes, with Fisher's matrix for the Hessian. It tells indices apart
-    in the basis that `canonical` gives; gates are one there. Importance is taken as given: it is
-    not measured again as indices die, and those that a dead neighbour has made linearly dependent
-    stay.
+    in the basis that `canonical` gives; gates are one there. Importance is not measured again as
+    indices are removed, and indices that a removed neighbour has made linearly dependent stay.
 
     Args:
       params: any tree of parameters.

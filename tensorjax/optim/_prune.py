@@ -53,7 +53,7 @@ def _explicit(sharding: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """Index of all layers' gates, joined into one vector.
+    """Conversion between the gate vectors of all layers and one joined vector.
 
     Attributes:
       bonds: (gates in all,), the bond of each.

@@ -187,7 +187,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Drops indices of an array if it has the shape of its parameter."""
+    """Drops dead indices of an array with the shape of its parameter; others stay as they are."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])

@@ -229,7 +229,7 @@ class Step:
     ) -> None:
         """Sets the core slices of dead gates to zero, so that norms do not see them.
 
-        Those of a cut on trial rest, as they may be wanted again.
+        Slices of a cut on trial keep their values, as the cut may be undone.
         """
         start = 0
         for layer in self.layout.layers:
@@ -254,10 +254,11 @@ class Step:
     ) -> tuple[dict[int, jax.Array], jax.Array]:
         """Detects cores and gates that the inner optimiser keeps frozen, from their moves.
 
-        A transformation does not tell what it freezes. So what does not move against its gradient
-        while something else does is left alone, and it is so too in steps in which nothing moves,
-        as between those of `optax.MultiSteps`. Where nothing ever has moved, gates may die in the
-        late stage only. A gradient of zero says nothing: what was known stays, at first nothing.
+        Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
+        does not move, while another one does, counts as frozen; it stays so in steps in which
+        nothing moves, as between those of `optax.MultiSteps`. Where nothing has ever moved, gates
+        may be set to zero in the late stage only. A zero gradient leaves the flag of a leaf as it
+        was.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         active = jnp.any(jnp.stack([_is_any(x) for x in moves]))

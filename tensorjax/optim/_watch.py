@@ -109,9 +109,9 @@ def seen(
 ) -> Watch:  # fmt: skip
     """Updates the record with one more loss.
 
-    The first loss is above chance where the first outputs are large. They have nothing to do with
-    the targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance
-    L(0) ≈ L(1) − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
+    The first loss is above chance if the first outputs are large. These are independent of the
+    targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
+    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
 
     Args:
       watch: before.

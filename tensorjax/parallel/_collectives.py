@@ -65,7 +65,7 @@ def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = N
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
-    sum alone is rounded to the dtype of ``w``: what is sent forward stays as narrow as it is.
+    sum alone is rounded to the dtype of ``w``: the forward pass still sends half precision.
 
     Args:
       place: linear, such as `gather`: what lets a block be used.

@@ -51,7 +51,7 @@ class Collective:
     def hops(self) -> int:
         """Number of consecutive messages around a ring, over all runs.
 
-        Those of vectors count as none: XLA lets them go along with others.
+        Collectives of vectors count as no message, because XLA combines them with others.
         """
         if self.name == "vectors":
             return 0
@@ -210,8 +210,8 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
 def flops(sizes: Sizes, remat: Remat) -> float:
     """Counts the floating-point operations of one device in one training step.
 
-    Forward, twice that backward, and forward again what is computed again: nothing, the products of
-    attention ("dots"), or the blocks.
+    The backward pass costs twice the forward pass. Rematerialisation adds nothing ("none"), the
+    products of attention ("dots"), or the blocks once more ("full").
     """
     t, h, c = sizes.tokens, sizes.features, sizes.wide
     linear, attention = 2 * t * 12 * h * h, 4 * t * sizes.length * h

@@ -317,8 +317,8 @@ class Layout(Placing):
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
         """Gathers the blocks of a parameter along `stored`, in ``dtype``.
 
-        It counts as different along all axes of the batch from before that on: its gradient is then
-        added up over the other ones after it has been scattered, when it is smallest.
+        The parameter is marked as varying along all batch axes before the gather: its gradient is
+        then summed over the other batch axes after the reduce-scatter, when it is smallest.
         """
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
@@ -332,7 +332,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a vector over the features to the features that x has on this device."""
+        """Gathers a vector over the features, for the features that x has on this device."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -345,7 +345,8 @@ class Layout(Placing):
     def _layer(self, layer: Any, x: jax.Array) -> Any:
         """Makes a half-precision layer's gradients sum in single precision or their own dtype.
 
-        Its parameters count as different on all devices before they are narrowed, not after.
+        Its parameters are marked as varying on all devices before the cast to half precision, not
+        after.
         """
         dtype = getattr(layer, "dtype", None) or x.dtype
         if self.mesh is None or linalg.factor_dtype(dtype) == dtype:

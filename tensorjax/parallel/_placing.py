@@ -245,8 +245,8 @@ class Placing:
     def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
         """Folds device indices into a random key, so that different blocks of x draw differently.
 
-        Devices that hold the same block draw the same numbers, those with other blocks others. The
-        draw depends on the mesh.
+        Devices that hold the same block get the same key, those with other blocks get others. So
+        the draw depends on the mesh.
         """
         varying = collectives.varying(like)
         axes = () if self.mesh is None else tuple(a for a in self.mesh.axis_names if a in varying)

@@ -129,8 +129,8 @@ def _is_small(x: jax.Array) -> bool:
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """Projects host rows in chunks, which avoids a copy of the whole of x.
 
-    What makes the copy slow is fresh memory, which the system clears page by page; small buffers
-    are used again.
+    A large copy is slow because the system clears fresh memory page by page; small buffers are
+    reused.
     """
     x = x.reshape(math.prod(lead), -1)
     ys, finite, start = [], [], 0

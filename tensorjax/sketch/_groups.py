@@ -1,12 +1,12 @@
 """Grouping of the modes of a Kronecker map into few matrix products, by a cost model.
 
 A map on many modes is a chain of products. Mode by mode, each product is so thin that it runs at a
-few percent of what the memory could deliver. The modes are therefore merged into few groups, whose
+few percent of the memory bandwidth. The modes are therefore merged into few groups, whose
 cores are multiplied out first (they are small), and the groups applied from the last, which is
 contiguous in memory. `choose` minimises a model of the time over all cuts into groups; `choose_cut`
 finds two groups for compiled code that applies both to a row at once.
 
-The unit of cost is reading one number of the input from memory. The constants are fitted to XLA on
+The unit of cost is reading one element of the input from memory. The constants are fitted to XLA on
 CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ elements; a GPU's balance is similar.
 """
 
@@ -86,7 +86,7 @@ def choose(
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
     """Finds the split into two groups for compiled code that reads each row once; 0 if none.
 
-    It combines the modes before the cut first, in ∏ m · r multiplications for every number read.
+    It combines the modes before the cut first, in ∏ m · r multiplications for every element read.
 
     Args:
       n: (n_1, …, n_d).

@@ -153,7 +153,7 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
 def _finish(
     kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """Combines the variance of one block of one term of the scaled x to that of the map."""
+    """Computes the variance of a map from that of one block of rows and one averaged term."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
@@ -268,12 +268,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the bond weights before the first mode: all weight comes from state 0."""
+    """Returns the weights before the first mode: the chain starts in state 0."""
     return np.eye(1, _pairings.STATES).T * _pairings.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Multiplies the four bonds of (state, a, b, c, d) by cores whose modes are paired."""
+    """Contracts the four bonds of the sweep's state with cores whose modes are paired."""
     i = ["xy"[label] for label in _pairings.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

@@ -12,7 +12,7 @@ from tensorjax.sketch import _pairings
 from tensorjax.sketch._dense import HIGHEST, scaled_cores
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
-_MOST_COLUMNS = 2**24
+_MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M, columns) array
 
 
 @placed

@@ -18,9 +18,9 @@ def attend(
 ) -> jax.Array:
     """Computes attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
 
-    The second one serves where JAX has to choose and only the past is seen; in half precision in
-    programs for CPUs alone. For which platform a program is shows when it is lowered, and does not
-    follow from the machine that traces it.
+    `causal` is used if no implementation is asked for and the mask is causal; in half precision
+    only in programs for CPUs. The platform of a program is known when it is lowered, not when it is
+    traced.
     """
     if implementation == "cudnn":
         return fused(q, k, v, **options)
@@ -48,8 +48,9 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Computes causal self-attention in two query blocks, without the keys later than a block.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
-    that all come later. Heads go first, and what is divided by the sums is the result: on CPUs XLA
-    (0.10.1) takes less time for that than for `jax.nn.dot_product_attention`.
+    that all come later. The head axis is moved before the length, and the softmax is normalised
+    after the product with the values: on CPUs, XLA (0.10.1) takes less time for that than for
+    `jax.nn.dot_product_attention`.
 
     Args:
       q: (batch, length, heads, width), floating.

@@ -1,8 +1,8 @@
 """Fused cuDNN attention that also works inside `jax.shard_map`.
 
-JAX's call (0.10.1) does not say along which mesh axes its results differ, so that `shard_map`,
-which keeps account of it, refuses the backward pass. Here the call sees arrays without that
-account, and its results, gradients and what it keeps get it back.
+JAX's call (0.10.1) does not mark along which mesh axes its results vary, so that `shard_map`, which
+tracks these marks, refuses the backward pass. Here the call gets arrays without marks, and its
+results, gradients and residuals are marked afterwards.
 """
 
 import functools

@@ -20,7 +20,7 @@ def read_groups(
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
     """Returns functions that read the published weights of each group of `layers`.
 
-    So a model can be fine-tuned by `offload.Trainer` that never is in memory as a whole.
+    With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
     Args:
       path, dropout, param_dtype, **changes: as for `from_huggingface`.
@@ -69,7 +69,7 @@ def write_groups(
 ) -> None:
     """Writes groups of parameters in Hugging Face's GPT-2 format, one file for each group.
 
-    All are written to a hidden folder beside ``path``, which takes its name when it is whole.
+    All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
       config: of the model.

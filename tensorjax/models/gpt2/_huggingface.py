@@ -124,7 +124,7 @@ def from_huggingface(
 def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
     """Writes a GPT-2 in Hugging Face's format: ``config.json`` and ``model.safetensors``.
 
-    Both are written to a hidden folder beside ``path``, which takes its name when it is whole.
+    Both are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
       model: dense, its parameters concrete. The padding of its vocabulary is left out.

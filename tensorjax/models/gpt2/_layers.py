@@ -225,8 +225,8 @@ def initial(
 ) -> dict[str, Callable[[], Any]]:
     """Returns functions that draw the initial parameters of `layers`, one group at a time.
 
-    So a model is made that never is in memory as a whole. The distributions are those of `GPT2`,
-    the draws are not.
+    With them a model is initialised that is never in memory as a whole. The distributions are those
+    of `GPT2`, the draws are not.
 
     Args:
       config: sizes.
