@@ -22,8 +22,8 @@ from tensorjax.nn._plan import LayerPlan, plan_layer
 # Default limit of a dense weight, in bytes: 4 GiB.
 MAX_BYTES = 2**32
 
-# Certificates of converted layers. As attributes they would be part of the pytree structure, so that
-# no two converted layers could be stacked or share a compiled program.
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so
+# that no two converted layers could be stacked or share a compiled program.
 certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
 
 

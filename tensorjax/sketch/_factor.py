@@ -16,7 +16,7 @@ from tensorjax import _check
 from tensorjax.sketch import _pairings
 
 _WIDEST_MODE = 4096  # a default factorisation takes more modes rather than a wider one
-_LARGEST_TRIAL_DIVISOR = 10**6  # keeps trial division below a second or so
+_LARGEST_TRIAL_DIVISOR = 10**6  # keeps trial division near 0.1 s
 _UNBALANCED = 2.5  # a mode this many times the geometric mean: pad instead
 _FEW_MODES = 12  # up to here every cut into near-equal factors is tried, 1820 at most
 _TRIED = 8  # cuts into more modes that are
