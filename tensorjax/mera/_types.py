@@ -34,7 +34,7 @@ class Wiring(NamedTuple):
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Sites of each block."""
+        """Ranges of sites, one per block."""
         ends = np.cumsum(self.arities).tolist()
         return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
 

@@ -1,4 +1,4 @@
-"""Flax NNX linear layers and embeddings whose weights are tensor networks, with rank gates.
+"""Flax NNX linear layers and embeddings with weights in TT, Tucker or CP format.
 
 They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole model by one call:
 

@@ -28,7 +28,7 @@ _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 class Chain(NamedTuple):
-    """Plan for making a number of rows of a TT-matrix: merged cores and operation counts.
+    """Plan of a TT-matrix lookup by compiled code: which cores to merge, with operation counts.
 
     Attributes:
       cuts: merged core g has the cores from cuts[g] up to cuts[g + 1], that one excluded.

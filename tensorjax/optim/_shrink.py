@@ -99,7 +99,7 @@ def shrink(
 def _cuts(
     layout: Layout, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
 ) -> dict[int, Cut]:
-    """Returns the indices to keep, axis by axis, of every leaf of the gated layers."""
+    """Returns the live indices to keep, axis by axis, of every leaf of the gated layers."""
     cuts: dict[int, Cut] = {}
     for layer in layout.layers:
         kept = _kept(layer, leaves, threshold, bucket, keep_one)
@@ -135,7 +135,7 @@ def _kept(
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes on which indices are dropped."""
+    """Selects the axes on which indices would be dropped."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -196,7 +196,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Drops indices of one optimiser array; raises ValueError for an unknown layout."""
+    """Drops dead indices of one optimiser array; raises ValueError for an unknown layout."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])
