@@ -1,4 +1,4 @@
-"""Conversions between formats: trains into Tucker tensors and into MERAs.
+"""Conversion of tensor trains to Tucker tensors and to MERAs, with error reports.
 
 Example:
   >>> import jax

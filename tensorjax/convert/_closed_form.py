@@ -1,4 +1,4 @@
-"""Disentanglers in closed form, for pairs whose bond on one side is saturated.
+"""Closed-form disentanglers for pairs of sites with a saturated bond on one side.
 
 Suppose that some unitary r takes the pair x (r₁, n₁ n₂, r₂) to one of rank K across the middle, so
 that r x = Σ_k L[a, i, k] R[k, j, b], and that r₁ = n₁ K. The vectors x[a, ·, ·] then span all of
@@ -8,7 +8,7 @@ eigenspaces of one contraction by a random Hermitian C are rᴴ (C^n₁ ⊗ e_j)
 own; the blocks of a second one between them are multiples of the unitaries that align these bases.
 Mirrored, the same holds where r₂ = n₂ K. (Ours.)
 
-All of it is on the host: a few factorisations of matrices whose shapes differ from pair to pair.
+All of it runs by NumPy, on the host, since matrix shapes differ from pair to pair.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tensorjax import linalg
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Unitaries (m, m) for rank k, from the left and then from the right.
+    """Yields candidate disentanglers (m, m) for rank k, one from each side of the pair.
 
     The one from a side is exact if that side is saturated and k is the least rank.
 

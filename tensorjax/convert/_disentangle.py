@@ -1,4 +1,4 @@
-"""Disentanglers: unitaries on a pair of sites that lower the rank of the bond between them.
+"""Search for disentanglers: unitaries on two sites that lower the rank of the bond between.
 
 A pair x (r₁, n₁, n₂, r₂) holds the norm of a train, its outer legs in orthonormal bases. A unitary
 r on the legs (n₁, n₂) changes the spectrum across the middle, that of (r₁ n₁) × (n₂ r₂), and of no
@@ -33,17 +33,17 @@ from tensorjax.convert._closed_form import candidates
 from tensorjax.convert._entropy import least_entropy
 from tensorjax.convert._procrustes import lowered_tail, normal
 
-# A disentangler costs n₁² n₂² numbers: one that lowers the rank less than this is not looked for,
-# nor one that costs more than the whole train.
+# A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
+# searched for, nor one with more elements than the whole train.
 _WORTH = 0.5
-# Ranks that are tried, in multiples of the bound: a planted one usually is among them.
+# Ranks to try, in multiples of the lower bound: an exact low rank usually is among them.
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _POLISH = 8  # steps from a closed form, which noise may have spoilt
 _ROUNDS = 3  # times that fresh random starts are drawn at the least rank possible
 
 
 class Options(NamedTuple):
-    """What a search is asked for; see `tensorjax.convert.tt_to_mera`."""
+    """Options of the disentangler search; see `tensorjax.convert.tt_to_mera`."""
 
     method: str = "procrustes"
     gauge: str = "center"
@@ -53,16 +53,16 @@ class Options(NamedTuple):
     progress: Callable[[str], None] | None = None
     layer: int = 0
     cut: int = 0
-    most: float = math.inf  # numbers in the train
+    most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """Random numbers of the cut, others for other ``numbers``."""
+        """Returns a random generator seeded by key, layer, cut and ``numbers``."""
         data = (0, 0) if self.key is None else np.asarray(jax.random.key_data(self.key)).ravel()
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
 
 class Found(NamedTuple):
-    """A unitary on the legs (n₁ n₂) of a pair, or None for the identity, and how it was found."""
+    """Result of a disentangler search: the unitary, or None for the identity, and its method."""
 
     u: np.ndarray | None
     bound: int = 1
@@ -71,14 +71,14 @@ class Found(NamedTuple):
 
 
 def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Options) -> Found:
-    """A disentangler of the pair ``x``.
+    """Searches for a disentangler of the pair ``x``.
 
     Args:
       x: (r₁, n₁, n₂, r₂) of norm one.
       seen: the same pair in the gauge in which iterations look at it.
       tail: energy that may be discarded at the cut.
       plain: rank without a disentangler.
-      options: the method, and its numbers.
+      options: the method, and its parameters.
     """
     m = x.shape[1] * x.shape[2]
     if options.method == "identity" or m == 1:
@@ -98,7 +98,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
 
 
 def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """u on the middle legs of a pair."""
+    """Applies a unitary u to the two middle legs of a pair."""
     r, n, k, s = x.shape
     return linalg.matmul(u, x.reshape(r, n * k, s)).reshape(x.shape)
 
@@ -112,14 +112,14 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """The least rank that discards no more than ``tail``; never too large for roundoff's sake."""
+    """Returns the least rank that discards no more than ``tail``, never too large by roundoff."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
 
 
 def _compressed(x: np.ndarray, k: int) -> np.ndarray:
-    """A pair on the leading vectors of its outer legs: smaller, still overdetermined for rank k.
+    """Projects a pair on the leading singular vectors of its outer legs, for a cheaper search.
 
     Projections lower the energy beyond any rank, so what fails here fails for the whole pair.
     """
@@ -136,7 +136,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Energy of a pair across the middle that the range of k mixed columns leaves out."""
+    """Estimates the energy of a pair beyond rank k, by a randomised range finder."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))
@@ -146,7 +146,7 @@ def _beyond(y: np.ndarray, k: int) -> float:
 
 
 class _Search:
-    """The least rank that a disentangler of one pair reaches."""
+    """Search for the least rank that a disentangler of one pair reaches."""
 
     def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, options: Options):
         self.x, self.tail, self.options = x, tail, options
@@ -154,7 +154,7 @@ class _Search:
         self.count = 0
 
     def run(self, bound: int, plain: int) -> Found:
-        """Climbs multiples of the bound, then looks between the last two."""
+        """Increases the rank from the lower bound until a search succeeds, then bisects."""
         top = max(bound, int(_WORTH * plain))
         low, best, u = bound - 1, 0, None
         for k in sorted({bound * step for step in _LADDER if bound * step < top} | {top}):
@@ -174,7 +174,7 @@ class _Search:
         return Found(u, bound, self.count, "identity" if u is None else how)
 
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
-        """A unitary that leaves no more than the tail beyond rank k, if one is found."""
+        """Returns a unitary that leaves at most the tail beyond rank k, or None."""
         closed = []
         for u in candidates(self.x, k, self.options.generator()):
             if _beyond(applied(u, self.x), k) <= self.tail:
@@ -198,7 +198,7 @@ class _Search:
         return None
 
     def warmed(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """What few entropy steps make of a start."""
+        """Improves a starting unitary by a few entropy-descent steps."""
         count = self.options.iterations // 4 + 1
         self.count += count
         return least_entropy(x, start, count)[0]
@@ -206,7 +206,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """The best of all starts after Procrustes and Gauss–Newton steps; its energy beyond k."""
+        """Runs Procrustes and Gauss–Newton steps; returns the best unitary, its energy beyond k."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )
@@ -217,9 +217,9 @@ class _Search:
 def _starts(
     rng: np.random.Generator, m: int, count: int, dtype: Any, near: Any = None
 ) -> list[np.ndarray]:
-    """The identity or what is known to be near, and random unitaries.
+    """Returns starting unitaries: the identity or a given one, then random ones.
 
-    Half of the real ones have each sign of the determinant: no path joins the two halves.
+    Half of the real ones have each sign of the determinant, as no continuous path joins the signs.
     """
     first = np.eye(m, dtype=dtype) if near is None else near
     random = linalg.qr(normal(rng, (count, m, m), dtype))[0]

@@ -1,4 +1,4 @@
-"""What conversions did, and whether they pay."""
+"""Reports of conversions: errors, ranks, sizes, and whether the new format is smaller."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tensorjax._operators import shown
 
 @dataclasses.dataclass(frozen=True)
 class CutInfo:
-    """What was done at one cut between two blocks.
+    """Report on one cut between two blocks: ranks, discarded energy, search.
 
     Attributes:
       plain: rank of the bond at the tolerance without a disentangler.
@@ -32,7 +32,7 @@ class CutInfo:
 
 @dataclasses.dataclass(frozen=True)
 class LayerInfo:
-    """What was done in one layer.
+    """Report on one layer of a MERA conversion: ranks, cuts, size, time.
 
     Attributes:
       ranks_before: TT-ranks of the train below the layer.
@@ -40,7 +40,7 @@ class LayerInfo:
       tops: sizes of the top legs of the isometries.
       cuts: a `CutInfo` for each cut between blocks, from left to right.
       tails: shares of ‖t‖² discarded by the isometries.
-      size: numbers stored in the layer.
+      size: elements stored in the layer.
       seconds: time taken.
     """
 
@@ -54,21 +54,21 @@ class LayerInfo:
 
     @property
     def iterations(self) -> int:
-        """Iterations of all searches for disentanglers."""
+        """Number of iterations of all disentangler searches of the layer."""
         return sum(c.iterations for c in self.cuts)
 
 
 @dataclasses.dataclass(frozen=True)
 class MERAInfo:
-    """What a conversion to a MERA did, and whether it pays.
+    """Report on a conversion to a MERA: error, sizes of the formats, layers.
 
     Attributes:
       layers: a `LayerInfo` per layer, from the bottom up.
       error: ‖t − m‖ / ‖t‖, measured by an orthogonalised difference.
       tails: shares of ‖t‖² discarded by all truncations together.
-      size_tt: numbers in the train, rounded to the same tolerance.
-      size_tucker: numbers in its Tucker form at the same tolerance.
-      size: numbers in the MERA.
+      size_tt: elements of the train, rounded to the same tolerance.
+      size_tucker: elements of its Tucker form at the same tolerance.
+      size: elements of the MERA.
       disentangle: the method asked for.
       fell_back: whether the MERA without disentanglers was smaller, and returned instead.
       seconds: time taken.
@@ -86,7 +86,7 @@ class MERAInfo:
 
     @property
     def pays(self) -> bool:
-        """Whether the MERA has fewer numbers than both the train and its Tucker form."""
+        """Whether the MERA has fewer elements than both the train and its Tucker form."""
         return self.size < min(self.size_tt, self.size_tucker)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class MERAInfo:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuckerInfo:
-    """What a conversion from TT to Tucker did, and whether it pays. A pytree.
+    """Report on a conversion from TT to Tucker: error, ranks, sizes. A pytree.
 
     Attributes:
       tails: (d,) shares of ‖t‖² that were discarded, mode by mode; their sum is ``error``².
@@ -124,8 +124,8 @@ class TuckerInfo:
       ranks_before: TT-ranks (r_0, …, r_d) of the train.
       ranks: multilinear ranks (s_1, …, s_d).
       core_ranks: TT-ranks of the core.
-      size_before: numbers in the train.
-      size: numbers in the Tucker tensor, core and factors.
+      size_before: elements of the train.
+      size: elements of the Tucker tensor, core and factors.
     """
 
     tails: jax.Array

@@ -1,4 +1,4 @@
-"""Tensor trains into MERAs, layer by layer, at a given error."""
+"""Conversion of tensor trains to MERAs, layer by layer, to a given relative error."""
 
 import math
 import time
@@ -24,7 +24,7 @@ Method = Literal["procrustes", "entropy", "identity", "qr"]
 METHODS = get_args(Method)
 Gauge = Literal["center", "left", "right"]
 GAUGES = get_args(Gauge)
-# Entries of the largest dense top tensor that is formed.
+# Most entries of a dense top tensor: 1 GiB in double precision.
 _LARGEST_TOP = 2**27
 # Rows of the matrices up to which more than one thread of the BLAS costs more than it gives.
 _ONE_THREAD = 2**10
@@ -33,7 +33,7 @@ _ATTEMPTS = 4
 
 
 class _Budget:
-    """Energy that truncations may discard: each gets an even part of what is left."""
+    """Error budget: energy that truncations may discard, split evenly over those to come."""
 
     def __init__(self, energy: float, count: int):
         self.left, self.count, self.spent = energy, count, 0.0
@@ -42,7 +42,7 @@ class _Budget:
         return max(self.left, 0.0) / max(self.count, 1)
 
     def copy(self) -> "_Budget":
-        """The same state, to be spent on trial."""
+        """Returns a copy of the budget, for a trial."""
         other = _Budget(self.left, self.count)
         other.spent = self.spent
         return other
@@ -68,7 +68,7 @@ def tt_to_mera(
     key: jax.Array | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[MERA, MERAInfo]:
-    """A train as a MERA with open boundary, its ranks found so that the error is at most ``tol``.
+    """Converts a tensor train to an open-boundary MERA with relative error at most ``tol``.
 
     Layer by layer: at each cut between two blocks a disentangler lowers the rank of the bond, the
     bond is cut to that rank, each block gets an isometry from its leading singular vectors, and
@@ -81,7 +81,7 @@ def tt_to_mera(
         the end.
       arity: sites per block, one int for all layers or one per layer from the bottom up. The last
         block may be shorter, and one site left alone is passed through.
-      layers: how many; by default as many as lower the count of numbers.
+      layers: how many; by default as many as lower the number of elements.
       disentangle: "procrustes" looks for the smallest rank of each bond that some disentangler
         reaches within the budget; "entropy" takes the disentangler of least Rényi entropy; "qr" is
         the plain conversion of the paper; "identity" has none.
@@ -126,7 +126,7 @@ def tt_to_mera(
     options = Options(disentangle, gauge, restarts, iterations, key, progress)
     start = time.perf_counter()
     source = _Source(t, tol)
-    # Layers that were asked for are built even if they do not lower the count of numbers.
+    # Layers that were asked for are built even if they do not lower the number of elements.
     fixed = layers is not None or isinstance(arity, Sequence)
     with _blas.one_thread(max(c.shape[1] * max(c.shape[::2]) for c in t.cores) <= _ONE_THREAD):
         found, fell_back = _smaller(source, wirings, options, fixed, fallback)
@@ -145,7 +145,7 @@ def tt_to_mera(
 
 
 class _Source:
-    """The train to convert: right-orthogonal, in double precision on the host, of norm one."""
+    """Tensor train to convert: right-orthogonal, of norm one, in double precision on the host."""
 
     def __init__(self, t: TT, tol: float):
         self.t, self.tol, self.dtype = t, tol, t.dtype
@@ -170,7 +170,7 @@ class _Source:
         self.budget = max(tol**2 - rounding, tol**2 / 4)
 
     def error(self, m: MERA) -> float:
-        """‖t − m‖ / ‖t‖, by an orthogonalised difference."""
+        """Computes the relative error ‖t − m‖ / ‖t‖, by an orthogonalised difference."""
         kind = self.given[0].dtype
         found = mera.to_tt(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
         unit = [self.given[0] / self.scale, *self.given[1:]]
@@ -187,7 +187,7 @@ class _Found(NamedTuple):
 def _smaller(
     source: _Source, wirings: Sequence[Wiring], options: Options, fixed: bool, fallback: bool
 ) -> tuple[_Found, bool]:
-    """The conversion, or the one without disentanglers if that is smaller, and whether it is."""
+    """Returns the smaller MERA of a conversion with disentanglers and one without."""
     found = _converted(source, wirings, options, fixed)
     assert found is not None
     if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):
@@ -205,7 +205,7 @@ def _converted(
     fixed: bool,
     limit: int | None = None,
 ) -> _Found | None:
-    """The conversion whose measured error is within the tolerance, unless it exceeds ``limit``."""
+    """Converts with a shrinking budget until the measured error is within the tolerance."""
     budget = source.budget
     for attempt in range(_ATTEMPTS):
         # Truncations of bonds and of blocks are not orthogonal to each other, so their errors may
@@ -267,7 +267,7 @@ class _Built(NamedTuple):
 
 
 def _layer(cores: Cores, wiring: Wiring, purse: _Budget, options: Options) -> _Built:
-    """One layer of a right-orthogonal train, and the right-orthogonal train above it."""
+    """Builds one layer from a right-orthogonal train, and the right-orthogonal train above it."""
     start = time.perf_counter()
     before = _ranks(cores)
     options = options._replace(most=sum(c.size for c in cores))
@@ -296,7 +296,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps from the left: at each cut between blocks a disentangler, and the bond cut to rank.
+    """Sweeps from the left: at each cut between blocks disentangles, then truncates the bond.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.
@@ -325,7 +325,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """(r1, n1, n2, r2), with the norm on the pair, or left or right of it."""
+        """Contracts a pair (r1, n1, n2, r2), with the norm in the centre, left or right gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             q, r = linalg.qr(tall(first))
@@ -337,7 +337,7 @@ class _Pair(NamedTuple):
 
 
 def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, CutInfo]:
-    """Disentangles a pair and cuts its bond: left core, core with the norm, disentangler, info."""
+    """Disentangles a pair and truncates its bond; returns both cores, disentangler, report."""
     x = pair.joined("center")
     tail = purse.allowed()
     plain = _leading(x, tail)
@@ -364,7 +364,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
 
 
 def _across(x: np.ndarray) -> np.ndarray:
-    """(r1 n1) × (n2 r2)."""
+    """Unfolds a pair across its middle bond: (r1 n1) × (n2 r2)."""
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
@@ -379,7 +379,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps from the right: an isometry for every block, and the train above."""
+    """Sweeps from the right: builds an isometry for every block, and the train above."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

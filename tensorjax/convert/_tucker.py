@@ -1,4 +1,4 @@
-"""Tensor trains into Tucker tensors whose cores are trains."""
+"""Conversion of tensor trains to Tucker tensors whose cores are tensor trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from tensorjax.tucker import Tucker
 def tt_to_tucker(
     t: TT, *, tol: float | None = None, rank: int | Sequence[int] | None = None
 ) -> tuple[Tucker, TuckerInfo]:
-    """A train in Tucker format, its core a train again; nothing dense is ever formed.
+    """Converts a tensor train to Tucker format with a train core, without dense tensors.
 
     t = core ×_1 U_1 … ×_d U_d with orthonormal U_k. It pays where the modes are larger than their
     multilinear ranks.
@@ -80,7 +80,7 @@ def _info(t: TT, out: Tucker, tails: Any) -> TuckerInfo:
 
 
 def _dynamic(t: TT, tol: float) -> tuple[Tucker, np.ndarray]:
-    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+    """Converts on the host: LAPACK in double precision, exact ranks, no compilation."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     cores = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     eps = linalg.epsilon(t.dtype)

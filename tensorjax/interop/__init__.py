@@ -1,4 +1,4 @@
-"""Tensors of this package as those of others, and back: NumPy, tensornetwork, quimb.
+"""Conversion of tensors to and from NumPy, tensornetwork and quimb.
 
 Example:
   >>> from tensorjax import interop, tt

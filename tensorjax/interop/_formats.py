@@ -1,4 +1,4 @@
-"""Checks of what is converted, and imports of the packages that it goes to."""
+"""Checks of tensors to convert, and imports of optional packages."""
 
 import importlib
 from typing import Any
@@ -22,7 +22,7 @@ def optional(name: str, install: str) -> Any:
 
 
 def single(x: Any) -> None:
-    """Checks that ``x`` is one tensor of a known format, and concrete."""
+    """Checks that ``x`` is one tensor of a known format, with concrete arrays."""
     if not isinstance(x, TT | TTMatrix | Tucker | MERA):
         raise TypeError(f"x: expected a TT, TTMatrix, Tucker or MERA, got {type(x).__name__}")
     if _check.is_traced(x):

@@ -1,4 +1,4 @@
-"""Tensors as lists and dictionaries of NumPy arrays, and back."""
+"""Conversion of tensors to and from plain lists and dictionaries of NumPy arrays."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tensorjax.tucker import Tucker
 
 
 def to_numpy(x: Format) -> Any:
-    """Plain NumPy arrays in lists and dictionaries, without any type of this package.
+    """Converts a tensor to NumPy arrays in lists and dictionaries, without package types.
 
     Args:
       x: one tensor, with concrete arrays.
@@ -46,7 +46,7 @@ def to_numpy(x: Format) -> Any:
 
 
 def from_numpy(data: Any) -> Format:
-    """Undoes `to_numpy`; the format is told by the structure.
+    """Converts the output of `to_numpy` to a tensor; its structure determines the format.
 
     Args:
       data: a list of cores (r, n, s) or (r, m, n, s); a pair (core, factors); or a dictionary with

@@ -1,4 +1,4 @@
-"""Trains as the matrix product states and operators of quimb, and back."""
+"""Conversion of TT and TTMatrix to and from quimb's matrix product states and operators."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from tensorjax.tt import TT, TTMatrix
 
 
 def to_quimb(x: TT | TTMatrix) -> Any:
-    """quimb's MatrixProductState of a TT, or its MatrixProductOperator of a TTMatrix.
+    """Converts a TT to quimb's MatrixProductState, or a TTMatrix to its MatrixProductOperator.
 
     Args:
       x: one train, with concrete arrays. Rows of a TTMatrix become quimb's upper ("k") indices.
@@ -34,7 +34,7 @@ def to_quimb(x: TT | TTMatrix) -> Any:
 
 
 def _open_ends(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Cores without the outer bonds of size one, as quimb has them."""
+    """Drops the outer bonds of size one, as quimb expects."""
     first, last = cores[0], cores[-1]
     if len(cores) == 1:
         return [first[0, ..., 0]]
@@ -42,7 +42,7 @@ def _open_ends(cores: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def from_quimb(x: Any) -> TT | TTMatrix:
-    """A TT of quimb's MatrixProductState, or a TTMatrix of its MatrixProductOperator.
+    """Converts quimb's MatrixProductState to a TT, or its MatrixProductOperator to a TTMatrix.
 
     Args:
       x: with open boundary; bonds may be missing (rank one) or several. Its ``exponent``, the
@@ -92,7 +92,7 @@ def _advice(x: Any) -> str:
 
 
 def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
-    """The tensor of every site, checked to be all that there is."""
+    """Returns the tensor of every site; raises ValueError if there are others."""
     if x.num_tensors != len(outer):
         raise ValueError(
             f"x: expected one tensor for each of {len(outer)} sites, got {x.num_tensors}; contract "
@@ -108,7 +108,7 @@ def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
 
 
 def _times_power(cores: list[np.ndarray], exponent: float) -> list[np.ndarray]:
-    """Cores times 10^exponent, that quimb keeps outside of them (`equalize_norms_`)."""
+    """Multiplies cores by 10^exponent, which quimb stores apart from the tensors."""
     if exponent == 0:
         return cores
     if exponent == -math.inf:

@@ -1,4 +1,4 @@
-"""Tensors as connected nodes of the package tensornetwork, and back."""
+"""Conversion of tensors to and from connected nodes of the package tensornetwork."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from tensorjax.tucker import Tucker
 
 
 def to_tensornetwork(x: Format, backend: str = "jax") -> tuple[list[Any], list[Any]]:
-    """Connected nodes of the package tensornetwork, for its contractors.
+    """Converts a tensor to connected nodes of the package tensornetwork.
 
     Args:
       x: one tensor, with concrete arrays.
@@ -60,7 +60,7 @@ _Legs = list[tuple[str, Any, list[tuple[str, Any]]]]
 
 
 def _described(x: Format) -> tuple[_Legs, list[Any]]:
-    """Every tensor with its name, and a name and a label for each axis; labels of the modes."""
+    """Lists every array with its name, axis names and axis labels; then the labels of the modes."""
     if isinstance(x, TT):
         return _chain("tt", x.cores, [[("mode", k)] for k in range(x.order)]), list(range(x.order))
     if isinstance(x, TTMatrix):
@@ -115,7 +115,7 @@ def _layered(m: MERA) -> _Legs:
 
 
 def from_tensornetwork(nodes: Sequence[Any]) -> Format:
-    """A tensor out of nodes of the package tensornetwork.
+    """Converts nodes of the package tensornetwork to a tensor.
 
     Args:
       nodes: those that `to_tensornetwork` gave, their tensors changed or not, known by their names;
@@ -176,7 +176,7 @@ _AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
 
 
 def _tensor(node: Any) -> Any:
-    """The tensor of a node, its axes in the order of their names where these are ours."""
+    """Returns the array of a node, its axes sorted by the names that `to_tensornetwork` gave."""
     array = node.tensor
     if not isinstance(array, jax.Array):
         array = _check.inexact(f"the node {node.name!r}", array)
@@ -201,7 +201,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Cores (left, modes…, right) of an open chain; other edges to ``around`` count as modes."""
+    """Returns the cores (left, modes…, right) of an open chain; other edges count as modes."""
     position = {id(node): k for k, node in enumerate(nodes)}
     known = {id(node) for node in around}
     cores: list[Any] = []

@@ -1,4 +1,4 @@
-"""MERAs out of nothing, and their contraction to dense arrays and tensor trains."""
+"""Construction of random MERAs, and contraction of MERAs to dense arrays and tensor trains."""
 
 import math
 import numbers
@@ -26,10 +26,11 @@ def wirings(
     boundary: Boundary = "open",
     layers: int | None = None,
 ) -> list[Wiring]:
-    """How the layers of a MERA of so many sites are wired, from the bottom up.
+    """Plans the blocks and disentangler cuts of every layer of a MERA, from the bottom up.
 
-    Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A site left
-    alone is passed through; on a ring the last block takes it in. Arguments as for `random`.
+    Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
+    left-over site is passed through by an isometry of arity one; on a ring it joins the last block.
+    Arguments as for `random`.
 
     Example:
       >>> from tensorjax import mera
@@ -83,7 +84,7 @@ def random(
     layers: int | None = None,
     dtype: Any = None,
 ) -> MERA:
-    """A random MERA of norm one: isometries and disentanglers of Haar measure, a normal top.
+    """Draws a MERA of norm one: Haar isometries and disentanglers, a normal top tensor.
 
     Args:
       key: `jax.random.key`.
@@ -145,14 +146,14 @@ def _haar(key: jax.Array, rows: int, columns: int, dtype: Any) -> jax.Array:
     q, r = linalg.qr(jax.random.normal(key, (rows, columns), linalg.factor_dtype(dtype)))
     diagonal = jnp.diagonal(r)
     size = jnp.abs(diagonal)
-    # QR chooses the phases of r's diagonal; Haar measure wants them even.
+    # QR fixes the phases of r's diagonal; Haar measure needs them divided out (Mezzadri 2007).
     phase = jnp.where(size > 0, diagonal / jnp.where(size > 0, size, 1).astype(r.dtype), 1)
     return linalg.scale_columns(q, phase).astype(dtype)
 
 
 @placed
 def to_dense(m: MERA) -> jax.Array:
-    """The dense array of shape (n_1, …, n_N).
+    """Contracts a MERA to a dense array of shape (n_1, …, n_N).
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -176,7 +177,7 @@ def _to_dense(m: MERA) -> jax.Array:
 def _expand(layer: Layer, x: jax.Array) -> jax.Array:
     """Applies a layer to a dense state of its top legs.
 
-    A disentangler follows as soon as both its sites are there, before others make the state larger.
+    A disentangler is applied as soon as both its sites exist, while the state is smallest.
     """
     axes = [-1 - b for b in range(x.ndim)]  # sites, or −1 − block for blocks still folded
     pairs = dict(zip(layer.wiring.pairs, layer.disentanglers, strict=True))
@@ -192,7 +193,7 @@ def _expand(layer: Layer, x: jax.Array) -> jax.Array:
 def _apply(
     x: jax.Array, axes: list[int], tensor: jax.Array, bottom: list[int], top: list[int]
 ) -> tuple[jax.Array, list[int]]:
-    """Contracts the axes ``top`` of x with a tensor (bottoms, tops), and sorts the new axes in."""
+    """Contracts axes ``top`` of x with a tensor (bottoms, tops), and sorts the new axes in."""
     result = sorted([*(a for a in axes if a not in top), *bottom], key=lambda a: (a < 0, abs(a)))
     label = {a: k for k, a in enumerate([*axes, *(b for b in bottom if b not in axes)])}
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}
@@ -204,7 +205,7 @@ def _apply(
 
 @placed
 def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None = None) -> TT:
-    """The tensor train of a MERA, exact or rounded.
+    """Converts a MERA to a tensor train, exactly or rounded.
 
     Args:
       m: MERA. One of NumPy arrays is contracted by NumPy, and gives cores of NumPy.
@@ -242,7 +243,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
 
 
 def _share(tol: Any, m: MERA) -> Any:
-    """The part of a tolerance that each of the roundings, one per layer and one at the top, has."""
+    """Divides a tolerance evenly over all roundings: one per layer and one at the top."""
     count = 1 + len(m.layers)
     least = 10 * count * linalg.epsilon(m.dtype)
     if not _check.is_traced(tol) and _check.tolerance(tol, m.dtype) < least:
@@ -284,7 +285,7 @@ def _top_cores(top: Any) -> list[Any]:
 
 
 def _split(x: Any) -> list[Any]:
-    """(r, n_1, …, n_k, s) into k cores, exactly."""
+    """Splits (r, n_1, …, n_k, s) into k TT cores exactly, by QR."""
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     cores = []
@@ -315,7 +316,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies a disentangler to the last and the first site: its bond runs through all cores."""
+    """Applies the disentangler of a ring to the last and first site, via all cores' bonds."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

@@ -1,4 +1,4 @@
-"""Numbers out of MERAs: norms, overlaps, local expectation values by the causal cone, samples."""
+"""MERA norms, inner products, causal-cone expectation values, and sampling."""
 
 import math
 import numbers
@@ -19,7 +19,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def norm(m: MERA) -> jax.Array:
-    """‖m‖, which is that of the top tensor, for all layers are isometric; a real scalar.
+    """Computes the norm ‖m‖, which is that of the top tensor, since all layers are isometric.
 
     Example:
       >>> import jax
@@ -35,7 +35,7 @@ def norm(m: MERA) -> jax.Array:
 
 @placed
 def inner(x: MERA, y: MERA) -> jax.Array:
-    """⟨x, y⟩ = Σ conj(x_i) y_i of two MERAs of one structure, a scalar.
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two MERAs of one structure.
 
     Args:
       x: MERA; conjugated.
@@ -82,7 +82,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """All tensors with the labels of their axes: the sites as given, others from ``fresh`` on."""
+    """Lists all tensors with axis labels: the sites as given, others numbered from ``fresh``."""
     terms = []
     below = list(sites)
     for layer in m.layers:
@@ -103,7 +103,7 @@ def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array,
 def expectation(
     m: MERA, operator: Any, sites: int | Sequence[int], *, normalized: bool = True
 ) -> jax.Array:
-    """⟨m|O|m⟩ / ⟨m|m⟩ of an operator on one, two or k sites, by the causal cone.
+    """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a local operator O on k sites, by the causal cone.
 
     All tensors outside the cone cancel with their conjugates, so the cost is that of a few small
     contractions per layer: logarithmic in the length. It grows steeply with the number of separate
@@ -175,7 +175,7 @@ def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> jax.Array:
 def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
     for layer in m.layers:
         o, sites = _ascended(layer, o, sites)
-    # Its norm may be out of range, and has no say here.
+    # Normalised: its norm may be out of range, and cancels in the quotient.
     m = MERA._unchecked((), linalg.normalized(m.top)[0])
     top = m.top.astype(o.dtype)
     top = top / linalg.where_positive(norm(m), 1.0).astype(o.dtype)
@@ -188,13 +188,13 @@ def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
 def _ascended(
     layer: Layer, o: jax.Array, sites: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[int, ...]]:
-    """The operator that a local one on ``sites`` becomes above a layer, and its sites there."""
+    """Maps a local operator on ``sites`` to the operator above a layer, and its sites there."""
     pairs = zip(layer.wiring.pairs, layer.disentanglers, strict=True)
     involved = [(pair, u) for pair, u in pairs if set(pair) & set(sites)]
     touched = {*sites, *(s for pair, _ in involved for s in pair)}
     blocks = [b for b, block in enumerate(layer.wiring.blocks) if touched & set(block)]
     below = sorted(touched | {s for b in blocks for s in layer.wiring.blocks[b]})
-    # Labels: where bra and ket are not told apart yet, they share the label and so are contracted.
+    # Labels: legs outside the operator have one label for bra and ket, and so are contracted.
     ket = {s: k for k, s in enumerate(below)}
     fresh = len(below)
     bra = {s: ket[s] + fresh if s in sites else ket[s] for s in below}
@@ -234,7 +234,7 @@ def sample(
     *,
     rank: int | None = None,
 ) -> jax.Array:
-    """Draws configurations i with probability |m_i|² / ‖m‖², independently.
+    """Draws independent configurations i with probability |m_i|² / ‖m‖².
 
     Perfect sampling from the left to the right of the tensor train of the MERA (`to_tt`): the chain
     of conditional probabilities, without a Markov chain's burn-in.

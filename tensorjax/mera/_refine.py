@@ -1,4 +1,4 @@
-"""Refinement of a MERA towards a tensor train, on the product of Stiefel manifolds."""
+"""Refinement of a MERA towards a tensor train, by optimisation on Stiefel manifolds."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class RefineInfo:
-    """What a refinement did.
+    """Report on a refinement: relative errors of all steps, and convergence.
 
     Attributes:
       errors: relative errors ‖target − m‖ / ‖target‖ with the best top tensor, before the first
@@ -46,7 +46,7 @@ class RefineInfo:
 
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
-    """f of disentanglers and isometries as matrices bottoms × tops, and the last tree's top."""
+    """Maps f over the isometries as matrices bottoms × tops; keeps the last tree's top tensor."""
     _check.held("m", trees)
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
 
 @placed
 def tangent(m: MERA, direction: MERA) -> MERA:
-    """The part of a direction that is tangent to the isometries: d − x (xᴴ d + dᴴ x)/2 for each x.
+    """Projects a direction on the tangent space of the isometries: d − x (xᴴ d + dᴴ x)/2.
 
     Source: A. Edelman, T. Arias, S. Smith, "The geometry of algorithms with orthogonality
     constraints", SIAM J. Matrix Anal. Appl. 20 (1998), eq. (2.4), in the embedded metric.
@@ -86,7 +86,7 @@ def tangent(m: MERA, direction: MERA) -> MERA:
 
 @placed
 def retract(m: MERA, direction: MERA) -> MERA:
-    """The MERA whose isometries are those nearest to x + d (polar factors), with the top's sum.
+    """Retracts m + direction to isometries by polar factors; top tensors are added.
 
     Source: P.-A. Absil, R. Mahony, R. Sepulchre, "Optimization Algorithms on Matrix Manifolds"
     (2008), example 4.1.3.
@@ -96,7 +96,7 @@ def retract(m: MERA, direction: MERA) -> MERA:
 
 
 def stiefel(inner: Any) -> Any:
-    """Makes an Optax optimiser move MERAs along their Stiefel manifolds.
+    """Wraps an Optax optimiser so that it moves MERAs along their Stiefel manifolds.
 
     Gradients are projected on the tangent space, ``inner`` makes a step of them, and the step is
     projected and retracted: ``optax.apply_updates(m, updates)`` has orthonormal columns again. The
@@ -138,7 +138,7 @@ class _Conjugate(NamedTuple):
 
 
 def conjugate_gradient() -> Any:
-    """Riemannian conjugate gradient with a line search, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser with line search, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
     ``value_fn``, the loss as a function of the MERA.
@@ -181,7 +181,7 @@ def conjugate_gradient() -> Any:
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
-    """Real inner product of two directions."""
+    """Computes the real inner product of two directions."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
 
@@ -202,7 +202,7 @@ def refine(
     optimizer: Any = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[MERA, RefineInfo]:
-    """Moves all tensors of a MERA so that it comes nearer to a tensor train.
+    """Optimises all tensors of a MERA to approximate a tensor train.
 
     Minimises the infidelity 1 − ‖Lᴴ t‖² / ‖t‖² over isometries and disentanglers, where L maps a
     top tensor to the sites. The best top tensor, Lᴴ t, is put in after every step, so the result's
@@ -290,7 +290,7 @@ def _descend(
 
 
 def _best_top(m: MERA, t: TT) -> jax.Array:
-    """Lᴴ t: the top tensor with which the layers of ``m`` come nearest to a tensor train."""
+    """Computes Lᴴ t, the top tensor for which the MERA is nearest to the tensor train t."""
     sites = list(range(m.order))
     *network, (_, top) = _network(m, sites, m.order)
     fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])

@@ -1,4 +1,4 @@
-"""The MERA types: frozen pytrees of isometries and disentanglers, with their wiring as metadata."""
+"""MERA types: pytrees of isometries and disentanglers, with their wiring as metadata."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from tensorjax._placement import placed
 
 
 class Wiring(NamedTuple):
-    """Which sites a layer joins; all of it static.
+    """Static structure of a MERA layer: block sizes, and the cuts that have disentanglers.
 
     Attributes:
       arities: sites in each block, that is, bottom legs of each isometry.
@@ -34,7 +34,7 @@ class Wiring(NamedTuple):
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Sites of each block."""
+        """Ranges of sites, one per block."""
         ends = np.cumsum(self.arities).tolist()
         return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
 
@@ -46,7 +46,7 @@ class Wiring(NamedTuple):
 
     @property
     def periodic(self) -> bool:
-        """Whether a disentangler closes the ring."""
+        """Whether a disentangler joins the last site to the first."""
         return len(self.arities) - 1 in self.cuts
 
 
@@ -231,17 +231,17 @@ class MERA(Scalable):
 
     @property
     def boundary(self) -> str:
-        """Whether a disentangler closes the ring in some layer: "periodic" or "open"."""
+        """Boundary type: "periodic" if a disentangler closes the ring in some layer, or "open"."""
         return "periodic" if any(x.wiring.periodic for x in self.layers) else "open"
 
     @property
     def dtype(self) -> Any:
-        """The dtype that arithmetic between the tensors gives."""
+        """Dtype that arithmetic between the tensors gives."""
         return jnp.result_type(*jax.tree.leaves(self))
 
     @property
     def size(self) -> int:
-        """Count of stored numbers: every entry of disentanglers, isometries and top."""
+        """Number of stored elements, in disentanglers, isometries and top tensor."""
         return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
 
     def astype(self, dtype: Any) -> "MERA":
@@ -335,7 +335,7 @@ def _is_abstract(m: MERA) -> bool:
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
-    """Every disentangler and isometry with its name, as a matrix bottoms × tops."""
+    """Lists every disentangler and isometry with its name, as a matrix bottoms × tops."""
     out = []
     for k, layer in enumerate(m.layers):
         out += [

@@ -1,4 +1,4 @@
-"""Models that are dense, low-rank or tensorised from one definition, by the specs they are given.
+"""Reference models (BERT encoder, code model, DLRM, GPT-2) with dense or tensorised layers.
 
 `encoder` (BERT's encoder with a classifier), `code` (the same encoder as a masked language model),
 `dlrm` (recommendation from dense and categorical features) and `gpt2` (the language model, whole or

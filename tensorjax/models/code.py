@@ -1,4 +1,4 @@
-"""A BERT-like model of source code: the encoder of `encoder`, trained to restore masked tokens.
+"""BERT-like masked language model of source code, on the encoder of `encoder`.
 
 Source: J. Devlin et al., arXiv 1810.04805 (masked language model); Z. Feng et al., "CodeBERT",
 arXiv 2002.08155, whose compression Yang et al. report in "CoMERA", arXiv 2405.14377.
@@ -18,7 +18,7 @@ __all__ = ["CodeModel"]
 
 
 class CodeModel(nnx.Module):
-    """A masked language model whose output layer is the token embedding again.
+    """Masked language model whose output layer is tied to the token embedding.
 
     Logits are x ↦ E GELU-LN(x) + b with the table E of the embedding, tensorised or not, so that
     no second vocabulary × features matrix is stored.
@@ -66,12 +66,12 @@ class CodeModel(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Logits (batch, count, vocabulary).
+        """Returns logits (batch, count, vocabulary) at the given positions.
 
         Args:
           tokens: integers (batch, length), some of them replaced.
           positions: integers (batch, count), where logits are wanted; all positions if None. The
-            output layer is the dearest one, so ask for the masked positions alone. Those outside
+            output layer is the most expensive, so ask for the masked positions alone. Those outside
             [0, length) are a ValueError; where they are traced, their logits are NaN.
           mask: as in `Trunk`.
         """
@@ -97,7 +97,7 @@ class CodeModel(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Sum of −log p(target) over all positions asked for, and the sum of their weights.
+        """Returns the weighted sum of −log p(target) over the positions, and the sum of weights.
 
         Args:
           tokens, positions, mask: as for a call.
@@ -110,7 +110,7 @@ class CodeModel(nnx.Module):
 
 
 def _rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Vectors (batch, count, features) of x (batch, length, features); NaN from outside of it."""
+    """Gathers vectors (batch, count, features) of x at positions; NaN out of range."""
     length = x.shape[1]
     places = _ids.as_int32(positions, length)
     valid = _ids.inside(places, length)

@@ -1,4 +1,4 @@
-"""DLRM: clicks, delays and the like from dense and categorical features.
+"""DLRM: deep learning recommendation model on dense and categorical features.
 
 Source: M. Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", arXiv 1906.00091.
@@ -35,7 +35,7 @@ _CRITEO = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DLRMConfig:
-    """Sizes of a DLRM.
+    """Sizes of a DLRM, and the thresholds below which its layers stay dense.
 
     Attributes:
       dense: number of dense features.
@@ -56,7 +56,7 @@ class DLRMConfig:
     linear_from: int = 4096
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Checks the sizes."""
         check_sizes(self, ("dense", "features"))
         check_sizes(self, ("table_from", "linear_from"), low=0)
         for name in ("tables", "bottom", "top"):
@@ -70,18 +70,18 @@ class DLRMConfig:
 
     @classmethod
     def criteo(cls) -> "DLRMConfig":
-        """13 dense features and the 26 tables of the Criteo Kaggle data: 540 million numbers."""
+        """Returns the sizes for Criteo Kaggle data: 26 tables, 540 million parameters."""
         return cls(dense=13, tables=_CRITEO)
 
     @classmethod
     def tiny(cls, **changes: Any) -> "DLRMConfig":
-        """Three tables and narrow MLPs: for tests and first steps."""
+        """Returns a small configuration for tests: three tables and narrow MLPs."""
         sizes = {"dense": 4, "tables": (5, 60, 3000), "features": 8, "bottom": (16,), "top": (32,)}
         return cls(**{**sizes, "table_from": 50, "linear_from": 256, **changes})
 
 
 class _MLP(nnx.Module):
-    """Linear layers with ReLUs between them, and after the last one if ``end``."""
+    """Multilayer perceptron with ReLUs between its layers, and after the last one if ``end``."""
 
     def __init__(
         self, widths: tuple[int, ...], linear: Spec, threshold: int, end: bool, **options: Any
@@ -104,7 +104,7 @@ class _MLP(nnx.Module):
 
 
 class DLRM(nnx.Module):
-    """Dense features through an MLP, categories through tables, their dot products into an MLP.
+    """Deep learning recommendation model: bottom MLP, embeddings, dot products, top MLP.
 
     With z₀ the bottom MLP's output and z_k the row of table k, the top MLP sees z₀ and all zᵢ·zⱼ,
     j < i. Tables and layers below the thresholds of the configuration stay dense, whatever the
@@ -168,7 +168,7 @@ class DLRM(nnx.Module):
         self.top = _MLP((width + pairs, *top), linear, config.linear_from, end=False, **options)
 
     def __call__(self, dense: jax.Array, categories: jax.Array) -> jax.Array:
-        """Logits (batch,).
+        """Returns logits (batch,) of dense and categorical features.
 
         Args:
           dense: floats (batch, dense).

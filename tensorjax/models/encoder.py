@@ -1,4 +1,4 @@
-"""BERT's encoder, with a classifier on its first token.
+"""BERT encoder with a classifier on its first token.
 
 Source: J. Devlin, M. Chang, K. Lee, K. Toutanova, "BERT: Pre-training of Deep Bidirectional
 Transformers for Language Understanding", arXiv 1810.04805. The configuration of six encoders is
@@ -70,7 +70,7 @@ class EncoderConfig:
     norm_first: bool = False
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Checks the sizes and the dropout rate."""
         names = ("vocabulary", "features", "layers", "heads", "hidden", "length", "segments")
         check_sizes(self, (*names, "classes"))
         if self.features % self.heads:
@@ -82,13 +82,13 @@ class EncoderConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> "EncoderConfig":
-        """Two blocks of width 32: for tests and first steps."""
+        """Returns a small configuration for tests: two blocks of width 32."""
         sizes = {"vocabulary": 128, "features": 32, "layers": 2, "heads": 4, "hidden": 64}
         return cls(**{**sizes, "length": 16, "dropout": 0.0, **changes})
 
 
 class _Attention(nnx.Module):
-    """Attention of all heads among the tokens of a sequence."""
+    """Multi-head self-attention with a padding mask."""
 
     def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
         width = config.features
@@ -107,7 +107,7 @@ class _Attention(nnx.Module):
 
 
 class _Block(nnx.Module):
-    """Attention and MLP, each with its residual path and layer norm."""
+    """Transformer encoder block: attention and MLP, with residuals and layer norms."""
 
     def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
         self.attention = _Attention(config, linear, **options)
@@ -130,14 +130,14 @@ class _Block(nnx.Module):
 
 
 def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
-    """What attention adds to its logits, (1, heads, length, length)."""
+    """Returns linear distance biases of attention logits (ALiBi), (1, heads, length, length)."""
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     distances = np.abs(np.arange(length)[:, None] - np.arange(length)[None])
     return jnp.asarray(-slopes[:, None, None] * distances, dtype)[None]
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Sines and cosines of the position in octaves, of the spread of the other embeddings."""
+    """Returns sinusoidal position embeddings, scaled to the spread of the other embeddings."""
     length, features = shape
     rates = 1e4 ** (-np.arange(0, features, 2) / features)
     angles = np.arange(length)[:, None] * rates[None]
@@ -150,7 +150,7 @@ def _norm(config: EncoderConfig, **options: Any) -> nnx.LayerNorm:
 
 
 class Trunk(nnx.Module):
-    """Tokens to vectors: embeddings and transformer blocks, without a head.
+    """BERT encoder without a head: embeddings and transformer blocks.
 
     Args:
       config: sizes.
@@ -198,7 +198,7 @@ class Trunk(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Vectors (batch, length, features) of tokens (batch, length).
+        """Encodes tokens (batch, length) as vectors (batch, length, features).
 
         Args:
           tokens: integers in [0, vocabulary). Others are a ValueError; where ids are traced, as
@@ -239,7 +239,7 @@ def _checked_length(tokens: jax.Array, config: EncoderConfig) -> int:
 
 
 class Encoder(nnx.Module):
-    """A classifier of texts or of pairs of texts: encoder, pooled first token, one linear layer.
+    """Text classifier: BERT encoder, pooled first token, one linear layer.
 
     Dense, low-rank and tensorised models are one definition with other specs. What is small stays
     dense whatever the specs: positions, segments, layer norms and the last layer (features ×
@@ -295,7 +295,7 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Logits (batch, classes); the arguments are those of `Trunk`."""
+        """Returns logits (batch, classes); the arguments are those of `Trunk`."""
         first = self.trunk(tokens, segments, mask)[:, 0]
         return self.head(self.dropout(jnp.tanh(self.pooler(first))))
 
@@ -308,7 +308,7 @@ class Encoder(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Sum of −log p(label) over the batch, and the sum of the weights.
+        """Returns the weighted sum of −log p(label) over the batch, and the sum of the weights.
 
         Args:
           tokens, segments, mask: as for `Trunk`.

@@ -1,4 +1,4 @@
-"""Flax layers whose weights are tensor networks, with a gate on every bond.
+"""Flax NNX linear layers and embeddings with weights in TT, Tucker or CP format.
 
 They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole model by one call:
 

@@ -1,4 +1,4 @@
-"""What tensorised linear layers of all formats share."""
+"""Base class of the tensorised linear layers: checks, planning, contraction, dense weight."""
 
 import abc
 import math
@@ -19,16 +19,16 @@ from tensorjax.nn._modes import modes
 from tensorjax.nn._networks import Network
 from tensorjax.nn._plan import LayerPlan, plan_layer
 
-# Largest array in bytes that is made of a weight unless more is asked for.
+# Default limit of a dense weight, in bytes: 4 GiB.
 MAX_BYTES = 2**32
 
-# Kept apart: as attributes they would be compared wherever JAX compares the structure of layers, so
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so
 # that no two converted layers could be stacked or share a compiled program.
 certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class TensorLinear(nnx.Module):
-    """What the linear layers of all formats share: y = x W + bias; use one of its subclasses.
+    """Abstract base class of tensorised linear layers, y = x W + bias; use one of its subclasses.
 
     Attributes:
       in_features: N.
@@ -86,38 +86,38 @@ class TensorLinear(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Makes the parameters of the weight, so that its entries have the variance given."""
+        """Initialises the parameters so that the entries of the weight have the given variance."""
 
     @property
     def certificate(self) -> Any:
-        """What the conversion of a dense layer measured; None for other layers, and for copies."""
+        """Error certificate of the conversion from a dense layer; None if there is none."""
         return certificates.get(self)
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Modes of the input, then of the output."""
+        """Mode sizes of the weight tensor: those of the input, then those of the output."""
         return (*self.in_shape, *self.out_shape)
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Sizes of the bonds, read from the parameters."""
+        """Ranks of the bonds, read from the shapes of the parameters."""
 
     @property
     def numbers(self) -> int:
-        """Numbers in all parameters, gates and bias included."""
+        """Number of parameters, gates and bias included."""
         return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:
-        """The arrays of the network, gates absorbed, in the order of `network`."""
+        """Returns the arrays of the network with the gates absorbed, in the order of `network`."""
 
     @abc.abstractmethod
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:
-        """How the layer computes at a batch size, and what that costs.
+        """Plans the contraction of the layer for a batch size, and estimates its cost.
 
         Args:
           batch: rows of the input: one number, or all leading axes.
@@ -150,7 +150,7 @@ class TensorLinear(nnx.Module):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer.
+        """Applies the layer to the last axis of the input: y = x W + bias.
 
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
@@ -186,7 +186,7 @@ class TensorLinear(nnx.Module):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """(b, M) = (b, N) times the weight."""
+        """Multiplies rows (b, N) by the weight, by the contraction that `plan` chooses."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features
@@ -199,7 +199,7 @@ class TensorLinear(nnx.Module):
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """The weight W as a dense matrix (N, M), in the dtype of the parameters.
+        """Returns the weight W as a dense matrix (N, M), in the dtype of the parameters.
 
         Args:
           max_bytes: the largest array that may be made.
@@ -221,7 +221,7 @@ class TensorLinear(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
-    """(…, M) = (…, N) times the weight, and the bias."""
+    """Multiplies (…, N) by the weight and adds the bias; returns (…, M)."""
     lead = x.shape[:-1]
     y = contracted(x, arrays)
     return _biased(y.reshape(*lead, y.shape[-1]), bias)
@@ -232,7 +232,7 @@ def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """A floating-point type, real or complex, or a TypeError."""
+    """Checks that a dtype is real or complex floating-point; raises TypeError otherwise."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -243,35 +243,35 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_rngs(rngs: Any) -> None:
-    """Raises TypeError where there is nothing to draw from."""
+    """Checks that ``rngs`` is a `flax.nnx.Rngs`; raises TypeError otherwise."""
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
 
 
 def gate_dtype(param_dtype: Any) -> Any:
-    """The dtype of gates: near one, half precision would not feel the steps of an optimiser."""
+    """Returns the dtype of gates: single precision at least, which resolves small steps near 1."""
     return linalg.factor_dtype(param_dtype)
 
 
 def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
-    """Gates that let everything pass, for parameters of this dtype."""
+    """Returns one gate vector of ones for each size, in the gate dtype for these parameters."""
     return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
 
 
 def values(parameters: Any) -> list[jax.Array]:
-    """Arrays of a list of parameters."""
+    """Returns the arrays of a list of parameters."""
     return [parameter[...] for parameter in parameters]
 
 
 def settle(layer: nnx.Module, given: nnx.Param) -> None:
-    """Puts a new layer on the devices of the parameter that it was made from, each array whole."""
+    """Replicates a new layer on the devices of the parameter that it was converted from."""
     where = replicated(given.get_value())
     if where is not None:
         nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Raises ValueError where a dense weight would need more than ``most`` bytes."""
+    """Raises ValueError if a dense weight would need more than ``most`` bytes."""
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Dense linear layers into tensorised ones, with a certificate of the error, and back."""
+"""Conversion of dense linear layers to tensorised ones, with certified errors, and back."""
 
 import dataclasses
 import math
@@ -29,16 +29,16 @@ Gates = Literal["singular values", "ones"]
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What the conversion of a dense weight cost and saved.
+    """Error and compression measured when a dense weight was converted to a tensor format.
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
-      bound: the error promised before: the tolerance, or None where the ranks given, or rounding to
+      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
         the dtype of the parameters, do not allow it.
       least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
       ranks: of the layer; like all of these when it was made, whatever became of it in training.
       numbers_before: in the dense layer, bias included.
-      numbers: in the new layer, gates and bias included.
+      numbers: parameters of the new layer, gates and bias included.
     """
 
     error: float
@@ -50,7 +50,7 @@ class Certificate:
 
     @property
     def compression(self) -> float:
-        """How many times fewer numbers the new layer has."""
+        """Compression ratio: parameters of the dense layer over those of the new layer."""
         return self.numbers_before / self.numbers
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def from_linear(
     memory_limit: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Any, Certificate]:
-    """A dense layer as a tensorised one, by TT-SVD or sequentially truncated higher-order SVD.
+    """Converts a dense linear layer to a tensorised one, by TT-SVD or ST-HOSVD.
 
     The kernel is folded into modes (padded with zeros where they call for it) and truncated. Bias,
     dtype, param_dtype and precision are kept.
@@ -157,7 +157,7 @@ def from_linear(
 
 
 def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
-    """A tensorised layer as a dense one with the same outputs.
+    """Converts a tensorised linear layer to a dense one with the same outputs.
 
     Args:
       layer: of any format.
@@ -200,7 +200,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Cores and gates of a folded matrix of any number of modes.
+    """Compresses a folded matrix by TT-SVD into the cores and gates of a tensor train.
 
     Args:
       x: in double precision.
@@ -223,7 +223,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """A train that is zero and can be trained: only its last core is zero."""
+    """Returns a zero train that can still be trained: only its last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -233,7 +233,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Cores and gates of a train whose cores but the last have orthonormal columns.
+    """Moves the singular values of every bond of a left-orthonormal train into gates.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -258,7 +258,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """The same train with cores of equal norm."""
+    """Rescales cores to equal norms; the tensor train stays the same."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -267,14 +267,14 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same train with gates of ones."""
+    """Splits the gates into the neighbouring cores, half each, and returns gates of ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
 
 
 def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """The kernel of a dense layer in double precision, checked."""
+    """Returns the kernel of a dense layer in double precision, after checks."""
     if type(layer) is not nnx.Linear:
         raise TypeError(
             f"layer: expected a flax.nnx.Linear, got {type(layer).__name__}; a subclass may do "
@@ -288,7 +288,7 @@ def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
 def to_compress(
     name: str, parameter: nnx.Param, sides: tuple[int, int], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """A dense matrix in double precision, checked together with what is asked of its ranks."""
+    """Returns a dense matrix in double precision; checks its shape, size, ``tol`` and ``rank``."""
     matrix = concrete(parameter)
     if matrix.shape != sides:
         raise ValueError(
@@ -303,7 +303,7 @@ def to_compress(
 
 
 def check_gates(gates: str) -> None:
-    """Raises ValueError for what is not one of `Gates`."""
+    """Raises ValueError if ``gates`` is not one of the options `Gates`."""
     if gates not in get_args(Gates):
         raise ValueError(f'gates: expected "singular values" or "ones", got {gates!r}')
 
@@ -315,7 +315,7 @@ def _folded(kernel: np.ndarray, new: TensorLinear) -> np.ndarray:
 
 
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Left-orthonormal cores, by tolerance, by ranks, or by tolerance up to ranks."""
+    """Returns left-orthonormal TT cores, truncated by tolerance, by ranks, or by both."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -326,7 +326,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 
 def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Core and orthonormal factors."""
+    """Returns the core and orthonormal factors of an ST-HOSVD, by tolerance, ranks, or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):
@@ -342,7 +342,7 @@ def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
 def certify(
     new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
 ) -> Certificate:
-    """Measures the error of a new layer, and keeps what it found.
+    """Measures the error of a converted layer, and stores the certificate for that layer.
 
     Args:
       new: the layer.

@@ -1,4 +1,4 @@
-"""What must hold for a dense layer that is to be replaced by a tensorised one."""
+"""Checks that a dense Flax layer can be replaced by a tensorised one."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def check_plain(layer: Any) -> None:
 
 
 def concrete(parameter: Any) -> jax.Array:
-    """The array of a parameter, which must be there."""
+    """Returns the array of a parameter; raises TypeError for shapes and traced values."""
     value = parameter.get_value()
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')

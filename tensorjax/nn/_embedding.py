@@ -16,7 +16,7 @@ from tensorjax.nn._modes import bounded, train_ranks
 
 
 class TTEmbedding(Embedding):
-    """An embedding whose table is a TT-matrix with a gate on every bond.
+    """Embedding whose table is a TT-matrix with a gate on every bond.
 
     With rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes,
 
@@ -38,7 +38,7 @@ class TTEmbedding(Embedding):
       num_shape: factors (m_1, …, m_D) of the ids; rows above num_embeddings are never read.
       feature_shape: factors (n_1, …, n_D) of the features; columns above are cut.
       ranks: TT-ranks r_1, …, r_{D−1} of the interior bonds.
-      numbers: in all parameters.
+      numbers: number of parameters.
 
     Args:
       num_embeddings: rows of the table; ids are in [0, num_embeddings).
@@ -116,13 +116,13 @@ class TTEmbedding(Embedding):
 
 
 class TuckerEmbedding(Embedding):
-    """An embedding whose table is in Tucker format with a gate on every bond.
+    """Embedding whose table is in Tucker format with a gate on every bond.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
         E[i, j] = Σ C[a_1 … a_D] Π_k D_k[a_k] U_k[i_k, j_k, a_k].
 
-    The core has Π s_k numbers: keep D small, or the ranks. Lookups are planned as there.
+    The core has Π s_k elements: keep D small, or the ranks. Lookups are planned as there.
 
     Attributes:
       core: parameter (s_1, …, s_D).
@@ -172,7 +172,7 @@ class TuckerEmbedding(Embedding):
 
 
 class CPEmbedding(Embedding):
-    """An embedding whose table is a sum of products of vectors (CP format), with a gate.
+    """Embedding whose table is in CP format, a sum of products of vectors, with a gate.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
@@ -217,7 +217,7 @@ class CPEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The number of terms."""
+        """CP-rank as a tuple, (R,): the number of terms."""
         return (self.gates[0].shape[-1],)
 
     def _network(self) -> tuple[list[jax.Array], Network]:

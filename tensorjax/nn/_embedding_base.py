@@ -1,4 +1,4 @@
-"""What embeddings of all formats share: lookups, logits, bags."""
+"""Base class of the compressed embeddings: lookups, logits, bags of rows, dense table."""
 
 import abc
 import math
@@ -41,7 +41,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """As many factors for the features as for the ids: those given, or chosen.
+    """Returns the row and column factors of a table, equally many: those given, or chosen.
 
     Args:
       num_embeddings: rows.
@@ -73,7 +73,7 @@ def _real(name: str, dtype: Any) -> np.dtype:
 
 
 class Embedding(nnx.Module):
-    """What embeddings of all formats share; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`."""
+    """Base class of compressed embeddings; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`."""
 
     gates: nnx.List
 
@@ -114,41 +114,41 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Makes the parameters, so that the entries of the table have the variance given."""
+        """Initialises the parameters so that the entries of the table have the given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], Network]:
-        """The arrays without their gates, and the network they make."""
+        """Returns the arrays without their gates, and their structure as a tensor network."""
 
     def _gated(self) -> tuple[list[jax.Array], Network]:
-        """The arrays with their gates, and the network they make."""
+        """Returns the arrays with their gates absorbed, and their structure as a tensor network."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Sizes of the bonds that have a gate."""
+        """Ranks of the bonds that have a gate."""
 
     @property
     def certificate(self) -> Any:
-        """What the conversion of a dense layer measured; None for other layers, and for copies."""
+        """Error certificate of the conversion from a dense layer; None if there is none."""
         return certificates.get(self)
 
     @property
     def numbers(self) -> int:
-        """Numbers in all parameters."""
+        """Number of parameters, gates included."""
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """How a call with so many ids looks them up on devices of this process, and its cost."""
+        """Plans a lookup of ``count`` ids on this process's devices, and estimates its cost."""
         _check.integer("count", count, low=0)
         return self._plan(*self._network(), count, _native.is_default())
 
     def _plan(
         self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans with compiled code, which programs for other platforms do without, or not."""
+        """Plans a lookup, with compiled CPU code where ``sweeps`` and the arrays allow it."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = {x.dtype for x in (*operands, *values(self.gates))}
@@ -165,7 +165,7 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
-        """Looks ids up.
+        """Looks up the rows of integer ids.
 
         Args:
           ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
@@ -198,7 +198,7 @@ class Embedding(nnx.Module):
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
-        """Logits query · Eᵀ with the rows of the table, as `flax.nnx.Embed.attend`.
+        """Returns the logits query · Eᵀ with all rows of the table, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
@@ -206,7 +206,7 @@ class Embedding(nnx.Module):
 
         Returns:
           (…, num_embeddings). The order of the products is planned for the number of queries; the
-          table is formed only where that is cheapest. The logit of a padding id is 0.
+          table is materialised only where that is cheapest. The logit of a padding id is 0.
 
         Raises:
           ValueError: ``query`` has another last axis.
@@ -223,7 +223,7 @@ class Embedding(nnx.Module):
         batch = math.prod(lead)
         rows = query.reshape(batch, self.features)
         rows = jnp.pad(rows, ((0, 0), (0, math.prod(self.feature_shape) - self.features)))
-        # The network's own numbers for its axes; a fresh one for the queries.
+        # The network's own labels for its axes; a fresh one for the queries.
         every = networks.bond(order + 1)
         columns = [networks.column(k) for k in range(order)]
         interleaved: list[Any] = [rows.reshape(batch, *self.feature_shape), [every, *columns]]
@@ -242,7 +242,7 @@ class Embedding(nnx.Module):
         return logits.reshape(*lead, self.num_embeddings)
 
     def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """All rows, (num_embeddings, features), in the dtype of the parameters.
+        """Returns the dense table (num_embeddings, features), in the dtype of the parameters.
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.
@@ -266,7 +266,7 @@ class Embedding(nnx.Module):
         weights: Any = None,
         mode: Mode = "sum",
     ) -> jax.Array:
-        """Sums or means of rows, bag by bag.
+        """Returns the sum or mean of the rows of each bag of ids, with optional weights.
 
         Args:
           ids: (…, length): each last axis is a bag, filled up with the padding id. Or (n,) with

@@ -1,4 +1,4 @@
-"""Which neighbouring cores of a TT-matrix are merged before compiled code makes rows of the train.
+"""Planner of TT-matrix lookups by compiled code: chooses which neighbouring cores to merge.
 
 A row is a chain of slices, one of each core, multiplied from both ends to the bond at which that is
 cheapest. Merged cores make the chain shorter, and cost a product for all rows that they hold: none
@@ -20,17 +20,15 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 # What forward + backward cost beside the operations of large products, in such operations: fitted
 # to times of lookups by all ways of merging, tables of order 3 to 6, on two cores of a Xeon.
-_TABLE = 2**20  # a table, however small
-_WRITTEN = 128  # a number of a table
-_READ = 48  # a number of a slice, for each row; more than the operations that it goes into
-_FAST = (
-    2**13
-)  # numbers of a slice that fits into the nearest cache; each beyond costs twice as much
+_TABLE = 2**20  # a table of any size
+_WRITTEN = 128  # an element written to a table
+_READ = 48  # an element read of a slice, for each row; more than its multiplications
+_FAST = 2**13  # elements of a slice that fits into the L1 cache; each beyond costs twice as much
 _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 class Chain(NamedTuple):
-    """How to make a number of rows of a train.
+    """Plan of a TT-matrix lookup by compiled code: which cores to merge, with operation counts.
 
     Attributes:
       cuts: merged core g has the cores from cuts[g] up to cuts[g + 1], that one excluded.
@@ -49,12 +47,12 @@ class Chain(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_chain(shapes: _Shapes, count: int) -> Chain:
-    """Plans so many rows of a train with cores (r, m, n, s): two at least, none of them empty."""
+    """Plans the lookup of ``count`` rows of a TT-matrix with at least two cores (r, m, n, s)."""
     order = len(shapes)
 
     @functools.cache
     def best(j: int) -> tuple[int, tuple[int, ...]]:
-        """The least cost of cores j …, and where merged cores begin and end."""
+        """Returns the least cost of the cores from j on, and the boundaries of the merged cores."""
         if j == order:
             return 0, (order,)
         ends = range(j + 1, order + (j > 0))  # not all cores in one
@@ -68,7 +66,7 @@ def plan_chain(shapes: _Shapes, count: int) -> Chain:
 
 
 def _cost(shapes: _Shapes, count: int) -> int:
-    """Of a merged core: to make it, and to read slices of it and multiply them for so many rows."""
+    """Estimates the cost of merging cores and of multiplying their slices for ``count`` rows."""
     r, m, n, s = _merged_shape(shapes)
     size = r * n * s
     rows = count * (_READ * (size + max(0, size - _FAST)) + _STEP)
@@ -78,7 +76,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Of a row: those of the products of both sides, and of the two sides."""
+    """Counts the operations of one row: for the two sides of the chain, and where they meet."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]
@@ -96,7 +94,7 @@ def _merged_shape(shapes: _Shapes) -> tuple[int, int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _merging_flops(shapes: _Shapes) -> int:
-    """Least operations that multiply cores to one."""
+    """Counts the least operations that multiply neighbouring cores into one."""
     if len(shapes) == 1:
         return 0
     size = 2 * math.prod(_merged_shape(shapes))
@@ -109,7 +107,7 @@ def _merging_flops(shapes: _Shapes) -> int:
 def merge(
     cuts: Sequence[int], cores: Sequence[jax.Array], gates: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The merged cores (r, m, n, s), and the gates of the bonds between them."""
+    """Merges cores (r, m, n, s) as planned; returns them and the gates between them."""
     merged = [_product(cores[j:k], gates[j : k - 1]) for j, k in pairwise(cuts)]
     return merged, [gates[k - 1] for k in cuts[1:-1]]
 

@@ -1,7 +1,7 @@
-"""Lookups: in programs for a CPU by compiled code from merged cores, in others by XLA.
+"""Embedding lookup and its gradient: by compiled code on a CPU, by XLA on other platforms.
 
-Both sides begin at the arrays of the layer, for they plan other products of these. The backward
-pass merges the cores once more; in one program with the forward pass XLA finds that it did so.
+Both take the arrays of the layer, since each plans its own products of them. The backward pass
+merges the cores again; in one program with the forward pass, XLA removes the duplicate product.
 """
 
 import functools
@@ -22,14 +22,14 @@ _Arrays = Sequence[jax.Array]
 
 
 def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Rows (n, features) for ids (n,) in [0, size + 1]."""
+    """Looks up rows (n, features) for ids (n,) in [0, size + 1], by compiled code if planned."""
     if request.cuts:
         return _rows(request, operands, gates, ids)
     return lookup_by_xla(request, operands, gates, ids)
 
 
 def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """As planned for programs without compiled code."""
+    """Looks up rows by XLA, with the plan for platforms without the compiled code."""
     plan = make_plan(request.network, request.features, len(ids), request.capacity, request.rows)
     return lookup_by_xla(plan._request._replace(dtype=request.dtype), operands, gates, ids)
 

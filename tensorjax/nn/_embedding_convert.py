@@ -1,4 +1,4 @@
-"""Dense embeddings into tensor trains, with a certificate of the error, and back."""
+"""Conversion of dense embeddings to TT-matrices, with certified errors, and back."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def from_embedding(
     max_bytes: int = MAX_BYTES,
     **options: Any,
 ) -> tuple[TTEmbedding, Certificate]:
-    """A dense embedding as a TT-matrix, by TT-SVD.
+    """Converts a dense embedding to a TT-matrix, by TT-SVD.
 
     The table is folded into modes, padded with zeros where they call for it, and truncated. Gates
     hold the singular values of their bonds, as those of `tensorjax.nn.from_linear` do.
@@ -102,7 +102,7 @@ def from_embedding(
 
 
 def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
-    """A compressed embedding of any format as a dense one with the same rows.
+    """Converts a compressed embedding of any format to a dense one with the same rows.
 
     Args:
       layer: `TTEmbedding`, `TuckerEmbedding` or `CPEmbedding`.
@@ -110,7 +110,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
     Returns:
       `flax.nnx.Embed` of the layer's dtypes. The row of a padding id is zero, but would be trained,
-      and ids out of range are Flax's business again.
+      and ids out of range are handled as Flax does.
 
     Raises:
       TypeError: not a compressed embedding.
@@ -139,7 +139,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
 
 def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """The table of a dense embedding in double precision, checked."""
+    """Returns the table of a dense embedding in double precision, after checks."""
     if type(layer) not in (nnx.Embed, PaddedEmbed):
         raise TypeError(
             f"layer: expected a flax.nnx.Embed, got {type(layer).__name__}; a subclass may do more "
@@ -151,7 +151,7 @@ def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
 
 
 def _folded(table: np.ndarray, new: TTEmbedding, max_bytes: int) -> np.ndarray:
-    """The table with one axis for each pair of a row mode and a column mode."""
+    """Folds a table to one axis for each pair of a row mode and a column mode."""
     rows, columns = math.prod(new.num_shape), math.prod(new.feature_shape)
     check_bytes(rows * columns, np.float64, max_bytes)
     whole = np.pad(table, [(0, rows - table.shape[0]), (0, columns - table.shape[1])])

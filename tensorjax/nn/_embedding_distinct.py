@@ -1,10 +1,10 @@
-"""Lookup of distinct ids only, with shapes that do not depend on how many there are.
+"""Embedding lookup that makes each distinct id's row once, with static shapes under jit.
 
 Ids are sorted and numbered; rows are made for as many distinct ids as the *capacity* says and
 copied to where they are wanted. Where there are more distinct ids, a loop makes the rows of the
 next ones, until all are done: exact for any ids, and without any more memory. (`jnp.unique(size=)`
 would drop them silently.) The backward pass first sums the cotangents of equal ids, so its products
-are as few as those of the forward pass, and it makes those again instead of keeping them.
+are as few as those of the forward pass, which it recomputes instead of storing them.
 """
 
 import functools
@@ -20,10 +20,10 @@ from tensorjax.nn._embedding_rows import Request, make_rows, marked_rows, tables
 
 try:
     from jax.experimental.shard_alike import shard_alike
-except ImportError:  # JAX 0.11.2 has no such hint any more: the same numbers, on every device
+except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        """Both as they are."""
+        """Returns both arrays unchanged, where this version of JAX has no `shard_alike`."""
         return x, y
 
 
@@ -33,14 +33,14 @@ _Tables = Sequence[jax.Array]
 def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
-    """Rows (n, features) for ids (n,) in [0, size + 1]."""
+    """Looks up rows (n, features) for ids (n,) in [0, size + 1], by XLA."""
     if not request.distinct:
         return make_rows(request, operands, gates, ids)
     return _distinct_rows(request, tables_of(request, operands, gates), ids)
 
 
 class _Distinct(NamedTuple):
-    """Distinct ids in ascending order.
+    """Distinct ids in ascending order, and the slot of every id among them.
 
     Attributes:
       ids: (a multiple of the capacity,), filled up with ids of rows that are zero.
@@ -71,7 +71,7 @@ def _distinct(request: Request, ids: jax.Array) -> _Distinct:
 
 
 def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Ids below ``most`` in ascending order, and where each was."""
+    """Sorts ids below ``most``; returns them and their original positions."""
     (count,) = ids.shape
     position = jnp.arange(count, dtype=ids.dtype)
     if not is_static(count) or most * count > jnp.iinfo(ids.dtype).max:
@@ -84,7 +84,7 @@ def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
-    """The k-th distinct ids, as many as the capacity."""
+    """Returns the k-th slice of the distinct ids, of the length of the capacity."""
     capacity = request.count
     return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
 
@@ -120,7 +120,7 @@ def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
 def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
     tables, found = kept
     capacity = request.count
-    # Sums of many numbers: in single precision at least.
+    # Long sums: in single precision at least.
     sums = linalg.factor_dtype(cotangent.dtype)
 
     def gradient(k: Any) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Ids of embeddings: what they may be, and what stands for those that have no row."""
+"""Validation of embedding ids: integer types, padding ids, and ids out of range."""
 
 from typing import Any, Literal, get_args
 
@@ -13,7 +13,7 @@ OutOfRange = Literal["error", "clip", "zero"]
 
 
 def policy(value: Any) -> OutOfRange:
-    """Checks the option ``out_of_range``."""
+    """Checks the option ``out_of_range``: "error", "clip" or "zero"."""
     if value not in get_args(OutOfRange):
         raise ValueError(f"out_of_range: expected one of {get_args(OutOfRange)}, got {value!r}")
     return value
@@ -22,7 +22,7 @@ def policy(value: Any) -> OutOfRange:
 def resolve(
     ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
 ) -> jax.Array:
-    """Ids as `tensorjax.nn._embedding_distinct.lookup` takes them.
+    """Maps ids to rows for the lookup; padding ids and ids out of range get sentinel values.
 
     Args:
       ids: integers of any shape: an array, a number, or nested lists.
@@ -70,7 +70,7 @@ def _index_type(most: int) -> Any:
 
 
 def as_integers(ids: Any, name: str = "ids") -> Any:
-    """A NumPy array, or a tracer, of an integer type that holds any number of rows."""
+    """Converts ids to an integer array of at least 32 bits: a tracer if traced, or else NumPy."""
     try:
         array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     except ValueError:
@@ -79,7 +79,7 @@ def as_integers(ids: Any, name: str = "ids") -> Any:
             "padding id, or pass one flat list and segments to bag"
         ) from None
     if isinstance(ids, list | tuple) and not array.size:
-        array = array.astype(np.int32)  # NumPy takes empty lists for floating-point numbers
+        array = array.astype(np.int32)  # NumPy makes empty lists float64
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
             f"{name}: expected integers, got dtype {array.dtype}; convert them, for example with "

@@ -1,4 +1,4 @@
-"""What a lookup of a number of ids will do, and what it costs."""
+"""Plans of embedding lookups for a number of ids, with their operation counts."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ _FEW = 256
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """How an embedding looks up a number of ids.
+    """Plan of an embedding lookup for a number of ids, with its cost.
 
     Attributes:
       count: ids of the call.
@@ -27,7 +27,7 @@ class LookupPlan:
         id, from slices of cores and of tables. So they are in programs for one CPU, whatever else
         is in this process; `plan` says it where one CPU is what programs are for by default.
       tables: for each table that rows are made from, products of cores if ``compiled``: the modes
-        it holds, how many rows it has and how many numbers each.
+        it holds, how many rows it has and how many elements each.
       flops: multiplications and additions of one call, for one round; if ``compiled``, for as many
         distinct ids as ``capacity`` is by default, of fewer than 256 too.
       grad_flops: the same for forward + backward, with respect to all parameters. Where ids are
@@ -55,10 +55,11 @@ class LookupPlan:
 
 
 def default_capacity(count: int) -> int:
-    """Room for the distinct ones of so many ids, if their frequencies fall as words' do.
+    """Estimates how many of ``count`` ids are distinct, for frequencies like those of words.
 
-    Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power
-    is enough for ids of a Zipf distribution; too little costs time, never a wrong row.
+    Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
+    enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are
+    correct.
     """
     return 8 * math.ceil(2 * count**0.75 / 8)
 
@@ -72,7 +73,7 @@ def make_plan(
     rows: int,
     compiled: bool = False,
 ) -> LookupPlan:
-    """Plans a lookup.
+    """Plans an embedding lookup: which tables to make, and whether for distinct ids only.
 
     Args:
       network: of the layer.
@@ -114,11 +115,10 @@ def make_plan(
 
 
 def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
-    """Plans a lookup of any number of ids, as that of 1024.
+    """Plans a lookup of an unknown number of ids (from `jax.export`) as one of 1024.
 
-    All ids are looked up as they are, or in rounds of as many distinct ones as the user's capacity
-    says: a number of rounds that suits any number of ids is not known. Compiled code takes no
-    arrays of unknown size.
+    Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
+    default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
     """
     count = PLANNED
     if capacity is None:
@@ -127,7 +127,7 @@ def symbolic_plan(network: Network, features: int, capacity: int | None, rows: i
 
 
 def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
-    """By compiled code, of so many distinct ids."""
+    """Plans a lookup of ``distinct`` distinct ids by compiled code."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

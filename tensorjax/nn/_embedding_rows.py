@@ -1,4 +1,4 @@
-"""Rows of ids as they are, by XLA from tables."""
+"""Embedding rows by XLA for every id, repeated ids included, gathered from partial products."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """What a lookup depends on, the arrays apart. Hashable.
+    """Static description of an embedding lookup: all but the arrays. Hashable.
 
     Attributes:
       network: of the layer's arrays, or of merged cores.
@@ -49,17 +49,17 @@ class Request(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """Of products by XLA."""
+        """Cheapest tree of products for a lookup by XLA."""
         return search(self.network, self.count)
 
     @property
     def size(self) -> int:
-        """Rows of the matrix; this number stands for an id whose row is zero, the next for NaN."""
+        """Number of rows with padding; as an id it means a zero row, and size + 1 a NaN row."""
         return math.prod(self.network.rows)
 
 
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Rows (n, features) for ids (n,) in [0, size + 1], all as they are."""
+    """Makes rows (n, features) for ids (n,) in [0, size + 1], one for every id."""
     tree, network = request.tree, request.network
     count = planned(ids.shape[0])
     spared = spared_gates(tree, network, count)
@@ -75,7 +75,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """The tables of a lookup with the gates that are not spared, of the dtype of the rows."""
+    """Makes the tables of a lookup, in the dtype of the rows, with all gates but ``spared``."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)
@@ -88,9 +88,9 @@ def marked_rows(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """The rows of ids, those that stand for no row among them. Nothing flows back from the latter.
+    """Gathers rows of ids; sentinel ids get zero or NaN rows, which have no gradient.
 
-    The mask also keeps what is not finite in other rows' cotangents out of row 0.
+    The mask also keeps NaN and Inf of the sentinel rows' cotangents out of row 0.
     """
     inside = ids < request.size
     within = jnp.where(inside, ids, 0)

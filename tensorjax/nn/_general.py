@@ -1,4 +1,4 @@
-"""A tensorised layer over several axes, in the place of `flax.nnx.LinearGeneral`."""
+"""Tensorised linear layer over several axes, the replacement of `flax.nnx.LinearGeneral`."""
 
 import math
 from typing import Any, cast
@@ -12,7 +12,7 @@ from tensorjax.nn._base import TensorLinear
 
 
 class TensorLinearGeneral(nnx.Module):
-    """A tensorised linear layer with the call of `flax.nnx.LinearGeneral`.
+    """Tensorised linear layer over several axes, called like `flax.nnx.LinearGeneral`.
 
     `tensorize` puts it in the place of such layers, of which `flax.nnx.MultiHeadAttention` is made:
     the axes that are contracted are folded into one, and the outputs unfolded.
@@ -46,7 +46,7 @@ class TensorLinearGeneral(nnx.Module):
         self.axis = axis
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer.
+        """Applies the layer to the axes ``axis`` of the input.
 
         Args:
           inputs: with axes of the sizes ``in_features`` at ``axis``; all others are batch axes.
@@ -73,12 +73,12 @@ class TensorLinearGeneral(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
-    """The layer on the last ``count`` axes as one."""
+    """Applies a layer to the last ``count`` axes, folded into one."""
     return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """The layer with its axes folded into one on each side; parameters may be shapes alone."""
+    """Converts a `LinearGeneral` to a `Linear` with its axes folded; parameters may be shapes."""
 
     def folded(value: Any, shape: tuple[int, ...]) -> Any:
         if isinstance(value, jax.ShapeDtypeStruct):

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is a tensor network with a gate on every bond."""
+"""Linear layers whose weight is a tensor network with gates: TT, Tucker, CP."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from tensorjax.nn._networks import Network
 
 
 class TTLinear(TensorLinear):
-    """A linear layer whose weight is a tensor train with a gate on every bond.
+    """Linear layer whose weight is a tensor train with a gate on every bond.
 
     y = x W + bias, with W (N × M) folded into modes, those of the input first:
 
@@ -24,7 +24,7 @@ class TTLinear(TensorLinear):
     The rank of W is at most the TT-rank r_p of the bond in the middle.
 
     How it is computed is planned for forward and backward together on the number of rows: see
-    `plan`. W is formed only where that is cheaper, and the plan then says "dense".
+    `plan`. W is materialised only where that is cheaper, and the plan then says "dense".
 
     Attributes:
       cores: list of p + q parameters (r_{k−1}, n_k, r_k).
@@ -91,22 +91,22 @@ class TTLinear(TensorLinear):
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.train(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """The cores, gates absorbed."""
+        """Returns the cores with the gates absorbed."""
         return _networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TuckerLinear(TensorLinear):
-    """A linear layer whose weight is in Tucker format with a gate on every bond.
+    """Linear layer whose weight is in Tucker format with a gate on every bond.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
         W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k],    d = p + q.
 
-    The core has Π s_k numbers: keep d small, or the ranks. The rank of W is at most the smaller of
+    The core has Π s_k elements: keep d small, or the ranks. The rank of W is at most the smaller of
     s_1 … s_p and s_{p+1} … s_d.
 
     Attributes:
@@ -150,17 +150,17 @@ class TuckerLinear(TensorLinear):
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Factors of the input, core, factors of the output; gates absorbed."""
+        """Returns input factors, core and output factors, with the gates absorbed."""
         factors, gates = values(self.factors), values(self.gates)
         return _networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
 
 
 class CPLinear(TensorLinear):
-    """A linear layer whose weight is a sum of R products of vectors, each with a gate.
+    """Linear layer whose weight is in CP format: a sum of R products of vectors, with a gate.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
@@ -204,13 +204,13 @@ class CPLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The number of terms, (R,)."""
+        """CP-rank as a tuple, (R,): the number of terms."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> Network:
-        """The weight as a network, read from the shapes of the parameters."""
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
         return _networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """The factors, the gate absorbed."""
+        """Returns the factors with the gate absorbed."""
         return _networks.gated_canonical(values(self.factors), self.gates[0][...])

@@ -1,4 +1,4 @@
-"""Rows of a compressed matrix: which products are made for whole tables, and which for each id.
+"""Cheapest contraction order for rows of a TT, Tucker or CP matrix, and the gather itself.
 
 The matrix has rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes, and is a
 network of arrays: the cores of a TT-matrix, the factors of a CP or Tucker tensor. A row is that
@@ -25,16 +25,16 @@ from tensorjax import contract
 from tensorjax._placement import placed_by, spec_like
 from tensorjax.nn._networks import absorbing
 
-# What moving a number costs, in operations. One that is gathered is scattered in the backward pass,
+# Cost of moving an element, in operations. One that is gathered is scattered in the backward pass,
 # and the products by id that it goes into are small ones, far from the speed of large products.
 _MOVE = 32
 
 
 class Network(NamedTuple):
-    """A matrix of folded rows and columns as a network. Hashable.
+    """Structure of a compressed matrix, rows and columns folded, as a tensor network. Hashable.
 
     Attributes:
-      terms: for each array the numbers of its axes: row mode k is k, and the axes that stay are
+      terms: for each array the labels of its axes: row mode k is k, and the axes that stay are
         `column` k and `bond` k.
       shapes: of the arrays.
       gates: for each gate the array it is multiplied into, and along which of its axes.
@@ -46,23 +46,23 @@ class Network(NamedTuple):
 
     @property
     def order(self) -> int:
-        """D."""
+        """Number D of row modes."""
         return len({axis for term in self.terms for axis in term if axis < _ROWS})
 
     @property
     def sizes(self) -> dict[int, int]:
-        """The size of each axis."""
+        """Size of each axis, by its label."""
         pairs = zip(self.terms, self.shapes, strict=True)
         return {a: n for term, shape in pairs for a, n in zip(term, shape, strict=True)}
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Row modes."""
+        """Sizes of the row modes."""
         return tuple(self.sizes[k] for k in range(self.order))
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Column modes."""
+        """Sizes of the column modes."""
         return tuple(self.sizes[column(k)] for k in range(self.order))
 
 
@@ -73,36 +73,36 @@ _IDS = _ROWS
 
 
 def bond(k: int) -> int:
-    """The number of the bond to the left of mode k."""
+    """Returns the label of the bond to the left of mode k."""
     return _ROWS + 1 + 2 * k
 
 
 def column(k: int) -> int:
-    """The number of column mode k."""
+    """Returns the label of column mode k."""
     return _ROWS + 2 + 2 * k
 
 
 def train(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D], the cores of four axes each."""
+    """Describes a TT-matrix E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D] with cores (r, m, n, s)."""
     terms = tuple((bond(k), k, column(k), bond(k + 1)) for k in range(len(shapes)))
     gates = tuple((taker, bond(k + 1)) for k, taker in enumerate(absorbing(shapes)))
     return Network(terms, tuple(shapes), gates)
 
 
 def is_train(network: Network) -> bool:
-    """Whether `train` made this network."""
+    """Checks whether a network is the one that `train` makes of its shapes."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
 def canonical(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """E[i, j] = Σ_a Π_k U_k[i_k, j_k, a], the factors of three axes each."""
+    """Describes a CP matrix E[i, j] = Σ_a Π_k U_k[i_k, j_k, a] with factors of three axes."""
     shared = bond(len(shapes))
     terms = tuple((k, column(k), shared) for k in range(len(shapes)))
     return Network(terms, tuple(shapes), ((0, shared),))
 
 
 def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """E[i, j] = Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k]; the core first, then the factors."""
+    """Describes a Tucker matrix E[i, j] = Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k], core first."""
     order = len(shapes) - 1
     factors = tuple((k, column(k), bond(k)) for k in range(order))
     terms = (tuple(bond(k) for k in range(order)), *factors)
@@ -110,7 +110,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Gates change no sharding."""
+    """Returns shardings for gated arrays: those of the arrays before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 
@@ -122,7 +122,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """The arrays with their gates multiplied in, but for those that are spared."""
+    """Multiplies gates into their arrays, except the gates listed in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -131,13 +131,13 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """An array with these axes times a vector along one of them."""
+    """Multiplies an array by a vector along the axis of the given label."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 
 
 def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Gates that are cheaper multiplied into what is gathered for so many ids than into arrays."""
+    """Selects gates that are cheaper to multiply into gathered slices than into whole arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -147,9 +147,9 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
 
 
 def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Arrays from which so many ids gather along the mode's own axis.
+    """Selects arrays from which to gather along the mode's own axis, without a transpose.
 
-    As tables they would be brought into another order first, whole, and their gradients back.
+    As tables, the whole arrays and their gradients would be transposed.
     """
     if tree.root.table:
         return ()
@@ -164,7 +164,7 @@ def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A partial product.
+    """Node of a contraction tree: a partial product of the arrays of a network.
 
     Attributes:
       operands: the arrays that it holds.
@@ -181,7 +181,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """The largest tables in it, from left to right."""
+        """Yields the largest subtrees that are tables, from left to right."""
         if self.table:
             yield self
         else:
@@ -191,7 +191,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """The cheapest way to look up a number of ids.
+    """Cheapest contraction tree for a lookup of a number of ids, with its operation counts.
 
     Attributes:
       root: the whole product.
@@ -206,14 +206,14 @@ class Tree:
 
 @functools.lru_cache(maxsize=4096)
 def search(network: Network, count: int) -> Tree:
-    """The cheapest tree for so many ids; its root is a table if the dense matrix is cheapest."""
+    """Finds the cheapest contraction tree for ``count`` ids; the root may be the dense matrix."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
     return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
 
 
 class _Search:
-    """Dynamic programming over connected sets of arrays, which are written as bit masks."""
+    """Dynamic programming over connected sets of arrays, encoded as bit masks."""
 
     def __init__(self, network: Network, count: int):
         self.network, self.count, self.sizes = network, count, network.sizes
@@ -230,7 +230,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The row modes of a product and its other axes."""
+        """Returns the row modes and the other open axes of a partial product."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -242,9 +242,9 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """The pairs of connected parts that make up a connected part, the first array in the first.
+        """Lists the ways to split a connected set into two connected sets.
 
-        Parts that share no axis are no pair: their outer product is never the cheapest.
+        Pairs that share no axis are left out: their outer product is never the cheapest.
         """
         lowest = mask & -mask
         found, part = [], (mask - 1) & mask
@@ -274,21 +274,21 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Numbers for one value of the row modes."""
+        """Counts the elements of a partial product for each row-index combination."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Values of the row modes."""
+        """Counts the row-index combinations of a partial product."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Operations that multiply two parts."""
+        """Counts the operations that multiply two partial products, for ``rows`` row indices."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Cost of a product as a table, and its parts."""
+        """Returns the least cost of a partial product as a table, and the parts it is made of."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -299,7 +299,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Cost of a product for the ids, and its parts; None where it is gathered from a table."""
+        """Returns the least cost of a partial product per id, and its parts; None for a gather."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):
@@ -312,7 +312,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """The tree of a product, as a table or not."""
+        """Builds the contraction tree of a set of arrays, as a table or id by id."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:
@@ -321,7 +321,7 @@ class _Search:
         return Node(operands, *self.axes(mask), parts, is_table)
 
     def flops(self, node: Node) -> int:
-        """Operations of a tree."""
+        """Counts the operations of a contraction tree."""
         if not node.parts:
             return 0
         rows = math.prod(self.sizes[k] for k in node.modes) if node.table else self.count
@@ -332,7 +332,7 @@ class _Search:
 def make_tables(
     tree: Tree, network: Network, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """The tables that a tree gathers from: (values of the row modes, …), or (…) without row modes.
+    """Makes the tables that a tree gathers from: (row values, …), or (…) without row modes.
 
     Args:
       tree: of `search`.
@@ -371,14 +371,14 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Rows (number of ids, number of columns).
+    """Gathers and multiplies the rows of ids: (number of ids, number of columns).
 
     Args:
       tree: of `search`.
       network: the network.
       tables: of `make_tables`.
       ids: all within the matrix.
-      spared: gates by their numbers that the tables lack.
+      spared: gates, by their positions, that the tables lack.
       kept: as `make_tables` got it.
     """
     sizes, places = network.sizes, _places(network.rows, ids)
@@ -420,7 +420,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """The index of every id in each row mode, the first mode changing slowest."""
+    """Splits ids into indices of the row modes, the first mode changing slowest."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)
@@ -430,7 +430,7 @@ def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
 
 
 def dense(network: Network, operands: Sequence[Any]) -> jax.Array:
-    """The whole matrix, (rows, columns)."""
+    """Contracts the network to the whole dense matrix (rows, columns)."""
     interleaved: list[Any] = []
     for array, term in zip(operands, network.terms, strict=True):
         interleaved += [array, [*term]]

@@ -1,4 +1,4 @@
-"""Factors of the features of a layer, and the ranks that they allow."""
+"""Factorisation of feature counts into modes, and bounds of the ranks these modes admit."""
 
 import functools
 import math
@@ -10,12 +10,12 @@ from tensorjax import _check
 
 # Factors are called near-equal up to this ratio of the largest to the smallest.
 _SPREAD = 3
-# Factors that are chosen automatically are about this large, at most.
+# Target size of automatically chosen factors: n gets ceil(log_16 n) of them.
 _MODE = 16
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Near-equal factors of n, or of the next larger number that has such factors.
+    """Returns near-equal factors of n, or of the next larger integer that has such factors.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -75,7 +75,7 @@ def _factor(n: int, order: int) -> tuple[int, ...]:
 def modes(
     features: int, shape: Sequence[int] | None, order: int | None, name: str
 ) -> tuple[int, ...]:
-    """The factors that a layer folds its features into: those given, or chosen by `factor`.
+    """Returns the factors of a feature count: those given, after checks, or those of `factor`.
 
     Args:
       features: how many there are.
@@ -103,7 +103,7 @@ def modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """TT-ranks of all interior bonds; an int is cut where a bond cannot need as much."""
+    """Returns the TT-ranks of the interior bonds; an int is cut to what each bond can use."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """One rank per place: an int is cut to every bound, explicit ranks must keep them.
+    """Returns one rank per place: an int is cut to the bounds, explicit ranks must keep them.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

@@ -1,4 +1,4 @@
-"""The weight of a layer as a tensor network: which axes its arrays have, and in which order.
+"""Structure of TT, Tucker and CP weights as tensor networks: axes, shapes, gates, paths.
 
 The axes are numbered: first the modes of the weight, those of the input before those of the output,
 then the bonds. `tensorjax.nn._plan` turns a network and a batch size into a contraction.
@@ -16,15 +16,15 @@ Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
 class Network(NamedTuple):
-    """A weight W (n_1 … n_p × m_1 … m_q) as a network. Hashable.
+    """Structure of a weight W (n_1 … n_p × m_1 … m_q) as a tensor network. Hashable.
 
     Attributes:
       modes: n_1, …, n_p, m_1, …, m_q.
       split: p.
-      terms: for each array the numbers of its axes; modes have the numbers 0, …, p+q−1.
+      terms: for each array the labels of its axes; modes have the labels 0, …, p+q−1.
       shapes: of the arrays.
       halves: the arrays of the input half and of the output half, in the order in which they
-        are multiplied where a half is formed.
+        are multiplied where a half is materialised.
       gated: how many multiplications it takes to absorb the gates.
     """
 
@@ -37,22 +37,22 @@ class Network(NamedTuple):
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Modes of the input."""
+        """Mode sizes of the input."""
         return self.modes[: self.split]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Modes of the output."""
+        """Mode sizes of the output."""
         return self.modes[self.split :]
 
     @property
     def elements(self) -> int:
-        """Numbers in W."""
+        """Number of elements of W, padding included."""
         return math.prod(self.modes)
 
 
 def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
-    """W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
+    """Describes a tensor train W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
     order = len(modes)
     full = (1, *ranks, 1)
     shapes = tuple((full[k], n, full[k + 1]) for k, n in enumerate(modes))
@@ -68,7 +68,7 @@ def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
 
 
 def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
-    """W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
+    """Describes a Tucker tensor W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
 
     The arrays come in the order in which one after the other can be multiplied to the input: the
     factors of the input, the core, the factors of the output.
@@ -88,7 +88,7 @@ def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
 
 
 def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
-    """W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
+    """Describes a CP tensor W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
     order = len(modes)
     return Network(
         modes=tuple(modes),
@@ -101,20 +101,20 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """For every gate of a train the core, left or right of it, that takes it: the smaller one."""
+    """Chooses, for every gate of a train, the smaller of its two neighbouring cores."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Gates change no sharding."""
+    """Returns shardings for gated arrays: those of the arrays before."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 
 
 @placed_by(_as_given)
 def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[jax.Array]:
-    """The cores with every gate multiplied into one of its neighbours."""
+    """Multiplies every gate of a train into the smaller of its neighbouring cores."""
     out = list(cores)
     for k, taker in enumerate(absorbing([c.shape for c in cores])):
         gate = gates[k].astype(out[taker].dtype)
@@ -126,14 +126,14 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
 def gated_tucker(
     core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
 ) -> list[jax.Array]:
-    """The arrays of a Tucker network in its order, gates multiplied into the factors."""
+    """Multiplies the gates into the factors; returns the arrays in the order of `tucker`."""
     out = [u * g.astype(u.dtype)[None, :] for u, g in zip(factors, gates, strict=True)]
     return [*out[:split], core, *out[split:]]
 
 
 @placed_by(_as_given)
 def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.Array]:
-    """The factors, with the gate multiplied into the smallest."""
+    """Multiplies the gate into the smallest CP factor."""
     out = list(factors)
     k = min(range(len(out)), key=lambda k: out[k].size)
     out[k] = out[k] * gate.astype(out[k].dtype)[None, :]
@@ -141,7 +141,7 @@ def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.A
 
 
 def fold(positions: Sequence[int]) -> Tree:
-    """Operands multiplied one after the other, as a tree."""
+    """Builds the tree that multiplies operands one after the other, from left to right."""
     tree: Tree = positions[0]
     for position in positions[1:]:
         tree = (tree, position)
@@ -149,7 +149,7 @@ def fold(positions: Sequence[int]) -> Tree:
 
 
 def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
-    """A tree of pairs as opt_einsum writes it: positions in a list that products are appended to.
+    """Converts a tree of pairs to an opt_einsum path, whose products are appended to the list.
 
     Example:
       >>> path(((0, 1), (2, 3)), 4)
@@ -173,7 +173,7 @@ def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """The operands that went into every product of a path."""
+    """Lists the set of operands in every product of an opt_einsum path."""
     nodes = [frozenset({k}) for k in range(count)]
     found = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""A dense embedding with a padding id."""
+"""Dense embedding with a padding id whose row stays zero."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tensorjax import _check, _ids
 
 
 class PaddedEmbed(nnx.Embed):
-    """`flax.nnx.Embed` with an id whose row is zero and has no gradient.
+    """Dense `flax.nnx.Embed` with a padding id, whose row is zero and has no gradient.
 
     The rows of ids outside [0, num_embeddings) are NaN; negative ones do not count from the end.
 
@@ -35,7 +35,7 @@ class PaddedEmbed(nnx.Embed):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
-        """Rows of the ids; zeros for the padding id, NaN for those out of range."""
+        """Looks up rows: zeros for the padding id, NaN for ids out of range."""
         inputs = jnp.asarray(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             return super().__call__(inputs, out_sharding)  # Flax says what is wrong
@@ -46,7 +46,7 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
-        """Logits of all rows, as `flax.nnx.Embed.attend`; that of the padding id is 0."""
+        """Returns the logits of all rows, as `flax.nnx.Embed.attend`; 0 for the padding id."""
         logits = super().attend(query, out_sharding)
         padding = jnp.arange(self.num_embeddings) == self.padding_idx
         lead = (1,) * (logits.ndim - 1)

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a tensorised layer, planned together on the batch size.
+"""Contraction planning of a tensorised layer: forward and backward cost for a batch size.
 
 Every way to compute y = x W without changing the result is a tree of pairwise products over x and
 the arrays of W. Its reverse-mode derivative walks the same tree backwards and makes two products of
@@ -7,8 +7,8 @@ three times the forward pass, and need no product that the forward pass did not 
 for. No backward pass of the same tree is cheaper: each of its products is a message between two
 nodes of the tree that has x, the arrays and the cotangent as leaves, and each message is computed
 once. That is why there is no derivative written by hand: JAX's own has the operations and the
-residuals of one (x, the intermediates of the tree; W only if the tree forms it), and forward mode
-works too.
+residuals of one (x, the intermediates of the tree; W only if the tree materialises it), and
+forward mode works too.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from tensorjax import contract
 from tensorjax.contract import Cost
 from tensorjax.nn._networks import Network, Tree, fold, leaves, path
 
-# The model of a machine: operations in the time of moving one byte. Trees over the same arrays have
-# the same number of products, so what it takes to start one does not tell them apart.
+# Machine model: floating-point operations in the time of moving one byte. Trees of the same arrays
+# have the same number of products, so a launch cost would not distinguish them.
 _PER_BYTE = 4.0
-# Operands that all orders are searched for.
+# With more operands the search is greedy, since an exact one takes seconds.
 _EXACT = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way to contract a layer.
+    """Candidate contraction order of a layer, with its modelled cost.
 
     Attributes:
       kind: "halves", "chain", "path" or "dense", as for `LayerPlan`.
@@ -47,13 +47,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """How a layer will compute y = x W at one batch size, and what else it might have done.
+    """Chosen contraction of y = x W for one batch size, its cost, and the other candidates.
 
     Attributes:
       kind: "halves": W = A B, with A from all arrays of the input's modes and B from those of the
         output's, then (x A) B. "chain": the arrays one after the other, starting from x. "path":
         the best order that a search found; with more than 10 operands, x included, a greedy one.
-        "dense": W is formed, by the halves or as the search
+        "dense": W is materialised, by halves or as the search
         found, and multiplied once; its gradient is then projected on the arrays.
       batch: rows of x.
       flops: operations of the forward pass, gates and bias included.
@@ -77,7 +77,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """The choice and what every candidate costs, as text."""
+        """Formats the choice and the costs of all candidates as a text table."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]
@@ -106,7 +106,7 @@ def plan_layer(
     precision: Any,
     memory_limit: int | None,
 ) -> LayerPlan:
-    """Plans y = x W for ``batch`` rows; remembered for the same arguments.
+    """Plans the contraction y = x W for ``batch`` rows; results are cached.
 
     Raises:
       ValueError: no candidate keeps ``memory_limit``, which holds for forward + backward.
@@ -183,7 +183,7 @@ def _cost(plan: contract.Plan) -> float:
 
 
 def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """The expression x, arrays → y, and the shapes of its operands."""
+    """Returns the einsum expression x, arrays → y, and the shapes of its operands."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
 
@@ -196,7 +196,7 @@ def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], .
 
 
 def _trees(network: Network) -> dict[str, Tree]:
-    """Trees that need no search; x is operand 0, the arrays are those after it."""
+    """Returns the fixed contraction orders "halves", "chain" and "dense"; x is operand 0."""
     count = len(network.terms)
     left, right = (fold([k + 1 for k in half]) for half in network.halves)
     return {
@@ -207,7 +207,7 @@ def _trees(network: Network) -> dict[str, Tree]:
 
 
 def _forms_weight(network: Network, plan: contract.Plan) -> bool:
-    """Whether a product of arrays alone has as many numbers as W, or more."""
+    """Checks whether a contraction materialises W, or a product as large, without x."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Specs: how to build a layer, said once and used for every size that a model asks for."""
+"""Layer specifications (dense, low-rank, TT, Tucker, CP) that build layers of any size."""
 
 import abc
 import dataclasses
@@ -19,10 +19,10 @@ from tensorjax.nn._padded import PaddedEmbed
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC):
-    """A way to build layers: `Dense`, `LowRank`, `TT`, `Tucker` or `CP`.
+    """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `Tucker` and `CP`.
 
-    They all make fresh layers: `linear` and `embedding`. Those that a dense layer can be turned
-    into convert one: `from_linear` and `from_embedding`.
+    All build fresh layers by `linear` and `embedding`. TT, LowRank and, for linear layers, Tucker
+    also convert dense layers, by `from_linear` and `from_embedding`.
     """
 
     def linear(
@@ -35,7 +35,7 @@ class Spec(abc.ABC):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> Any:
-        """A fresh linear layer.
+        """Builds a linear layer with fresh parameters.
 
         Args:
           in_features: N.
@@ -67,7 +67,7 @@ class Spec(abc.ABC):
         padding_idx: int | None = None,
         rngs: nnx.Rngs,
     ) -> Any:
-        """A fresh embedding.
+        """Builds an embedding with fresh parameters.
 
         Args:
           num_embeddings: rows; ids are in [0, num_embeddings).
@@ -90,7 +90,7 @@ class Spec(abc.ABC):
     def from_linear(
         self, layer: nnx.Linear, *, tol: float | None = None
     ) -> tuple[TensorLinear, Certificate]:
-        """A dense layer in this format, see `tensorjax.nn.from_linear`.
+        """Converts a dense linear layer to this format by `tensorjax.nn.from_linear`.
 
         Args:
           layer: `flax.nnx.Linear`.
@@ -114,7 +114,7 @@ class Spec(abc.ABC):
     def from_embedding(
         self, layer: nnx.Embed, *, tol: float | None = None
     ) -> tuple[TTEmbedding, Certificate]:
-        """A dense embedding in this format, see `tensorjax.nn.from_embedding`.
+        """Converts a dense embedding to this format by `tensorjax.nn.from_embedding`.
 
         Args:
           layer: `flax.nnx.Embed`.
@@ -142,16 +142,16 @@ class Spec(abc.ABC):
 
     @abc.abstractmethod
     def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
-        """The class of linear layers, and the options that are its own."""
+        """Returns the class of linear layers, and its own keyword options."""
 
     @abc.abstractmethod
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
-        """The class of embeddings, and the options that are its own."""
+        """Returns the class of embeddings, and its own keyword options."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Spec):
-    """Flax's own layers, `flax.nnx.Linear` and `flax.nnx.Embed`.
+    """Specification of dense layers: `flax.nnx.Linear` and `flax.nnx.Embed`.
 
     Example:
       >>> from flax import nnx
@@ -169,7 +169,7 @@ class Dense(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Spec):
-    """Matrices of low rank, W = U D V: trains of two cores with a gate between them.
+    """Specification of low-rank matrices W = U D V: trains of two cores with a gate.
 
     Attributes:
       rank: of the weight; cut at the smaller number of features.
@@ -196,7 +196,7 @@ class LowRank(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class _Format(Spec):
-    """Options that the formats share.
+    """Base class of the tensor-format specifications, with their common options.
 
     Attributes:
       rank: one int for all bonds, cut where one cannot need as much, or one per bond. None is for
@@ -234,12 +234,12 @@ class _Format(Spec):
 
     @abc.abstractmethod
     def _layers(self) -> tuple[Any, Any]:
-        """The classes of linear layers and of embeddings."""
+        """Returns the classes of linear layers and of embeddings of this format."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TT(_Format):
-    """Tensor trains: `TTLinear`, `TTEmbedding`.
+    """Specification of tensor-train layers: `TTLinear`, `TTEmbedding`.
 
     Attributes:
       rank: TT-ranks: one int for all bonds, cut where one cannot need as much, or one per bond.
@@ -264,7 +264,7 @@ class TT(_Format):
 
 @dataclasses.dataclass(frozen=True)
 class Tucker(_Format):
-    """Tucker format: `TuckerLinear`, `TuckerEmbedding`.
+    """Specification of Tucker layers: `TuckerLinear`, `TuckerEmbedding`.
 
     Attributes:
       rank: multilinear ranks: one int, cut at every mode, or one per mode; None as for `TT`.
@@ -284,7 +284,7 @@ class Tucker(_Format):
 
 @dataclasses.dataclass(frozen=True)
 class CP(_Format):
-    """Sums of products of vectors: `CPLinear`, `CPEmbedding`.
+    """Specification of CP layers, sums of products of vectors: `CPLinear`, `CPEmbedding`.
 
     Attributes:
       rank: number of terms.

@@ -1,4 +1,4 @@
-"""Whole models: the dense layers of an NNX module replaced by rule."""
+"""Replacement of the dense layers of a Flax NNX model by tensorised ones, by path patterns."""
 
 import fnmatch
 import math
@@ -29,7 +29,7 @@ def tensorize(
     tol: float | None = None,
     rngs: nnx.Rngs | None = None,
 ) -> Any:
-    """A copy of a model in which dense layers are replaced by tensorised ones.
+    """Copies a model, with the dense layers that match the rules replaced by tensorised ones.
 
     Every `flax.nnx.Linear`, `flax.nnx.LinearGeneral` (of which `flax.nnx.MultiHeadAttention` is
     made) and `flax.nnx.Embed` is held against the rules, by its path in the model, such as
@@ -107,14 +107,14 @@ def tensorize(
 
 
 def summary(model: Any) -> str:
-    """A table of the linear layers and embeddings of a model: shapes, ranks, numbers.
+    """Formats a table of the layers of a model: shapes, ranks, parameters, compression.
 
     Args:
       model: any NNX module.
 
     Returns:
-      One line per layer, shared ones once: path, class, features, modes, ranks, numbers as a dense
-      layer, numbers now, and their ratio; the last line is all parameters of the model.
+      One line per layer, shared ones once: path, class, features, modes, ranks, parameters as a
+      dense layer, parameters now, and their ratio; the last line is the whole model.
     """
     rows, saved = [], 0
     for layer, paths in _places(model).values():
@@ -136,14 +136,14 @@ def summary(model: Any) -> str:
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Rows and columns of a layer as a matrix, and numbers in its bias."""
+    """Returns the rows and columns of a layer as a matrix, and the length of its bias."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     return (layer.in_features, layer.out_features), 0 if layer.bias is None else layer.out_features
 
 
 def _copies(layer: Any) -> int:
-    """How many layers are stacked in one."""
+    """Counts the layers that are stacked in one, by the leading axes of its parameters."""
     if isinstance(layer, nnx.Linear):
         lead = layer.kernel.shape[:-2]
     elif isinstance(layer, nnx.Embed):
@@ -154,7 +154,7 @@ def _copies(layer: Any) -> int:
 
 
 def _folds(layer: Any) -> tuple[str, str]:
-    """Modes and ranks of a layer; nothing for a dense one."""
+    """Returns modes and ranks of a layer as text; empty for a dense one."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
     elif isinstance(layer, Embedding):
@@ -170,7 +170,7 @@ def _counts(dense: int, now: int) -> tuple[str, str, str]:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Text columns; the last three, numbers, stand to the right."""
+    """Formats rows as text columns; the last three, numeric, are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -181,12 +181,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Numbers in the parameters of a module."""
+    """Counts the parameters of a module."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """The layers to be replaced, their paths, and the specs that their first rules name."""
+    """Returns the layers to replace, their paths, and the specs of their first matching rules."""
     found, used = [], set()
     candidates = [p for p in _places(model).values() if _replaceable(p[0])]
     for layer, paths in candidates:
@@ -210,12 +210,12 @@ def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, li
 
 
 def _replaceable(module: Any) -> bool:
-    """Whether rules may replace a module: a weight for every batch index is not one matrix."""
+    """Checks whether rules may replace a module: a plain dense layer without batch axes."""
     return type(module) in _DENSE and not getattr(module, "batch_axis", ())
 
 
 def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> None:
-    """Raises ValueError where a layer to be replaced shares a parameter with another module."""
+    """Raises ValueError if a layer to replace shares a parameter with another module."""
     holders: dict[int, list[tuple[int, str]]] = {}
     for module, paths in _places(model).values():
         for name, value in vars(module).items():
@@ -233,7 +233,7 @@ def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> No
 
 
 def _replaced(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
-    """What a rule makes of a dense layer."""
+    """Builds the replacement of a dense layer: converted by SVD, or freshly initialised."""
     if isinstance(layer, nnx.LinearGeneral):
         check_plain(layer)
         new = _replaced(flat(layer), spec, init, tol, rngs)
@@ -270,7 +270,7 @@ def _replaced(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -
 
 
 def _places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Every module in a model, by identity, with all paths to it."""
+    """Maps the identity of every module of a model to the module and all paths to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -285,7 +285,7 @@ def _places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def _children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Modules held by a module, in its attributes or in lists, tuples and dicts there."""
+    """Yields the modules held in a module's attributes, or in lists, tuples and dicts there."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value
@@ -296,7 +296,7 @@ def _children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Puts new modules in the places of old ones, wherever they are."""
+    """Replaces modules wherever they occur in a model."""
     for module, _ in _places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):

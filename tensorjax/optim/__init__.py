@@ -1,9 +1,9 @@
-"""Optax transformations that find the ranks of tensorised models.
+"""Rank-adaptive training and rank pruning of tensorised models, as Optax transformations.
 
 `rank_adaptive` wraps any Optax optimiser and trains under two objectives, loss and size; `shrink`
-then drops what has died from parameters and moments. `canonical` and `prune` bring a model to a
-size at once. All work on any tree of arrays in which tensorised layers are known by their names:
-cores (or core, factors) beside gates.
+then removes dead gates, and the core slices on their bonds, from parameters and optimiser moments.
+`canonical` and `prune` cut a model to a given size in one step. All work on any tree of arrays, in
+which tensorised layers are recognised by their names: cores (or core, factors) beside gates.
 
 Example: a matrix of rank one, fitted by a tensor train of rank four, which finds the rank:
   >>> import jax, jax.numpy as jnp, optax

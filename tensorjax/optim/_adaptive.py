@@ -1,4 +1,4 @@
-"""Rank-adaptive training under two objectives, loss and size."""
+"""Rank-adaptive training (CoMERA): an Optax wrapper that minimises loss and model size."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._step import Step
 from tensorjax.optim._watch import fresh
 
-# Those of planted.Config, where γ grows from zero: python -m experiments run comera/planted.
+# Weights γ and β of the planted-rank experiment, where γ grows from zero:
+# python -m experiments run comera/planted.
 SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
 
 
@@ -41,7 +42,7 @@ def rank_adaptive(
     mix: Weight = 0.1,
     loss_decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes an Optax optimiser train under two objectives, loss and size, and so find the ranks.
+    """Wraps an Optax optimiser so that it minimises loss and size, and so finds the ranks.
 
     With gates D on the bonds of tensorised layers, ρ_k the number of gates of bond k above the
     threshold τ, and S the size of the layers at these ranks (`size`), a polynomial such as
@@ -256,7 +257,7 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
-    """The layout of parameters, whose gates are checked where they are concrete."""
+    """Returns the layout of the gated layers; checks the values of concrete gates."""
     _check_lookahead(params)
     layout = gated(params)
     leaves = jax.tree.leaves(params)
@@ -282,7 +283,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError for a size target that not even ranks of one can meet."""
+    """Raises ValueError for a size target below the size of all ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]

@@ -1,4 +1,4 @@
-"""Gates that say what an index is worth: every bond in the basis of its singular vectors."""
+"""Canonical form of gated layers: the singular values of every bond become its gate."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Any) -> Any:
-    """The same layers, with every bond in the basis of its singular vectors.
+    """Brings every bond of gated layers to the basis of its singular vectors (Vidal's form).
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train
@@ -147,13 +147,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Relative singular values below it are rounding error of the cores."""
+    """Returns the relative singular value below which all is rounding error of the cores."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """A gate of ones, where there is more than rounding error; the first one always."""
+    """Returns a gate of ones where singular values exceed rounding error; the first always."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

@@ -1,4 +1,4 @@
-"""Ranks cut to a size at once, the least important index for its size first."""
+"""Rank pruning to a target size at once, by importance of each bond index over its size."""
 
 import heapq
 import math
@@ -23,17 +23,16 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Any:
-    """Sets gates to zero until the size is at most the target, the cheapest loss first.
+    """Sets gates to zero, least importance per size first, until the size is at most the target.
 
-    Of all bonds of all layers that index dies whose importance, over what the size falls by with
-    it, is least; then the next one, sizes counted anew. One index of every bond stays. `shrink`
-    drops what has died.
+    Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
+    is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`
+    removes the dead indices from the arrays.
 
     With s = E[(∂L/∂g)²] over samples, ½ s g² is the rise of the loss without that index: to second
     order, where the gradient vanishes, with Fisher's matrix for the Hessian. It tells indices apart
-    in the basis that `canonical` gives; gates are one there. Importance is taken as given: it is
-    not measured again as indices die, and those that a dead neighbour has made linearly dependent
-    stay.
+    in the basis that `canonical` gives; gates are one there. Importance is not measured again as
+    indices are removed, and indices that a removed neighbour has made linearly dependent stay.
 
     Args:
       params: any tree of parameters.
@@ -92,7 +91,7 @@ def prune(
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """(importance over size, layer, bond) of what could die next in a layer."""
+        """Lists (importance over freed size, layer, bond) of a layer's next index to remove."""
         now, bonds = sized(layer), enumerate(left[layer])
         found = []
         for bond, kept in bonds:
@@ -126,7 +125,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Importance of every gate that lives; −1 for the dead."""
+    """Returns the importance of every live gate, and −1 for dead gates."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

@@ -1,4 +1,4 @@
-"""Tensorised layers in a tree of parameters: which leaves are cores, which gates, on which bonds.
+"""Detection of tensorised layers in a parameter tree: which leaves are cores and gates.
 
 A layer is known by the names of siblings in one mapping:
 
@@ -30,7 +30,7 @@ LOOKED_FOR = (
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One tensorised layer.
+    """Tensorised layer in a parameter tree: positions of cores and gates, and their bonds.
 
     Attributes:
       path: of the mapping that holds it.
@@ -54,16 +54,16 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The path as text."""
+        """Path of the layer as text, joined by slashes."""
         return "/".join(map(str, self.path)) or "(top)"
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Length of every gate."""
+        """Rank of every bond, that is the length of its gate."""
         return tuple(self.shapes[core][axis] for ((core, axis), *_) in self.bonds)
 
     def modes(self, core: int) -> tuple[int, ...]:
-        """The sizes of a core's axes that are no bonds."""
+        """Returns the mode sizes of a core: the sizes of its axes that are not bonds."""
         axes = {axis for bonds in self.bonds for c, axis in bonds if c == core}
         if self.kind == "tt":  # the outer bonds of size one have no gate
             axes |= {0, len(self.shapes[core]) - 1}
@@ -72,7 +72,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The tensorised layers of a tree of parameters.
+    """Tensorised layers of a parameter tree, and the paths of all leaves.
 
     Attributes:
       layers: in the order of the leaves.
@@ -89,7 +89,7 @@ class Layout:
 
 
 def tokens(path: Any) -> Path:
-    """A key path as plain keys: "0" is 0, and the value of a flax variable is the variable."""
+    """Normalises a JAX key path to plain keys: "0" becomes 0, a Flax "value" is dropped."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()
@@ -105,13 +105,13 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Paths (see `tokens`), leaves and structure of a tree."""
+    """Flattens a tree to normalised paths (see `tokens`), leaves and structure."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
 
 
 def find(params: Any) -> Layout:
-    """The tensorised layers of a tree of parameters.
+    """Finds the tensorised layers of a parameter tree, by the names of sibling leaves.
 
     Raises:
       ValueError: gates without cores, and shapes that do not fit.
@@ -133,7 +133,7 @@ def find(params: Any) -> Layout:
 
 
 def gated(params: Any) -> Layout:
-    """`find`, where at least one gate is asked for."""
+    """Finds the tensorised layers as `find`, and raises ValueError if no gate exists."""
     layout = find(params)
     if not layout.gates:
         bare = ", ".join(layer.name for layer in layout.layers[:3])
@@ -147,8 +147,8 @@ def gated(params: Any) -> Layout:
 
 
 def _parts(path: Path) -> Iterator[tuple[str, int]]:
-    """The (name of a part of a layer, how many keys it takes) that a path may end in."""
-    # Numbers below, as of a list: a module may have one of these names too.
+    """Yields the (part name, number of keys) pairs of layer parts that a path may end in."""
+    # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
         yield str(path[-2]), 2
     if path and path[-1] in ("core", "bias"):

@@ -1,4 +1,4 @@
-"""How large tensorised layers are, what their ranks are, and which parameter is what."""
+"""Measures of tensorised models: size at live ranks, the ranks, and labels of parameters."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def size(
     rows: int = 1,
     everything: bool = False,
 ) -> Any:
-    """The size of the tensorised layers of a model, at their live ranks.
+    """Measures the size of a model's tensorised layers at their live ranks.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
     numbers (n_k the product of row and column mode for a TT-matrix), a Tucker layer
@@ -84,7 +84,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """What the leaves that are neither cores nor gates hold."""
+    """Counts the parameters or bytes of the leaves that are neither cores nor gates."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
@@ -94,7 +94,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """A threshold of gates, or ValueError."""
+    """Checks that a gate threshold is a number; raises ValueError otherwise."""
     if _check.is_traced(threshold):
         return threshold
     try:
@@ -109,12 +109,12 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """How many gates are above the threshold, per bond; concrete."""
+    """Counts the gates above the threshold on every bond of a layer; needs concrete arrays."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
 def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
-    """The live ranks of every tensorised layer.
+    """Returns the live ranks of every tensorised layer: its gates above the threshold.
 
     Args:
       params: any tree of parameters.
@@ -142,7 +142,7 @@ def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
 
 
 def concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError where a leaf is traced."""
+    """Raises TypeError if a leaf is traced."""
     if _check.is_traced(leaves):
         raise TypeError(
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
@@ -151,7 +151,7 @@ def concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: Any) -> Any:
-    """The same tree with "core", "gate" or "dense" in place of every parameter.
+    """Labels every parameter "core", "gate" or "dense", in the same tree.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::

@@ -1,4 +1,4 @@
-"""The options of the rank-adaptive optimiser."""
+"""Options of the rank-adaptive optimiser, with their checks."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ _OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "late_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `rank_adaptive`, as given."""
+    """Options of `rank_adaptive`, as the user gave them."""
 
     size_weight: Weight
     core_weight: Weight
@@ -45,7 +45,7 @@ class Options:
 
     @property
     def presses(self) -> bool:
-        """Whether the surrogate is ever in the objective."""
+        """Whether the size surrogate can ever enter the objective."""
         late = self.switch is not None
         return not is_zero(self.size_weight) or (
             late and not (is_zero(self.late_size_weight) and is_zero(self.mix))
@@ -53,11 +53,11 @@ class Options:
 
     @property
     def passive(self) -> bool:
-        """Whether there is nothing to do but what the inner optimiser does."""
+        """Whether the optimiser does nothing beyond the inner optimiser."""
         return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
 
     def check(self) -> None:
-        """Raises ValueError for options that cannot be."""
+        """Raises ValueError for options that are invalid or contradict each other."""
         for name in (*_NUMBERS, *_FUNCTIONS):
             value = getattr(self, name)
             fits = known(value) or hasattr(value, "dtype")  # the latter may be traced
@@ -103,6 +103,6 @@ def is_zero(weight: Any) -> bool:
 
 
 def at(weight: Any, count: jax.Array) -> jax.Array:
-    """A weight or a schedule, in single precision."""
+    """Evaluates a weight or a schedule at a step count, in single precision."""
     with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
         return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

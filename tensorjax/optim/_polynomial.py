@@ -1,6 +1,6 @@
-"""The size of tensorised layers as a polynomial of the ranks.
+"""Size of tensorised layers (parameters, bytes or FLOPs) as a polynomial of the ranks.
 
-Numbers, bytes and FLOPs are all sums of terms, coefficient × product of ranks, linear in every
+Parameters, bytes and FLOPs are all sums of terms, coefficient × product of ranks, linear in every
 rank. The same polynomial, taken at ‖D‖₁ in place of the ranks, is the surrogate of CoMERA.
 """
 
@@ -21,7 +21,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """The measure, or ValueError."""
+    """Checks the option ``measure``: "numbers", "bytes" or "flops"."""
     if measure not in get_args(Measure):
         raise ValueError(
             f"measure: expected one of {', '.join(get_args(Measure))}, got {measure!r}"
@@ -30,7 +30,7 @@ def checked(measure: str) -> Measure:
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """The terms of one layer; gates are numbered from zero."""
+    """Yields the (coefficient, gates) terms of one layer's size; its gates count from zero."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -43,13 +43,13 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """The gates on a core's bonds, and the axes of these."""
+    """Returns the gates on the bonds of a core, and the core's axes for these bonds."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
 
 def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """How many modes are inputs: by the length of the bias, or else the most even split."""
+    """Guesses how many modes are inputs: from the bias length, or else the most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):
@@ -105,13 +105,13 @@ def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """The size of all layers together, ready for arrays of ranks.
+    """Size polynomial of all layers together, as arrays for evaluation at traced ranks.
 
     Attributes:
       coefficients: (terms,).
-      factors: (terms, degree), numbers of gates; one past the last gate stands for the factor 1.
+      factors: (terms, degree), indices of gates; one past the last gate stands for the factor 1.
       owners: (terms,), the layer of each term.
-      members: (layers, most gates of a layer), numbers of gates, padded likewise.
+      members: (layers, most gates of a layer), indices of gates, padded likewise.
     """
 
     coefficients: np.ndarray
@@ -120,26 +120,26 @@ class Polynomial:
     members: np.ndarray
 
     def __call__(self, ranks: jax.Array) -> jax.Array:
-        """The size at ranks (gates,), real numbers."""
+        """Evaluates the size at real-valued ranks of shape (gates,)."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         products = jnp.prod(full[self.factors], axis=1)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def of_living(self, ranks: jax.Array) -> jax.Array:
-        """The same, where a layer of which any rank is zero counts as nothing."""
+        """Evaluates the size, where a layer with any rank of zero counts as zero."""
         alive = self.living(ranks).astype(ranks.dtype)
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         products = jnp.prod(full[self.factors], axis=1) * alive[self.owners]
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
-        """Which layers have no empty bond."""
+        """Marks the layers in which no rank is zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         return jnp.all(full[self.members] > 0, axis=1)
 
 
 def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
-    """The size of all layers as a polynomial; gates are numbered layer by layer."""
+    """Builds the size polynomial of all layers; gates are numbered layer by layer."""
     listed: list[Term] = []
     owners: list[int] = []
     members: list[tuple[int, ...]] = []
@@ -164,13 +164,13 @@ def _padded(lists: Sequence[tuple[int, ...]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """The size of one layer in exact arithmetic; nothing if a bond is empty."""
+    """Computes the size of one layer in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """The size of all layers in exact arithmetic."""
+    """Computes the size of all layers in exact integers."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

@@ -1,4 +1,4 @@
-"""Which gates die: all those at or below the threshold, or only as many as a target asks for."""
+"""Choice of the gates to set to zero in a step: by threshold, and down to a size target."""
 
 import dataclasses
 import itertools
@@ -16,19 +16,19 @@ from tensorjax.optim._polynomial import Polynomial
 
 
 def widest(*arrays: Any) -> Any:
-    """The dtype that holds all of them, also where promotion is strict."""
+    """Returns the widest dtype of the arrays, under strict dtype promotion too."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
 
 def like(x: jax.Array, model: Any) -> jax.Array:
-    """x with the sharding of an array of its shape, on meshes where the sharding is in the type."""
+    """Reshards x as a model array of its shape, on meshes with explicit sharding."""
     sharding = jax.typeof(model).sharding
     return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
 
 
 def _whole(x: jax.Array) -> jax.Array:
-    """x on every device, likewise."""
+    """Replicates x on every device, on meshes with explicit sharding."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return x
@@ -36,7 +36,7 @@ def _whole(x: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
-    """Some indices of an axis; what the other axes are sharded over stays, likewise."""
+    """Takes some indices of an axis, and keeps the explicit sharding of the other axes."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return jnp.take(x, jnp.asarray(indices), axis=axis)
@@ -53,7 +53,7 @@ def _explicit(sharding: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """The gates of all layers as one vector.
+    """Conversion between the gate vectors of all layers and one joined vector.
 
     Attributes:
       bonds: (gates in all,), the bond of each.
@@ -69,33 +69,33 @@ class Gates:
 
     @classmethod
     def of(cls, layout: Layout) -> "Gates":
-        """The gates of a layout."""
+        """Builds the index of the gates of a layout."""
         lengths = [n for layer in layout.layers for n in layer.ranks]
         owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
         bonds = np.repeat(np.arange(len(lengths)), lengths)
         return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
 
     def join(self, gates: Sequence[jax.Array]) -> jax.Array:
-        """One vector, in the widest dtype among them and at least single precision."""
+        """Concatenates the gates, in their widest dtype and at least single precision."""
         dtype = widest(jnp.float32, *gates)
         return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
 
     def split(self, flat: jax.Array) -> list[jax.Array]:
-        """The vectors again."""
+        """Splits a joined vector into one vector per bond."""
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
-        """One value of each gate vector, repeated for all its entries."""
+        """Repeats one value per bond for all entries of the bond's gate."""
         return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
-        """Sums over every bond, in single precision."""
+        """Sums the entries of a joined vector bond by bond, in single precision."""
         sums = jnp.zeros((len(self.lengths),), jnp.float32)
         return sums.at[self.bonds].add(flat.astype(jnp.float32))
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
-        """Marks one gate on every bond: the first of the largest among the live ones."""
+        """Marks the largest live gate of every bond, the first of equal ones."""
         count = len(self.lengths)
         shown = jnp.where(live, flat, -jnp.inf)
         peak = jnp.full((count,), -jnp.inf, flat.dtype).at[self.bonds].max(shown)
@@ -119,7 +119,7 @@ def doomed(
     frozen: jax.Array,
     most: jax.Array | None = None,
 ) -> jax.Array:
-    """Marks the gates that die in this step.
+    """Marks the gates to set to zero in this step.
 
     Args:
       gates: where they are.
@@ -153,7 +153,7 @@ def doomed(
 
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
-    """The least count up to ``high`` that is enough, by bisection; ``high`` if none is."""
+    """Finds by bisection the least count up to ``high`` that is enough; ``high`` if none is."""
     low = jnp.zeros_like(high)
     for _ in range(math.ceil(math.log2(size + 1))):
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Dead gates leave the arrays: parameters and optimiser moments become smaller together."""
+"""Removal of dead gates: smaller parameters and optimiser moments, with the same outputs."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def shrink(
 def _cuts(
     layout: Layout, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
 ) -> dict[int, Cut]:
-    """What stays of every leaf that belongs to a gated layer."""
+    """Returns the live indices to keep, axis by axis, of every leaf of the gated layers."""
     cuts: dict[int, Cut] = {}
     for layer in layout.layers:
         kept = _kept(layer, leaves, threshold, bucket, keep_one)
@@ -135,7 +135,7 @@ def _kept(
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """The axes that lose something."""
+    """Selects the axes on which indices would be dropped."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -146,7 +146,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """The state of an optimiser for the smaller parameters; ``known``: parameters by their path."""
+    """Returns the optimiser state for the smaller parameters; ``known``: parameters by path."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -174,7 +174,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """The parameter that an array of the state belongs to: the longest of those in its path."""
+    """Finds the parameter that a state array belongs to: the longest path within its own."""
     for length in range(len(path), 0, -1):
         if path[-length:] in known:
             return path[-length:]
@@ -187,7 +187,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """The array, cut if it has the shape of its parameter."""
+    """Drops dead indices of an array with the shape of its parameter; others stay as they are."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -196,7 +196,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """One array of the state, cut; ValueError where it is not known how."""
+    """Drops dead indices of one optimiser array; raises ValueError for an unknown layout."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])
@@ -219,7 +219,7 @@ def shrink_model(
     model: Any, optimizer: Any = None, *, threshold: float = 0.0, bucket: int = 1,
     keep_one: bool = True, fresh: bool = False,
 ) -> None:  # fmt: skip
-    """`shrink` in place, for a Flax NNX module and its nnx.Optimizer.
+    """Applies `shrink` in place to a Flax NNX module and its nnx.Optimizer.
 
     Args:
       model: nnx.Module with tensorised layers.

@@ -1,4 +1,4 @@
-"""What the rank-adaptive optimiser keeps between steps, and what that says."""
+"""State of the rank-adaptive optimiser, and its summary for the user."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -14,12 +14,12 @@ PROGRESS = 1e-2
 
 
 def unknown(x: Any) -> Any:
-    """Whether a target has not been found yet."""
+    """Checks whether a target is still unset."""
     return x <= UNKNOWN / 10
 
 
 class RankAdaptiveState(NamedTuple):
-    """State of `rank_adaptive`: scalar arrays, and the state of the optimiser inside.
+    """State of `rank_adaptive`: scalar arrays, and the state of the inner optimiser.
 
     Attributes:
       count: updates so far.
@@ -61,7 +61,7 @@ class RankAdaptiveState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """How far a rank-adaptive training has come.
+    """Progress summary of a rank-adaptive training, with advice.
 
     Attributes:
       stage: "early" or "late".
@@ -101,7 +101,7 @@ class Status:
 
 
 def status(state: Any, *, patience: int = 200) -> Status:
-    """Reads how far a training has come from the state of its optimiser.
+    """Summarises the progress of a rank-adaptive training from its optimiser state.
 
     Args:
       state: a state that holds that of `rank_adaptive` anywhere in it: of a chain, of
@@ -180,7 +180,7 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Whether no cut is tried any more, and what happened to the last one; None where none was."""
+    """Returns whether cuts have ended, and a message on the last undone cut; None without one."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -1,4 +1,4 @@
-"""One update of the rank-adaptive optimiser: the objective's gradient, and what dies after it."""
+"""One update of the rank-adaptive optimiser: gradient of the objective, then gate pruning."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from tensorjax.optim._watch import seen as seen_by
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One update, between gradients and the parameters' moves."""
+    """One update of the rank-adaptive optimiser, between gradients and parameter moves."""
 
     options: Options
     layout: Layout
@@ -74,7 +74,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Weights of the loss and of the surrogate; None where they are one and nothing."""
+        """Returns the weights of loss and size surrogate; None stands for 1 and for 0."""
         options, state = self.options, self.state
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
@@ -95,13 +95,13 @@ class Step:
         return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """on_size · ∂Ŝ/∂|D|, one number for each gate, zero for the dead."""
+        """Returns on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
         return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))
 
     def gradients(self) -> Any:
-        """Gradients of the whole objective; zero at dead gates."""
+        """Returns the gradients of the whole objective, zero at dead gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -129,7 +129,7 @@ class Step:
         return jax.tree.unflatten(structure, leaves)
 
     def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
-        """The moves with which dying gates, and what is on their bonds, become zero.
+        """Returns the moves that set dying gates, and the core slices on their bonds, to zero.
 
         Args:
           moves: of the inner transformation.
@@ -178,13 +178,13 @@ class Step:
         return jax.tree.unflatten(structure, leaves), size, learnt
 
     def _most(self) -> jax.Array | None:
-        """How many gates may die in this step; in the early stage all."""
+        """Returns how many gates may be set to zero in this step; all in the early stage."""
         if self.trial is None:
             return None
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """What the cut on trial makes of the dead gates.
+        """Updates the dead gates by the verdict on the last cut: undone, kept, or still on trial.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
@@ -211,7 +211,7 @@ class Step:
         return dead, back, (kept != 0) | (back != 0), watch
 
     def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
-        """The gates after the inner optimiser's move, and after the proximal step."""
+        """Returns the gates after the inner optimiser's move and the proximal step."""
         new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
@@ -227,9 +227,9 @@ class Step:
     def _clear(
         self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
     ) -> None:
-        """Makes the indices of dead gates zero in the cores: norms then do not see them.
+        """Sets the core slices of dead gates to zero, so that norms do not see them.
 
-        Those of a cut on trial rest, as they may be wanted again.
+        Slices of a cut on trial keep their values, as the cut may be undone.
         """
         start = 0
         for layer in self.layout.layers:
@@ -252,12 +252,13 @@ class Step:
     def _frozen(
         self, moves: list[Any], gradients: list[Any]
     ) -> tuple[dict[int, jax.Array], jax.Array]:
-        """Which cores and gates must stay as they are, by position, and which were seen at rest.
+        """Detects cores and gates that the inner optimiser keeps frozen, from their moves.
 
-        A transformation does not tell what it freezes. So what does not move against its gradient
-        while something else does is left alone, and it is so too in steps in which nothing moves,
-        as between those of `optax.MultiSteps`. Where nothing ever has moved, gates may die in the
-        late stage only. A gradient of zero says nothing: what was known stays, at first nothing.
+        Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
+        does not move, while another one does, counts as frozen; it stays so in steps in which
+        nothing moves, as between those of `optax.MultiSteps`. Where nothing has ever moved, gates
+        may be set to zero in the late stage only. A zero gradient leaves the flag of a leaf as it
+        was.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
@@ -271,7 +272,7 @@ class Step:
     def record(
         self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
     ) -> RankAdaptiveState:
-        """The state after the step: its size, and whether it made progress."""
+        """Returns the state after the step: its size, and the count of steps without progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
         better = loss < best - PROGRESS * jnp.abs(best)
@@ -287,7 +288,7 @@ class Step:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Whether an array of moves or gradients is not all zero; those of integers have none."""
+    """Checks whether a floating-point array has a nonzero entry; False for integer arrays."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
@@ -302,7 +303,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """The state with this step's loss in the moving average, if the loss is finite."""
+    """Adds this step's loss, if finite, to the moving average in the state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -325,7 +326,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """The state with the size before this step and the stage; targets are fixed at the switch."""
+    """Updates size and stage in the state; fixes the targets when the late stage begins."""
     state = state._replace(size=size)
     if options.switch is None:
         return state
@@ -345,13 +346,13 @@ def _staged(
 
 
 def _plus(x: Any, move: Any) -> jax.Array:
-    """What `optax.apply_updates` makes of a parameter."""
+    """Adds a move to a parameter as `optax.apply_updates` does."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
 
 def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Parameter and move in one dtype, in which the parameter is exact."""
+    """Casts parameter and move to one dtype that holds the parameter exactly."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 
@@ -359,7 +360,7 @@ def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
 def _gate_move(
     gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
 ) -> jax.Array:
-    """The move that makes dead gates zero, and leaves held ones just above the threshold."""
+    """Returns gate moves: to zero for dead gates, to just above the threshold for held ones."""
     eps = float(jnp.finfo(jnp.result_type(gate)).eps)
     x, move = _same(gate, move)
     dead, held = like(dead, x), like(held, x)

@@ -1,14 +1,14 @@
-"""Cuts of the late stage on trial: a cut after which the loss is near chance again is undone."""
+"""Trial of late-stage rank cuts: a cut that makes the loss collapse to chance is undone."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# Stands for what is found later. NaN or Inf would stop training in JAX's modes that look for them.
+# Placeholder for values found later. NaN or Inf would stop training under jax_debug_nans or _infs.
 UNKNOWN = -1e30
-# A cut that gives back so much of what was gained since chance is a collapse; less is for the
-# training after it to make good, or for the targets to weigh.
+# A cut that loses this share of the loss reduction since chance is a collapse; a smaller loss is
+# left to further training, or to the targets.
 GIVEN_BACK = 0.5
 # While more than this share of the loss is the size of the model's outputs, not the error of a
 # model without any, the estimate of chance is renewed.
@@ -17,11 +17,11 @@ QUICK = 0.8  # decay of a moving average that follows a training within a few st
 # A gain by less than this share of the loss says nothing of chance: the training may have begun
 # with a trained model.
 LEAST_GAIN = 0.2
-TRIAL = 8  # losses, where those of minibatches are too noisy to tell at once
+TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
 
 class Watch(NamedTuple):
-    """Memory of the last cut, and of the cuts that were undone.
+    """Record of the losses, of the last rank cut, and of the cuts that were undone.
 
     Attributes:
       first: the first loss; −1e30 before.
@@ -58,7 +58,7 @@ class Watch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a step undoes the cut on trial, waits for more losses, may cut, may press on size."""
+    """Decision on the cut on trial: undo it, wait, how many gates may be cut, press on size."""
 
     undo: jax.Array
     waits: jax.Array
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int) -> Watch:
-    """Nothing seen yet; every field an array of its own, so that all can be donated."""
+    """Returns an empty record; every field is its own array, so that all can be donated."""
 
     def number(x: float) -> jax.Array:
         return jnp.array(x, jnp.float32)
@@ -94,7 +94,7 @@ def fresh(saved: Any, gates: int) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """The loss above which the model has collapsed; 1e30 where chance is not known."""
+    """Returns the loss above which the model has collapsed; 1e30 if chance is unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
@@ -107,11 +107,11 @@ def seen(
     watch: Watch, loss: jax.Array, excess: jax.Array, finite: jax.Array, decay: jax.Array,
     late: jax.Array,
 ) -> Watch:  # fmt: skip
-    """The watch after one more loss.
+    """Updates the record with one more loss.
 
-    The first loss is above chance where the first outputs are large. They have nothing to do with
-    the targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance
-    L(0) ≈ L(1) − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
+    The first loss is above chance if the first outputs are large. These are independent of the
+    targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
+    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
 
     Args:
       watch: before.
@@ -141,7 +141,7 @@ def seen(
 
 
 def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch, Verdict]:
-    """Decides on the cut on trial.
+    """Decides whether the cut on trial is undone, kept, or watched for more steps.
 
     Args:
       watch: with this step's loss.

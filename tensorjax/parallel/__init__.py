@@ -1,6 +1,6 @@
-"""Layouts of a transformer on a mesh of devices, behind one interface, and what they cost.
+"""Data, tensor (1D, FSDP, SUMMA, 2.5D) and sequence parallel layouts, with predicted costs.
 
-A model is written once on local blocks and asks its layout for all that needs another device:
+A model is written once, on local blocks, and calls its layout for all communication:
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Collectives over none, one or several axes of a mesh: over none they do nothing."""
+"""Collective operations over zero, one or several mesh axes, inside `jax.shard_map`."""
 
 import functools
 import math
@@ -14,17 +14,17 @@ Axes = tuple[str, ...]
 
 
 def size(axes: Axes) -> int:
-    """Number of devices along the axes, inside of `jax.shard_map`."""
+    """Returns the number of devices along the axes, inside `jax.shard_map`."""
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
 def index(axes: Axes) -> jax.Array | int:
-    """Place of this device along the axes, the first of which is the slowest."""
+    """Returns the index of this device along the axes, the first changing slowest."""
     return jax.lax.axis_index(axes) if axes else 0
 
 
 def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Array:
-    """Joins the blocks of all devices along ``axes``; its transpose is `scatter`.
+    """All-gathers the blocks of all devices along ``axes``; its transpose is `scatter`.
 
     Args:
       x: block of this device.
@@ -40,32 +40,32 @@ def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Arr
 
 
 def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """Adds over the devices along ``axes`` and keeps this device's block of ``dim``."""
+    """Reduce-scatters along ``axes``: sums over devices, keeps this device's block of ``dim``."""
     if not axes:
         return x
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim % x.ndim, tiled=True)
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Axes along which x counts as different, inside of `jax.shard_map`."""
+    """Returns the mesh axes along which x is marked as varying, inside `jax.shard_map`."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Lets x count as different along ``axes``: its cotangents are added up over them here."""
+    """Marks x as varying along ``axes``; its cotangents are then summed over these axes here."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
-    """A parameter in ``dtype`` where a product needs it; its gradient is added up in float32.
+    """Casts and gathers a parameter for a product, with its gradient summed in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
-    sum alone is rounded to the dtype of ``w``: what is sent forward stays as narrow as it is.
+    sum alone is rounded to the dtype of ``w``: the forward pass still sends half precision.
 
     Args:
       place: linear, such as `gather`: what lets a block be used.
@@ -100,25 +100,25 @@ _placed.defvjp(_placed_forward, _placed_backward)
 
 
 def total(x: jax.Array, axes: Axes) -> jax.Array:
-    """Adds over the devices along ``axes``."""
+    """All-reduces: sums over the devices along ``axes``."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def largest(x: jax.Array, axes: Axes) -> jax.Array:
-    """Largest over the devices along ``axes``, without a derivative."""
+    """Takes the maximum over the devices along ``axes``, without a derivative."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, axes) if axes else x
 
 
 def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
-    """Sends block k of dimension ``split`` to device k, and joins what arrives along ``join``."""
+    """All-to-all: sends block k of dimension ``split`` to device k, joins along ``join``."""
     if not axes:
         return x
     return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
 
 
 def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """This device's block of an array that all devices along ``axes`` hold."""
+    """Returns this device's block of an array that all devices along ``axes`` hold."""
     if not axes:
         return x
     length = x.shape[dim] // size(axes)
@@ -126,19 +126,19 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one: the tests allow no other broadcasting."""
+    """Prepends axes of size one, explicitly, because the tests forbid rank promotion."""
     return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Sum over the last axis of x and the first one of w, added up in ``dtype`` and of it."""
+    """Multiplies x by w over x's last and w's first axis, accumulated in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """`product` of the blocks of x that all devices hold, joined, with w: one block at a time.
+    """Multiplies the joined blocks of x by w, passing one block at a time around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.
@@ -164,7 +164,7 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
 
 
 def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
-    """This device's block of the last axis of `product`, added up over ``axes`` on the way.
+    """Multiplies x by w and reduce-scatters the columns, partial sums going around a ring.
 
     Args:
       x: (…, rows), another one on each device.

@@ -1,6 +1,6 @@
-"""What a training step of a decoder in the manner of GPT-2 sends and holds, by formulas.
+"""Communication, FLOP and memory formulas for a training step of a GPT-2 style decoder.
 
-Bytes per block follow the theory: 8 T H (p − 1)/p numbers for 1D (10 with rematerialisation),
+Bytes per block follow the theory: 8 T H (p − 1)/p elements for 1D (10 with rematerialisation),
 2 (7 T H + 12 H²)(q − 1)/q² for SUMMA on q × q devices (×3 in place of ×2), with vectors, norms,
 embedding, logits and loss added.
 """
@@ -17,12 +17,12 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind and size in one step.
+    """Cost record of the collectives of one kind and size in a training step.
 
     Attributes:
       name: what for.
       kind: as XLA calls it.
-      numbers: of the larger one of input and output, per device.
+      numbers: elements of the larger one of input and output, per device.
       group: number of devices that take part.
       runs: how often.
     """
@@ -35,7 +35,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether numbers are in single precision at least: norms, losses, sums of gradients."""
+        """Whether elements are sent in single precision at least: norms, losses, gradients."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")
@@ -43,15 +43,15 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Numbers that a device sends, in all runs."""
+        """Number of elements that a device sends, over all runs."""
         passes = 2 if self.kind == "all-reduce" else 1
         return self.runs * passes * self.numbers * (self.group - 1) / self.group
 
     @property
     def hops(self) -> int:
-        """Messages one after the other, in all runs, around a ring.
+        """Number of consecutive messages around a ring, over all runs.
 
-        Those of vectors count as none: XLA lets them go along with others.
+        Collectives of vectors count as no message, because XLA combines them with others.
         """
         if self.name == "vectors":
             return 0
@@ -61,7 +61,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of one step, global and per device.
+    """Model and batch sizes of one training step, global and per device.
 
     Attributes:
       layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.
@@ -82,7 +82,7 @@ class Sizes:
 
     @classmethod
     def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
-        """Reads them off a layout, which refuses what does not split."""
+        """Computes the sizes from a layout, which raises ValueError for uneven splits."""
         layout.padded("heads", config.heads)
         layout.padded("embed", config.features)
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
@@ -106,14 +106,14 @@ class Sizes:
         )
 
     def parameters(self, positions: int) -> int:
-        """Number of parameters: four weights and nine vectors (13 H) in a block, two tables."""
+        """Counts the parameters: four weights and nine vectors (13 H) per block, two tables."""
         h = self.features
         block = 12 * h * h + 13 * h
         return self.layers * block + (self.vocabulary + positions + 2) * h
 
 
 def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
-    """Everything that one step sends: loss and gradient.
+    """Yields all collectives of one training step, loss and gradient.
 
     Args:
       layout: of the model.
@@ -133,7 +133,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """The collectives of ``runs`` blocks, whose forward pass runs ``again`` times."""
+    """Yields the collectives of ``runs`` blocks, whose forward pass runs ``again`` times."""
     split, c = bool(layout.features or layout.length), s.wide
     x = s.tokens * s.features
     # Into attention and into the MLP.
@@ -166,7 +166,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """A layer norm: scale, bias, and its sums where features are split."""
+    """Yields the collectives of a layer norm: scale, bias, and moments of split features."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -176,7 +176,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """A vector over the features, or a table of positions."""
+    """Yields the collectives of a vector over the features, or of a table of positions."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:
@@ -186,7 +186,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
 
 
 def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
-    """Embedding, positions, last norm, logits and loss."""
+    """Yields the collectives of embedding, positions, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)
@@ -208,10 +208,10 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
 
 
 def flops(sizes: Sizes, remat: Remat) -> float:
-    """Additions and multiplications of one device in the products of one step.
+    """Counts the floating-point operations of one device in one training step.
 
-    Forward, twice that backward, and forward again what is computed again: nothing, the products of
-    attention ("dots"), or the blocks.
+    The backward pass costs twice the forward pass. Rematerialisation adds nothing ("none"), the
+    products of attention ("dots"), or the blocks once more ("full").
     """
     t, h, c = sizes.tokens, sizes.features, sizes.wide
     linear, attention = 2 * t * 12 * h * h, 4 * t * sizes.length * h
@@ -221,7 +221,7 @@ def flops(sizes: Sizes, remat: Remat) -> float:
 
 
 def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
-    """Numbers that a device holds for a while in a step, as XLA lays them out on a CPU.
+    """Estimates the elements that a device holds temporarily in a step, as XLA on CPU lays out.
 
     What all blocks keep for the backward pass, and the largest one of what is worked on: attention,
     an MLP, the logits. The factors are a fit to 235 compiled programs (JAX 0.10.1; all layouts, 4
@@ -235,7 +235,7 @@ def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tupl
       s: of the step.
       remat: what is computed again in the backward pass.
       itemsize: bytes of a number of the computation. Logits are of four bytes at least, and count
-        as so many more numbers.
+        as so many more elements.
     """
     x = s.tokens * s.features
     split = s.wide if layout.features or layout.length else 1

@@ -1,4 +1,4 @@
-"""A layout: how the arrays of a transformer lie on a mesh, and what it communicates for that.
+"""Layout of a transformer on a mesh: sharding of arrays, and its linear layers and loss.
 
 Sources: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053 (1D: columns, then rows, of weights);
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
@@ -25,7 +25,7 @@ __all__ = ["Layout"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout(Placing):
-    """Where arrays lie on a mesh, and the operations of a transformer on their local blocks.
+    """Layout of a transformer on a mesh: sharding rules, and operations on local blocks.
 
     A model is written once, on local blocks, and calls a layout for all that needs another
     device. It runs under one `jax.shard_map` (`over`), and `jax.grad` goes around that: every
@@ -79,7 +79,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: Any = None,
     ) -> jax.Array:
-        """Rows of the token table.
+        """Looks up rows of the sharded token table.
 
         Args:
           table: block of ("vocab", "embed").
@@ -111,7 +111,7 @@ class Layout(Placing):
         return self._reduce(x)
 
     def positions(self, table: jax.Array, length: int, *, dtype: Any = None) -> jax.Array:
-        """Rows 0 … length − 1 of the table of positions, to be added to x.
+        """Returns rows 0 … length − 1 of the position table, laid out to be added to x.
 
         Args:
           table: block of ("position", "embed").
@@ -130,7 +130,7 @@ class Layout(Placing):
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-        """Layer norm over the features, in float32 at least.
+        """Applies layer norm over the features, in float32 at least.
 
         Where features are split, means and variances of the blocks are gathered and combined by
         the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
@@ -169,7 +169,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """A linear layer from x to something wide, of which this device gets its columns.
+        """Applies a linear layer that widens x; this device gets its columns of the output.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -208,7 +208,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """A linear layer from what `column` gives back to the width of x.
+        """Applies a linear layer that brings the output of `column` back to the width of x.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -232,11 +232,11 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Whether a layer's modes split over the devices that split the features."""
+        """Checks whether a layer's modes split over the devices that split the features."""
         return bool(self.features) and _trains.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
-        """All features of this device's part of the length, of x as between linear layers."""
+        """Reshards x so that this device has all features of its part of the sequence."""
         if self.wide:
             self._check_length(x.shape[1] * (self.ways(self.length)))
         if self.features:
@@ -244,7 +244,7 @@ class Layout(Placing):
         return x if self.length else collectives.block(x, self.wide, 1)
 
     def _shared(self, y: jax.Array) -> jax.Array:
-        """Undoes `_own`."""
+        """Reshards from parts of the sequence back to the layout of x; inverse of `_own`."""
         if self.features:
             return collectives.exchange(y, self.features, -1, 1)
         return y if self.length else collectives.gather(y, self.wide, 1, same=True)
@@ -257,7 +257,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Products of x with the rows of the token table.
+        """Multiplies x by the rows of the token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -274,7 +274,7 @@ class Layout(Placing):
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Cross-entropy of all tokens of the batch, on all devices, in float32 at least.
+        """Sums the cross-entropy of all tokens of the batch, on all devices, in float32 at least.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -311,19 +311,19 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Logits of this device's block of the batch for all words, the padding left out."""
+        """Gathers the logits over the vocabulary, for this device's batch, without the padding."""
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """A parameter with its blocks along `stored` joined, in ``dtype``.
+        """Gathers the blocks of a parameter along `stored`, in ``dtype``.
 
-        It counts as different along all axes of the batch from before that on: its gradient is then
-        added up over the other ones after it has been scattered, when it is smallest.
+        The parameter is marked as varying along all batch axes before the gather: its gradient is
+        then summed over the other batch axes after the reduce-scatter, when it is smallest.
         """
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """A parameter where it is used; on one device there is nothing to add up."""
+        """Gathers a parameter for use; without a mesh, only casts it."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)
@@ -332,7 +332,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """A vector over the features, as x has them: blocks of all other axes are joined."""
+        """Gathers a vector over the features, for the features that x has on this device."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -343,9 +343,10 @@ class Layout(Placing):
         return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any, x: jax.Array) -> Any:
-        """A layer that computes in half precision, its gradients added up in single or their own.
+        """Makes a half-precision layer's gradients sum in single precision or their own dtype.
 
-        Its parameters count as different on all devices before they are narrowed, not after.
+        Its parameters are marked as varying on all devices before the cast to half precision, not
+        after.
         """
         dtype = getattr(layer, "dtype", None) or x.dtype
         if self.mesh is None or linalg.factor_dtype(dtype) == dtype:
@@ -360,17 +361,17 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """x w, where x lies as between linear layers and w has all rows, some of the columns."""
+        """Multiplies x by w, which has all rows and this device's columns."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """x w, with the blocks of the last axis of x on all devices along `features`."""
+        """Multiplies the blocks of x of all devices along `features`, joined, by w."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Adds up what devices along `wide` have computed, each keeping its part of x."""
+        """Sums partial results over the devices along `wide`; each keeps its part of x."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

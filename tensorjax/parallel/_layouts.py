@@ -1,4 +1,4 @@
-"""The layouts by name."""
+"""Constructors of the parallel layouts, by name: 1D, FSDP + TP, SUMMA (2D), 2.5D."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,14 +26,14 @@ _OPTIONS = {
 
 
 def Single() -> Layout:
-    """One device: nothing is split, nothing communicated."""
+    """Returns the layout of one device, without splits or communication."""
     return Layout("single")
 
 
 def Megatron(
     mesh: Mesh, *, sequence: bool = False, rules: Mapping[str, Rule] | None = None
 ) -> Layout:
-    """1D: the wide side of every weight is split over all devices, each sees the whole batch.
+    """Returns the 1D (Megatron) layout: weights split over all devices, the batch over none.
 
     Args:
       mesh: its axes are used as one.
@@ -46,7 +46,7 @@ def Megatron(
 
 
 def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:
-    """Weights gathered over the rows ("fully sharded data parallel"), 1D along the columns.
+    """Returns the FSDP + tensor-parallel layout: weights gathered over rows, 1D along columns.
 
     The batch is split over "r" (and "d"), the wide side of weights over "c".
 
@@ -67,7 +67,7 @@ def Summa(
     overlap: bool = False,
     rules: Mapping[str, Rule] | None = None,
 ) -> Layout:
-    """2D: activations and weights are split over rows and columns, Y = X W by SUMMA.
+    """Returns the 2D (SUMMA) layout: activations and weights split over rows and columns.
 
     The batch of x lies on "r", its features on "c"; a weight lies on both:
 
@@ -79,7 +79,7 @@ def Summa(
       mesh: with axes "r", "c", or "d", "r", "c"; any sizes.
       rows: "gather" is SUMMA for all weights, as published. "scatter" multiplies the second weight
         of a pair where the columns of its input lie, and adds up (psum_scatter) its narrow output
-        instead of joining its wide input: 4 T H in place of 7 T H numbers per block.
+        instead of joining its wide input: 4 T H in place of 7 T H elements per block.
       replicate: on a mesh with "d": every layer of it holds the weights (2.5D as published), and
         gradients are added over "d". False stores them in pieces over "d" too, as fsdp does.
       overlap: pass blocks around a ring and multiply each as it arrives.
@@ -93,7 +93,7 @@ def Summa(
 
 
 def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
-    """A layout by its name.
+    """Returns a layout by its name.
 
     Args:
       name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),
@@ -138,7 +138,7 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
 
 
 def _rows(mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes of the batch."""
+    """Returns the mesh axes that split the batch; checks that "r" and "c" exist."""
     missing = {"r", "c"} - set(mesh.axis_names)
     if missing:
         raise ValueError(

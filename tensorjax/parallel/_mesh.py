@@ -1,4 +1,4 @@
-"""Meshes of devices for the layouts."""
+"""Construction of 2D and 3D device meshes for the layouts."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["mesh"]
 
 
 def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with axes "r" and "c", and before them "d" where ``depth`` is more than one.
+    """Makes a mesh with axes "r" and "c", and before them "d" if ``depth`` is more than one.
 
     Its axes are of type Auto: code outside of `jax.shard_map` is partitioned by the compiler.
 

@@ -1,4 +1,4 @@
-"""Arrays, and states of optimisers, where a layout wants them."""
+"""Sharding of parameter trees and optimiser states for a layout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
-    """The tree of `NamedSharding` of a tree of `PartitionSpec`.
+    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding`.
 
     Args:
       specs: as `Layout.spec` makes them.
@@ -25,7 +25,7 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
-    """Places every array of a tree on a mesh, each device its block.
+    """Shards every array of a tree over a mesh by its `PartitionSpec`.
 
     Args:
       tree: of arrays. With several processes each one has to hold the same values, for example as
@@ -70,7 +70,7 @@ def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: Any, specs: Any, mesh: Mesh
 ) -> Any:
-    """Shardings of an optimiser's state: what is like a parameter lies as that parameter does.
+    """Returns the shardings of an optimiser state: moments as their parameters, counters whole.
 
     Args:
       optimizer: from Optax.

@@ -1,4 +1,4 @@
-"""Which layout to train in: what each would hold, send and take, before anything is compiled."""
+"""Layout planner: predicts memory, traffic and time of a training step before compilation."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ __all__ = ["Candidate", "Machine", "Plan", "plan"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The α–β model of a device and its links: an assumption, to be replaced by measured numbers.
+    """α–β cost model of a device and its links; assumed values, to be replaced by measured ones.
 
     Attributes:
       flops: multiplications and additions per second that the products of a step reach.
@@ -31,7 +31,7 @@ class Machine:
     latency: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Checks that there is something to divide by."""
+        """Checks that the rates are positive and the latency not negative."""
         for name in ("flops", "bandwidth"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One layout on one mesh. Bytes are per device and step, seconds per step.
+    """Predicted cost of one layout on one mesh, in bytes per device and seconds per step.
 
     Attributes:
       name: of the layout.
@@ -55,7 +55,7 @@ class Candidate:
       messages: sent one after the other; those of vectors go along with others.
       compute: seconds for products.
       communication: seconds for sending, nothing of it hidden behind products.
-      refusal: why the layout cannot be used; all numbers are then zero.
+      refusal: why the layout cannot be used; all costs are then zero.
     """
 
     name: str
@@ -72,23 +72,23 @@ class Candidate:
 
     @property
     def sent(self) -> float:
-        """Bytes sent for all purposes."""
+        """Total bytes that a device sends per step."""
         return sum(self.wire.values())
 
     @property
     def memory(self) -> float:
-        """Bytes held at most."""
+        """Peak bytes that a device holds."""
         return self.arguments + self.gradients + self.temporary
 
     @property
     def seconds(self) -> float:
-        """Time of a step."""
+        """Predicted time of a step in seconds: compute plus communication."""
         return self.compute + self.communication
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """All candidates, and the one to take. Its text is a table.
+    """Predicted costs of all candidate layouts, and the best one; printed as a table.
 
     Attributes:
       candidates: as they were looked at.
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The quickest candidate that fits; of equals, the one that holds least.
+        """Fastest candidate that fits the memory limit; of equals, the one with the least memory.
 
         Raises:
           ValueError: none fits, or all are refused.
@@ -122,14 +122,14 @@ class Plan:
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
     def __getitem__(self, name: str) -> Candidate:
-        """The quickest candidate of a layout, or a refused one where all are."""
+        """Returns the fastest candidate of a layout, or a refused one if all are refused."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
             raise KeyError(name)
         return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
 
     def __str__(self) -> str:
-        """A table, the quickest candidate first."""
+        """Formats the candidates as a table, the fastest first."""
         head = ("layout", "mesh", "args MiB", "temp MiB", "wire MiB", "messages", "ms", "")
         usable = sorted(
             (c for c in self.candidates if not c.refusal), key=lambda c: (c.seconds, c.memory)
@@ -175,7 +175,7 @@ def plan(
     machine: Machine | None = None,
     memory_limit: float | None = None,
 ) -> Plan:
-    """Predicts bytes, traffic and time of a training step of GPT-2 for every layout, and picks.
+    """Predicts memory, traffic and time of a GPT-2 training step for every layout.
 
     The program that is predicted is that of loss and gradient, with dense layers and without
     dropout: the optimiser counts by its state alone, masks of dropout do not count.
@@ -202,7 +202,7 @@ def plan(
         ``config.remat``, and "full" where there is none.
       itemsize: bytes of a number of the computation: 2 for bfloat16. Logits take four at least.
       param_itemsize: bytes of a number of the parameters, of their gradients and of the optimiser.
-      states: numbers that the optimiser holds per parameter: two for Adam.
+      states: optimiser-state entries per parameter: two for Adam.
       machine: links and products; the defaults of `Machine` are an assumption.
       memory_limit: bytes per device that may be held.
 
@@ -269,7 +269,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """What `plan` is told of a step, beside its sizes."""
+    """Settings of a training step for `plan`, apart from its sizes."""
 
     remat: Remat
     positions: int
@@ -348,7 +348,7 @@ def _remat(given: Any) -> Remat:
 
 
 def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:
-    """The meshes of so many devices that make a difference for a layout."""
+    """Yields the mesh shapes of ``devices`` devices that differ for a layout."""
     if name == "single":
         if devices == 1:
             yield (1, 1)

@@ -1,4 +1,4 @@
-"""A product of matrices that lie on a mesh in both dimensions."""
+"""SUMMA: product of matrices that are sharded over both dimensions of a mesh."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ["summa"]
 
 
 def summa(x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False) -> Any:
-    """Y = X W with X, W and Y split over rows and columns of a mesh.
+    """Multiplies Y = X W with X, W and Y sharded over rows and columns of a mesh.
 
     On each device, with blocks of X, W and Y on ("r", "c"):
 

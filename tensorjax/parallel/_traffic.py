@@ -1,4 +1,4 @@
-"""What a compiled program sends and holds, read from its HLO."""
+"""Communication volume and memory of a compiled program, read from its HLO."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Bytes that each device sends in one run of a program.
+    """Bytes that each device sends in one run of a program, by kind of collective.
 
     Attributes:
       bytes: of each kind of collective ("all-gather", …) that there is.
@@ -48,18 +48,18 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds."""
+        """Total bytes over all kinds of collective."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        """One line per kind."""
+        """Formats one line per kind of collective."""
         lines = [f"{kind:20} {self.counts[kind]:6} {n:16,.0f}" for kind, n in self.bytes.items()]
         return "\n".join([f"{'collective':20} {'runs':>6} {'bytes/device':>16}", *lines])
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per device of a compiled program.
+    """Bytes per device that a compiled program holds.
 
     Attributes:
       arguments: of its inputs.
@@ -75,12 +75,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Arguments, temporary and outputs, less what is counted twice."""
+        """Total bytes: arguments, temporary and outputs, less aliased buffers."""
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 
 def memory(compiled: Any) -> Memory:
-    """Bytes per device that a compiled program needs, as XLA has laid them out.
+    """Returns the bytes per device that a compiled program needs, as XLA has laid them out.
 
     The peak that XLA states is not used: on CPU it has been below the temporary bytes alone.
 
@@ -106,7 +106,7 @@ def memory(compiled: Any) -> Memory:
 
 
 def traffic(compiled: Any) -> Traffic:
-    """Bytes that each device sends in one run of a compiled program, by kind of collective.
+    """Counts the bytes that each device sends in one run of a compiled program.
 
     Counted are ring algorithms, with p devices in a group:
 
@@ -146,7 +146,7 @@ _Found = dict[str, tuple[float, float]]  # kind: (runs, bytes)
 
 
 def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
-    """Name of the entry, and the instructions of each computation."""
+    """Parses HLO text: the entry's name, and the instructions of each computation."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -162,7 +162,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _visit(name: str, computations: Mapping[str, list[str]], known: dict[str, _Found]) -> _Found:
-    """What one run of a computation sends."""
+    """Counts the bytes that one run of a computation sends."""
     if name not in known:
         lines = computations.get(name, ())
         known[name] = _added([_instruction(line, computations, known) for line in lines])
@@ -181,7 +181,7 @@ def _added(parts: list[_Found]) -> _Found:
 def _instruction(
     line: str, computations: Mapping[str, list[str]], known: dict[str, _Found]
 ) -> _Found:
-    """What one instruction sends, with all that it calls."""
+    """Counts the bytes that one instruction sends, including what it calls."""
     line = line.partition(", metadata=")[0] + " " + "".join(_TRIPS.findall(line)[:1])
     operation = _OPERATION.search(" " + line)
     name = operation[1] if operation else ""
@@ -219,7 +219,7 @@ def _rounds(line: str) -> int:
 
 
 def _sent(kind: str, started: bool, line: str) -> float:
-    """Bytes that one device sends in one collective."""
+    """Computes the bytes that one device sends in one collective."""
     if kind in ("collective-permute", "collective-broadcast"):
         pairs = _PAIRS.search(line)
         ends = [pair.split(",") for pair in re.findall(r"\{([^{}]*)\}", pairs[1])] if pairs else []
@@ -239,7 +239,7 @@ def _sent(kind: str, started: bool, line: str) -> float:
 
 
 def _group(line: str) -> int:
-    """Number of devices that take part together."""
+    """Parses the number of devices in a group of a collective."""
     if listed := _GROUPS.search(line):
         return listed[1].count(",") + 1
     if iota := _IOTA.search(line):
@@ -257,7 +257,7 @@ def _group(line: str) -> int:
 
 
 def _size(line: str) -> float:
-    """Bytes of the result of an instruction, all parts of a tuple together."""
+    """Computes the bytes of an instruction's result, all parts of a tuple together."""
     operation = _OPERATION.search(" " + line)
     result = (" " + line)[: operation.start() + 1] if operation else line
     return sum(_bytes(kind, dims) for kind, dims in _ARRAY.findall(result))

@@ -1,4 +1,4 @@
-"""A tensor train as a linear layer, its leading modes split over devices."""
+"""Tensor-train linear layer with its leading modes sharded over devices."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["product", "splits"]
 
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
-    """Whether a layer is a train whose leading modes split, as blocks of its features do.
+    """Checks whether a layer is a tensor train whose leading modes split into equal blocks.
 
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or
@@ -34,13 +34,13 @@ def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
 
 
 def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.Array:
-    """The layer applied to a block of its input, giving the block of its output.
+    """Applies a tensor-train layer to this device's block of the input; returns its output block.
 
     With cores G_1 … G_p of the input, G_{p+1} … G_{p+q} of the output, on each device:
 
         z = psum(x[i_1 in its block, i_2 … i_p] G_1 … G_p),    y = z G_{p+1}[j_1 in its block] ….
 
-    All devices hold all cores, and between them go only the T × r_p numbers of z. The work and
+    All devices hold all cores, and between them go only the T × r_p elements of z. The work and
     what is kept of it for the backward pass are split: batch over some axes of the mesh, modes over
     others.
 
@@ -64,7 +64,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
     order = len(arrays)
     terms = [[order + k, k, order + k + 1] for k in range(order)]
-    rows, middle = 2 * order + 1, order + p  # numbers of the axis of tokens, and of the bond
+    rows, middle = 2 * order + 1, order + p  # labels of the axis of tokens, and of the bond
     tokens = x.reshape(-1, layer.in_shape[0] // blocks, *layer.in_shape[1:])
     half = [tokens, [rows, *range(p)]]
     for array, term in zip(arrays[:p], terms[:p], strict=True):
@@ -85,7 +85,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """This device's block of the mode of a core, in each of the parts that the mode begins with."""
+    """Returns this device's block of the mode of a core, in each of ``parts`` leading parts."""
     left, _, right = core.shape
     folded = core.reshape(left, parts, -1, right)
     return collectives.block(folded, axes, 2).reshape(left, -1, right)

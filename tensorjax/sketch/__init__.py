@@ -1,7 +1,7 @@
-"""Random projections f: R^N → R^M that keep norms and distances, stored as a few small arrays.
+"""Random projections f: R^N → R^M that preserve distances, stored in tensor-train form.
 
 `ttrp` draws a tensor-train random projection; `gaussian`, `sparse`, `khatri_rao`, `tt_rows` and
-`cp_rows` draw the maps that it competes with. `apply` maps dense, sparse and tensor-train input by
+`cp_rows` draw other random maps. `apply` maps dense, sparse and tensor-train input by
 any of them, `variance` is the exact variance of ‖f(x)‖², and `TTRandomProjection` is the
 scikit-learn estimator (scikit-learn is loaded when it is first asked for).
 

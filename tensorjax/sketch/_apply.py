@@ -1,4 +1,4 @@
-"""`apply`: one entry point for every kind of map and of input."""
+"""Application of random projections to dense, sparse and tensor-train input."""
 
 import functools
 import math
@@ -16,15 +16,15 @@ from tensorjax.sketch._dense import as_dtype, project
 from tensorjax.sketch._structured import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
-_HOST_CHUNK = 2**20  # numbers of a NumPy array copied to the device at a time
-_SMALL = 2**16  # numbers of a JAX array whose rows are padded like those of a NumPy array
+_HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
+_SMALL = 2**16  # elements; smaller JAX arrays have their rows padded on the host
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 
 
 @placed
 def apply(p: Any, x: Any) -> Any:
-    """Computes f(x), whose squared norm estimates that of x without bias.
+    """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built.
@@ -48,7 +48,7 @@ def apply(p: Any, x: Any) -> Any:
       `ttrp`: a TT of shape ``p.out_shape``, or a TTMatrix with these rows; ranks multiply (and
       double if M < ∏ m_k: entries M, M + 1, … are zero). For the other maps, whose rows have no
       product structure: an array (M,), or (M, columns). The dtype is what JAX promotes those of
-      p and x to; products of half-precision numbers are summed in float32.
+      p and x to; half-precision products are summed in float32.
 
     Raises:
       TypeError: x is of integer or extended precision, or p is not a map.
@@ -82,18 +82,18 @@ def apply(p: Any, x: Any) -> Any:
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """The dtype JAX promotes two to, whatever promotion mode is set: here it is documented."""
+    """Returns the dtype of JAX's standard promotion, whatever promotion mode is set."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype to compute in: half precision is too coarse for sums over a whole vector."""
+    """Returns the dtype to compute in: single precision at least."""
     return promoted(dtype, jnp.float32)
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape has its last axes folded, as checked."""
+    """Checks whether x has its last axes folded to ``in_shape``; raises ValueError if neither."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -121,16 +121,16 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _is_small(x: jax.Array) -> bool:
-    """Whether the host can read an array at no cost, and padded rows cost less than a program."""
+    """Checks whether an array is small, uncommitted and on a CPU, to be read by the host."""
     return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
 
 
 @_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Some rows at a time: a copy of the whole of x would cost far more than the projection.
+    """Projects host rows in chunks, which avoids a copy of the whole of x.
 
-    What makes the copy slow is fresh memory, which the system clears page by page; small buffers
-    are used again.
+    A large copy is slow because the system clears fresh memory page by page; small buffers are
+    reused.
     """
     x = x.reshape(math.prod(lead), -1)
     ys, finite, start = [], [], 0
@@ -152,7 +152,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Sizes of blocks that hold so many rows, few of them and of few sizes: each is a program.
+    """Splits rows into blocks of few distinct sizes, since each size compiles a program.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -1,4 +1,4 @@
-"""Constructors: a key and two shapes in, a random map out."""
+"""Constructors of random projections: TT, Gaussian, sparse, Khatri–Rao, TT rows, CP rows."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ def _float_dtype(dtype: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Checks a key."""
+    """Checks that ``key`` is a JAX random key."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
@@ -36,7 +36,7 @@ def _key(key: Any) -> Any:
 
 
 def _interior(rank: Any, order: int) -> tuple[int, ...]:
-    """Expands ``rank`` to d − 1 bonds; a random map has use for any number of terms, so no cap."""
+    """Expands ``rank`` to d − 1 bonds, without an upper bound."""
     return _check.bond_ranks(rank, (2**62,) * (order - 1))
 
 
@@ -103,7 +103,7 @@ def ttrp(
 
 
 def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int]:
-    """Input modes and M of a map without product structure in its rows."""
+    """Returns the input modes and M of a map whose rows have no product structure."""
     n = _check.shape("in_shape", in_shape)
     return n, math.prod(_check.shape("out_shape", out_shape))
 
@@ -152,7 +152,7 @@ def sparse(
     s: float | str = 3.0,
     dtype: Any = None,
 ) -> Sparse:
-    """Draws a sparse map: entries ±√(s/M) with probability 1/(2s) each, else 0.
+    """Draws a sparse (Achlioptas) map: entries ±√(s/M) with probability 1/(2s) each, else 0.
 
     Var‖f(x)‖² = (2‖x‖₂⁴ + (s − 3)‖x‖₄⁴)/M. Only the nonzeros are stored, in a buffer whose static
     size they exceed with probability below 10⁻¹⁵ (any beyond it would be lost).
@@ -187,7 +187,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Places of the successes of ``count`` trials, ascending, and a sign for each.
+    """Draws the positions of successes among ``count`` trials, ascending, with random signs.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.
@@ -215,7 +215,7 @@ def tt_rows(
     order: int | None = None,
     dtype: Any = None,
 ) -> TTRows:
-    """Draws f_TT(R): M independent rows, each a random tensor train of TT-ranks R.
+    """Draws a map f_TT(R) of M independent rows, each a random tensor train of TT-ranks R.
 
     Var‖f(x)‖² ≤ (3(1 + 2/R)^{d−1} − 1)‖x‖⁴/M for Gaussian cores, an equality for rank-one x.
 
@@ -268,7 +268,7 @@ def cp_rows(
     order: int | None = None,
     dtype: Any = None,
 ) -> CPRows:
-    """Draws f_CP(R): M independent rows, each a sum of R random rank-one tensors.
+    """Draws a map f_CP(R) of M independent rows, each a sum of R random rank-one tensors.
 
     Var‖f(x)‖² = (3^d/R + 2 − 3/R)‖x‖⁴/M for rank-one x and Gaussian factors, and at most that.
 
@@ -308,7 +308,7 @@ def khatri_rao(
     order: int | None = None,
     dtype: Any = None,
 ) -> CPRows:
-    """Draws TRP: the rows of f are those of a Khatri–Rao product of small random matrices.
+    """Draws a Khatri–Rao map (TRP): rows are rank-one tensors of small random matrices.
 
     f(x) = M^{-1/2} (A_1 ⊙ … ⊙ A_d)ᵀ x, A_k (n_k × M): row i is the rank-one tensor of columns i.
     ``averages`` = T adds T independent copies over √T (TRP_T), which is `cp_rows` with R = T.

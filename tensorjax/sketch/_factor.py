@@ -16,7 +16,7 @@ from tensorjax import _check
 from tensorjax.sketch import _pairings
 
 _WIDEST_MODE = 4096  # a default factorisation takes more modes rather than a wider one
-_LARGEST_TRIAL_DIVISOR = 10**6
+_LARGEST_TRIAL_DIVISOR = 10**6  # keeps trial division near 0.1 s
 _UNBALANCED = 2.5  # a mode this many times the geometric mean: pad instead
 _FEW_MODES = 12  # up to here every cut into near-equal factors is tried, 1820 at most
 _TRIED = 8  # cuts into more modes that are
@@ -24,7 +24,7 @@ _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times
 
 
 class Shapes(NamedTuple):
-    """The modes of a map and its true sizes, which padding may exceed."""
+    """Modes of a map, and its sizes without padding."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Completes the shapes of a map: an int is factored, a sequence is taken as it is.
+    """Completes the shapes of a map: factors an int, keeps a sequence.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Orders ``free`` against ``fixed``: the largest goes with the smallest."""
+    """Permutes ``free`` so that its largest factor meets the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Cuts N into ``order`` factors, ascending: exact if they can be balanced, else padded.
+    """Factors N into ``order`` modes, ascending: exactly if these are balanced, else padded.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Exact factors of ``size``, one after the other the closest to equal."""
+    """Returns exact factors of ``size``, each the divisor closest to an equal share."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Divisors that trial division finds; a cofactor of primes above 10⁶ counts as a prime."""
+    """Lists divisors by trial division; a cofactor of primes above 10⁶ counts as a prime."""
     out, rest = [1], size
     for p in itertools.chain((2,), range(3, _LARGEST_TRIAL_DIVISOR, 2)):
         if p * p > rest:
@@ -131,7 +131,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Near-equal factors whose product is at least ``size``, with little waste."""
+    """Returns near-equal factors whose product is ``size`` or little more."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -143,7 +143,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Descending factors near the ``order``-th root whose product is ``size`` or a little more."""
+    """Lists descending near-equal factors whose product is ``size`` or little more."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)
@@ -165,7 +165,7 @@ def _product(done: int, root: int, second: int, rest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
-    """Cuts M into ``order`` factors, descending, for a small worst-case variance.
+    """Factors M into ``order`` modes, descending, for a small worst-case variance.
 
     An exact cut is kept unless some padded one (of which the first M rows are used) has a
     variance 1.25 times smaller: a map without surplus rows stays a plain Kronecker product.

@@ -1,13 +1,13 @@
-"""Which modes of a Kronecker map to multiply by at once, on dense input.
+"""Grouping of the modes of a Kronecker map into few matrix products, by a cost model.
 
 A map on many modes is a chain of products. Mode by mode, each product is so thin that it runs at a
-few percent of what the memory could deliver. The modes are therefore merged into few groups, whose
+few percent of the memory bandwidth. The modes are therefore merged into few groups, whose
 cores are multiplied out first (they are small), and the groups applied from the last, which is
 contiguous in memory. `choose` minimises a model of the time over all cuts into groups; `choose_cut`
 finds two groups for compiled code that applies both to a row at once.
 
-The unit of cost is reading one number of the input from memory. The constants are fitted to XLA on
-CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ numbers; a GPU's balance is similar.
+The unit of cost is reading one element of the input from memory. The constants are fitted to XLA on
+CPUs, float32, 1000 rows of 10⁴ and of 2.5·10⁵ elements; a GPU's balance is similar.
 """
 
 import functools
@@ -15,25 +15,25 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_WRITE = 8.0  # writing one number of a fresh result (it must first be mapped and cleared)
+_WRITE = 8.0  # writing one element of a fresh result (its pages are first mapped and cleared)
 _FLOP = 1 / 48  # one floating-point operation of a matrix product
-_BUILD = 4.0  # computing one number of a merged core
-_PAD = 4.0  # copying one number into a padded input
+_BUILD = 4.0  # computing one element of a merged core
+_PAD = 4.0  # copying one element into a padded input
 _STEP = 2e4  # launching one product
 # Of `choose_cut`:
-_MOST = 24  # multiplications for each number read that still cost less than reading it by XLA
-_CACHED = 2**15  # numbers that are summed into
-_LEAST = 16  # contiguous numbers, a vector of them
+_MOST = 24  # multiplications for each element read that still cost less than reading it by XLA
+_CACHED = 2**15  # elements of the accumulator that stay in cache
+_LEAST = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
-    """A cut of d modes into groups.
+    """Grouping of d modes into consecutive groups, with its modelled cost.
 
     Attributes:
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.
       pads_input: whether the input is padded to ∏ n_k. If not, and it is shorter than that, there
         is one group, whose matrix loses its last columns instead.
-      cost: modelled time, in numbers read.
+      cost: modelled time, in units of reading one element.
     """
 
     cuts: tuple[int, ...]
@@ -42,12 +42,12 @@ class Groups(NamedTuple):
 
 
 def padded_columns(count: int) -> int:
-    """Columns to compute for ``count``: XLA's products run slow when a few are left over."""
+    """Rounds a column count up to a multiple of 8, since XLA is slow on a remainder."""
     return count if count <= 4 else -(-count // 8) * 8
 
 
 def product_cost(rows: int, inner: int, columns: int) -> float:
-    """Modelled time of a product (rows × inner)(inner × columns)."""
+    """Models the time of a matrix product (rows × inner)(inner × columns)."""
     read = rows * inner + inner * columns
     return _STEP + read + _WRITE * rows * columns + _FLOP * 2 * rows * inner * columns
 
@@ -56,11 +56,11 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest cut by dynamic programming over its positions.
+    """Finds the cheapest grouping of modes by dynamic programming.
 
     Args:
       batch: rows of the input.
-      in_size: numbers in a row, at most ∏ n_k.
+      in_size: elements of a row, at most ∏ n_k.
       n: (n_1, …, n_d).
       m: (m_1, …, m_d).
       ranks: (r_0, …, r_d) of the map.
@@ -84,9 +84,9 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """The cut into two groups for code that applies both to a row while it reads it; 0 for none.
+    """Finds the split into two groups for compiled code that reads each row once; 0 if none.
 
-    It combines the modes before the cut first, in ∏ m · r multiplications for every number read.
+    It combines the modes before the cut first, in ∏ m · r multiplications for every element read.
 
     Args:
       n: (n_1, …, n_d).
@@ -114,13 +114,13 @@ def _group_cost(
 
 
 def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> int:
-    """Where to cut the modes of a map with M independent rows; 0 is to multiply its rows out.
+    """Finds the mode at which to split a map of M independent rows; 0 multiplies rows out.
 
     Args:
       batch: rows of the input.
       n: (n_1, …, n_d).
       m: the rows M of the map.
-      widths: numbers that a row carries across each interior cut: its TT-rank or count of terms.
+      widths: bond size of a row at each interior cut: its TT-rank or count of terms.
     """
     size = math.prod(n)
     widest = max(widths, default=1)

@@ -1,4 +1,4 @@
-"""The exact variance of ‖f(x)‖²."""
+"""Exact variance of ‖f(x)‖² over the draw of a random projection."""
 
 import functools
 import math
@@ -19,11 +19,11 @@ from tensorjax.sketch._dense import HIGHEST
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes
-_MOST_STATE = 2**27  # numbers in the sweep's state
+_MOST_STATE = 2**27  # most elements of the sweep's state
 
 
 class Family(NamedTuple):
-    """What the variance depends on, all of it static.
+    """Static description of a random map, as far as its variance depends on it. Hashable.
 
     Attributes:
       copies: count of independent blocks of rows.
@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
 
 def family(p: Projection) -> Family:
-    """The moments' view of a map."""
+    """Returns the description of a map that determines its variance."""
     delta, ones = p.law.fourth_moment, (1,) * len(p.in_shape)
     if isinstance(p, Kronecker):
         return Family(1, p.out_shape, p.out_size, p.ranks, 1, delta)
@@ -59,7 +59,7 @@ def family(p: Projection) -> Family:
 def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
     """Computes the exact variance of ‖f(x)‖², over the draw of the map.
 
-    Only the family, the shapes and the law of p count, not its numbers. With entries of moments
+    Only the type, the shapes and the law of p count, not its entries. With entries of moments
     0, 1, 0, Δ and, for a Kronecker map,
 
       E‖f(x)‖⁴ = ⟨x⊗x⊗x⊗x, ⊗_k [δ_ab δ_cd + (δ_ac δ_bd + δ_ad δ_bc + (Δ−3) δ_abcd)/m_k]⟩,
@@ -153,7 +153,7 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
 def _finish(
     kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """From the variance of one block of one term, of x / 2^exponent, to that of the map."""
+    """Computes the variance of a map from that of one block of rows and one averaged term."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
@@ -163,7 +163,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩, as one planned contraction."""
+    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩ in one planned einsum."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [
@@ -176,7 +176,7 @@ def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
 
 
 def _exact_train_variance(kind: Family, x: jax.Array, relative: bool) -> jax.Array:
-    """By way of the tensor train of x without truncation, which has the largest TT-ranks."""
+    """Computes the variance through an exact tensor train of x, with no truncation."""
     sizes = x.shape
     left = [math.prod(sizes[:k]) for k in range(len(sizes) + 1)]
     right = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
@@ -216,7 +216,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales the cores by powers of two to a norm of about one; ‖x‖² for them, and the exponent."""
+    """Scales cores by powers of two to a norm near one; returns them, ‖x‖², and the exponent."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -237,7 +237,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with the same pairing in every mode."""
+    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with the same pairing in every mode."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)
@@ -245,7 +245,7 @@ def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
 
 
 def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
-    """The four-copy sweep: a state over the bonds of x⊗x̄⊗x⊗x̄, per state of the chain."""
+    """Sums over all pairings by a sweep over the bonds of four copies x⊗x̄⊗x⊗x̄."""
     assert kind.out_shape is not None
     weights = _pairings.mode_weights(kind.out_shape, kind.rows, kind.delta)
     pairs = weights[0].shape[1]
@@ -268,12 +268,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """All weight comes from state 0 before the first mode."""
+    """Returns the weights before the first mode: the chain starts in state 0."""
     return np.eye(1, _pairings.STATES).T * _pairings.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Multiplies the four bonds of (automaton, a, b, c, d) by cores whose modes are paired."""
+    """Contracts the four bonds of the sweep's state with cores whose modes are paired."""
     i = ["xy"[label] for label in _pairings.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

@@ -1,4 +1,4 @@
-"""Dense and Kronecker maps of rows in the memory of a CPU, by NumPy: nothing is compiled."""
+"""Random projection by NumPy, on the host, of dense rows in CPU memory, without compilation."""
 
 import math
 from typing import Any
@@ -11,16 +11,16 @@ from tensorjax._transfer import on_device
 from tensorjax.sketch import _groups
 from tensorjax.sketch._types import Dense, Kronecker
 
-# Rows of more numbers go through a program: under a Kronecker map it reads them once, and in
+# Larger inputs go through a compiled program: under a Kronecker map it reads them once, and in
 # single precision XLA multiplies up to four times as fast as a BLAS whose threads wait for cores;
 # in double precision half as fast. Never both ways for one shape: equal calls give equal bits.
 _SMALL = 2**18
-# Threads of a BLAS cost fewer numbers more than they gain.
+# Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
 
 
 def serves(p: Any, x: Any) -> bool:
-    """Whether a map and rows are concrete, on a CPU, of one dtype, and best served by NumPy."""
+    """Checks whether map and rows are concrete, on a CPU, of one dtype, and fast by NumPy."""
     if not isinstance(p, Dense | Kronecker) or not x.size or x.dtype != p.dtype:
         return False
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
@@ -36,7 +36,7 @@ def serves(p: Any, x: Any) -> bool:
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """f of the rows of x, (…, M), and whether that is finite."""
+    """Projects the rows of x to (…, M), and checks whether the result is finite."""
     rows = np.asarray(x).reshape(math.prod(lead), -1)
     with np.errstate(all="ignore"), _blas.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):
@@ -49,7 +49,7 @@ def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
 
 
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
-    """Groups of modes one after the other, from the last."""
+    """Applies a Kronecker map by groups of modes, from the last to the first."""
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _groups.choose(batch, size, n, m, ranks)
@@ -65,7 +65,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: list[np.ndarray]) -> np.ndarray:
-    """Neighbouring cores (r, m, n, s) as one."""
+    """Multiplies neighbouring TT-matrix cores (r, m, n, s) into one."""
     out = cores[0]
     for core in cores[1:]:
         (r, i, j, _), (_, k, n, s) = out.shape, core.shape

@@ -1,4 +1,4 @@
-"""Random maps on sparse input, at a cost proportional to its nonzeros.
+"""Random projection of sparse input (SciPy, BCOO), at a cost proportional to its nonzeros.
 
 f(x) = Σ_j x_j A[:, j] over the nonzeros of x. Column A[:, j] is computed from the indices of j in
 the modes of the map, a chunk of nonzeros at a time, and added to its row of the result.
@@ -17,19 +17,19 @@ from tensorjax.contract import einsum
 from tensorjax.sketch._dense import HIGHEST, scaled_cores
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
-_CHUNK = 2**20  # numbers in the columns of one chunk
+_CHUNK = 2**20  # elements in the columns of one chunk
 
 
 def is_scipy_sparse(x: Any) -> bool:
-    """Whether x is a matrix or array of scipy.sparse, known by what it can do."""
+    """Checks whether x is a scipy.sparse matrix or array, by its attributes."""
     return hasattr(x, "tocoo") and hasattr(x, "nnz") and not isinstance(x, jsparse.JAXSparse)
 
 
 def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndarray, ...]:
-    """Values, rows and digits (d, nonzeros) of a scipy.sparse COO array (…, N) or in_shape.
+    """Returns values, rows and mode indices (d, nonzeros) of a scipy.sparse COO array.
 
     They are padded by zeros to a rounded length: a stream of matrices then needs few compilations.
-    On the host, so that column numbers may have 64 bits.
+    On the host, so that column indices may have 64 bits.
     """
     *rows, last = x.coords
     if folded:
@@ -47,13 +47,13 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """The next number of two leading bits and then zeros, at most a half more; at least 256."""
+    """Rounds a count up to two leading bits and then zeros, or up to 256."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 
 
 def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Array, ...]:
-    """Values, rows and digits (d, nonzeros) of a BCOO array (…, N) or (…, n_1, …, n_d)."""
+    """Returns values, rows and mode indices (d, nonzeros) of a BCOO array."""
     if x.n_batch or x.n_dense:
         x = jsparse.bcoo_update_layout(x, n_batch=0, n_dense=0)
     # BCOO pads with places outside the array, which gathers would clip back in.
@@ -82,7 +82,7 @@ def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Arra
 def project(
     p: Projection, values: jax.Array, rows: jax.Array, digits: jax.Array, batch: int
 ) -> jax.Array:
-    """f of a sparse (batch, N) matrix given by its nonzeros, to (batch, M)."""
+    """Projects a sparse (batch, N) matrix, given by its nonzeros, to (batch, M)."""
     nnz = values.shape[0]
     chunk = max(1, min(nnz, _CHUNK // p.out_size))
     steps = -(-nnz // chunk)
@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Columns of the map, one in each row of the result (columns, M).
+    """Computes columns of the map, one in each row of the result (columns, M).
 
     Args:
       p: the map.
@@ -141,7 +141,7 @@ def _kronecker(p: Kronecker, digits: jax.Array) -> jax.Array:
 
 
 def _sparse(p: Sparse, flat: jax.Array) -> jax.Array:
-    """Looks the entries up by bisection: the places are sorted."""
+    """Looks up entries of a sparse map by bisection of its sorted indices."""
     starts = jnp.arange(p.out_size, dtype=jnp.int32) * p.in_size
     wanted = starts[None] + flat[:, None]
     place = jnp.minimum(jnp.searchsorted(p.index, wanted), p.index.shape[0] - 1)

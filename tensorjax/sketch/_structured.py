@@ -1,4 +1,4 @@
-"""Random maps on tensor trains and TT-matrices: nothing of size N is ever formed."""
+"""Random projection of tensor trains and TT-matrices, without materialising size-N vectors."""
 
 import math
 
@@ -12,12 +12,12 @@ from tensorjax.sketch import _pairings
 from tensorjax.sketch._dense import HIGHEST, scaled_cores
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
-_MOST_COLUMNS = 2**24
+_MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M, columns) array
 
 
 @placed
 def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
-    """The map f(x) = A x of `ttrp` as a TT-matrix A, scale included.
+    """Converts a `ttrp` map f(x) = A x to a TT-matrix A, scale included.
 
     If fewer than ∏ m_k rows are in use the others are zero, which doubles the interior ranks.
 
@@ -44,7 +44,7 @@ def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
 
 
 def project_train(p: Projection, x: tt.TT | tt.TTMatrix) -> tt.TT | tt.TTMatrix | jax.Array:
-    """f(x), or f of every column of x; p and x of one dtype, x.shape or row_shape = p.in_shape."""
+    """Projects a tensor train, or every column of a TT-matrix; p and x have one dtype."""
     if isinstance(p, Kronecker):
         a = to_tt_matrix(p)
         return tt.matvec(a, x) if isinstance(x, tt.TT) else tt.matmul(a, x)
@@ -91,7 +91,7 @@ def _tt_rows(p: TTRows, cores: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _sparse(p: Sparse, cores: tuple[jax.Array, ...]) -> jax.Array:
-    """Evaluates the train at the nonzeros only."""
+    """Projects a tensor train by a sparse map, evaluating it only at the map's nonzeros."""
     index = p.index % p.in_size
     state = None
     for core in reversed(cores):

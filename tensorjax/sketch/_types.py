@@ -1,4 +1,4 @@
-"""The random maps: one small type per family, all with the same properties.
+"""Types of the random projections: Kronecker (TT), dense, sparse, TT rows, CP rows.
 
 Every type is a frozen pytree of arrays, holding entries of mean 0 and variance 1; the scale that
 makes E‖f(x)‖² = ‖x‖² is applied with the map. Static fields are hashable, so a map passes through
@@ -24,7 +24,7 @@ Cls = TypeVar("Cls", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A distribution with mean 0, variance 1, no skew and fourth moment Δ.
+    """Distribution of map entries, with mean 0, variance 1, no skew and fourth moment Δ.
 
     Attributes:
       name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)
@@ -70,13 +70,13 @@ def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Arr
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """Independent ±1."""
+    """Draws independent signs ±1."""
     bits = jax.random.bits(key, tuple(shape), jnp.uint8)
     return 1 - 2 * (bits & 1).astype(dtype)
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """The law of that name; ``s`` is for "sparse"."""
+    """Returns the entry distribution of a given name; ``s`` is the sparsity of "sparse"."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     if distribution not in moments:
         raise ValueError(f"distribution: expected one of {sorted(moments)}, got {distribution!r}")
@@ -92,7 +92,7 @@ def sparsity(s: Any) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Projection:
-    """What all random maps f: R^N → R^M share.
+    """Abstract base class of the random maps f: R^N → R^M.
 
     Attributes:
       in_shape: the modes (n_1, …, n_d) that an input is folded to.
@@ -119,19 +119,19 @@ class Projection:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the stored numbers."""
+        """Dtype of the stored entries."""
         return jax.tree.leaves(self)[-1].dtype
 
     @property
     def size(self) -> int:
-        """Count of stored random numbers (of one map, batch axes left out)."""
+        """Number of stored random entries (of one map, batch axes left out)."""
         raise TypeError("an abstract map stores nothing")
 
     def astype(self, dtype: Any) -> Any:
-        """Returns the map with its stored floating-point numbers cast to ``dtype``.
+        """Returns the map with its stored floating-point entries cast to ``dtype``.
 
         Raises:
-          TypeError: an integer dtype, of which a map stores none of its numbers.
+          TypeError: an integer dtype; entries of a map are floating-point.
         """
         if not jnp.issubdtype(dtype, jnp.inexact):
             raise TypeError(
@@ -165,7 +165,7 @@ def _decoded(saved: list[Any]) -> tuple[Any, ...]:
 
 @dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
-    """Makes a class a frozen dataclass and pytree whose named fields are the children."""
+    """Makes a class a frozen dataclass and a pytree with the named fields as children."""
 
     def wrap(cls: Cls) -> Cls:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -179,7 +179,7 @@ def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
 
 @_map_type("cores")
 class Kronecker(Projection):
-    """f(x) = (M ∏ r_k)^{-1/2} A x, A a TT-matrix with iid entries; A = R_1 ⊗ … ⊗ R_d at rank one.
+    """Tensor-train random map f(x) = (M ∏ r_k)^{-1/2} A x; a Kronecker product at rank one.
 
     Attributes:
       cores: ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k).
@@ -200,26 +200,26 @@ class Kronecker(Projection):
 
     @property
     def size(self) -> int:
-        """Σ r_{k-1} m_k n_k r_k."""
+        """Number of stored entries, Σ r_{k-1} m_k n_k r_k."""
         return sum(math.prod(c.shape[-4:]) for c in self.cores)
 
 
 @_map_type("matrix")
 class Dense(Projection):
-    """f(x) = M^{-1/2} W x, W a stored matrix (M, N) with iid entries."""
+    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W (M, N) of iid entries."""
 
     _array_ndim: ClassVar[int] = 2
     matrix: jax.Array
 
     @property
     def size(self) -> int:
-        """The product M N."""
+        """Number of stored entries, M N."""
         return math.prod(self.matrix.shape[-2:])
 
 
 @_map_type("index", "sign")
 class Sparse(Projection):
-    """f(x) = (s/M)^{1/2} S x, S (M, N) with entries ±1 at about M N / s places, else 0.
+    """Sparse random map f(x) = (s/M)^{1/2} S x, with entries ±1 at about M N / s places.
 
     Attributes:
       index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
@@ -232,7 +232,7 @@ class Sparse(Projection):
 
     @property
     def size(self) -> int:
-        """Count of nonzeros; under a transformation, the capacity that is kept for them."""
+        """Number of nonzeros; under a transformation, the capacity that is kept for them."""
         if _check.is_traced(self.sign):
             return self.sign.shape[-1]
         batch = math.prod(self.sign.shape[:-1])
@@ -241,7 +241,7 @@ class Sparse(Projection):
 
 @_map_type("cores")
 class TTRows(Projection):
-    """M independent rows, row i the tensor train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
+    """Random map of M independent rows, row i the train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
 
     Attributes:
       cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).
@@ -257,13 +257,13 @@ class TTRows(Projection):
 
     @property
     def size(self) -> int:
-        """M Σ r_{k-1} n_k r_k."""
+        """Number of stored entries, M Σ r_{k-1} n_k r_k."""
         return sum(math.prod(c.shape[-4:]) for c in self.cores)
 
 
 @_map_type("factors")
 class CPRows(Projection):
-    """M independent rows, row i the sum (M T)^{-1/2} Σ_t a_1[i, t] ⊗ … ⊗ a_d[i, t].
+    """Random map of M independent CP rows, (M T)^{-1/2} Σ_t a_1[i, t] ⊗ … ⊗ a_d[i, t].
 
     Attributes:
       factors: ``factors[k]`` has shape (M, T, n_k).
@@ -274,10 +274,10 @@ class CPRows(Projection):
 
     @property
     def terms(self) -> int:
-        """Count T of rank-one terms in a row."""
+        """Number T of rank-one terms in a row."""
         return self.factors[0].shape[-2]
 
     @property
     def size(self) -> int:
-        """M T Σ n_k."""
+        """Number of stored entries, M T Σ n_k."""
         return sum(math.prod(a.shape[-3:]) for a in self.factors)

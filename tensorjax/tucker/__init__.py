@@ -1,4 +1,4 @@
-"""Tucker format: a small core, dense or a tensor train, and one factor per mode.
+"""Tucker format: a small core, dense or a tensor train, and one factor matrix per mode.
 
 Example:
   >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Arithmetic of Tucker tensors: exact, by operations on cores, dense or trains, and factors.
+"""Exact arithmetic of Tucker tensors: sums, scaling, real parts, padding, orthogonalisation.
 
 Of two tensors, both cores are dense or both are trains; where one is of each kind, the train is
 multiplied out, as in SciPy, where a sparse matrix plus a dense array is dense.
@@ -29,7 +29,7 @@ from tensorjax.tucker._types import (
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
-    """Checks two tensors of one shape, and brings them to one dtype and one kind of core."""
+    """Checks that two tensors have one shape, and converts them to one dtype and kind of core."""
     one("x", x)
     one("y", y)
     if x.shape != y.shape:
@@ -49,7 +49,7 @@ def _with_dense_core(t: Tucker) -> Tucker:
 
 @placed
 def to_dense(t: Tucker) -> jax.Array:
-    """The dense array of shape (n_1, …, n_d); the core may be dense or a tensor train.
+    """Contracts a Tucker tensor to a dense array of shape (n_1, …, n_d).
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,10 +76,10 @@ def _to_dense(t: Tucker) -> jax.Array:
 
 @placed
 def add(x: Tucker, y: Tucker) -> Tucker:
-    """x + y entry by entry; multilinear ranks add, and so do the TT-ranks of train cores.
+    """Adds x + y exactly; multilinear ranks add, and so do the TT-ranks of train cores.
 
     The factors stand side by side and are no longer orthonormal; `round` makes them so again and
-    lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) numbers.
+    lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) elements.
 
     Args:
       x: Tucker.
@@ -108,7 +108,7 @@ def _add(x: Tucker, y: Tucker) -> Tucker:
 
 
 def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
-    """The core with that many zeros before and after each of its modes."""
+    """Pads each mode of a core with the given widths of zeros before and after."""
     if isinstance(core, TT):
         pairs = zip(core.cores, widths, strict=True)
         return TT._unchecked(tuple(zero_padded(c, [(0, 0), w, (0, 0)]) for c, w in pairs))
@@ -116,7 +116,7 @@ def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
 
 
 def scale(t: Tucker, factor: Any) -> Tucker:
-    """factor · t, for a scalar (traced or not); the core carries it.
+    """Multiplies a Tucker tensor by a scalar, which goes into the core.
 
     Args:
       t: Tucker.
@@ -136,10 +136,10 @@ def scale(t: Tucker, factor: Any) -> Tucker:
 
 
 def real(t: Tucker) -> Tucker:
-    """Real part entry by entry, exact; ranks s_k of complex factors double.
+    """Returns the real part exactly; ranks s_k of complex factors double.
 
     With U = A + iB, a mode of the core is read twice, as it is for A and times i for B. A dense
-    core holds up to 2^d times as many numbers then, and the TT-ranks of a train core double;
+    core holds up to 2^d times as many elements then, and the TT-ranks of a train core double;
     `round` brings them down.
 
     Args:
@@ -159,7 +159,7 @@ def real(t: Tucker) -> Tucker:
 
 
 def imag(t: Tucker) -> Tucker:
-    """Imaginary part entry by entry, exact, as `real`; zeros of rank one where ``t`` is real."""
+    """Returns the imaginary part exactly, as `real`; zeros of rank one where ``t`` is real."""
     kind("t", t)
     return _part(t, True) if jnp.issubdtype(t.dtype, jnp.complexfloating) else 0 * ones_like(t)
 
@@ -186,7 +186,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 @placed
 def ones_like(t: Tucker) -> Tucker:
-    """The tensor of ones, multilinear ranks one, of the shape, dtype and kind of core of ``t``."""
+    """Returns the tensor of ones, of rank one, with the shape, dtype and kind of core of ``t``."""
     kind("t", t)
     ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
     core = ones((1,) * t.order, t.dtype)
@@ -197,7 +197,7 @@ def ones_like(t: Tucker) -> Tucker:
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
-    """Zero-pads to the given multilinear ranks; the tensor stays the same.
+    """Zero-pads core and factors to the given multilinear ranks; the tensor stays the same.
 
     Args:
       t: Tucker.
@@ -230,7 +230,7 @@ def pad(
 
 
 def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Checks that TT-ranks are asked of a train core only."""
+    """Checks that ``core_rank`` is given only for a tensor-train core."""
     if core_rank is not None and not isinstance(t.core, TT):
         raise ValueError(
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
@@ -240,7 +240,7 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
 
 @placed
 def orthogonalize(t: Tucker) -> Tucker:
-    """The same tensor with orthonormal factors; the core carries the norm.
+    """Orthonormalises the factors; the core then carries the norm.
 
     Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
 

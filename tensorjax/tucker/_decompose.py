@@ -1,4 +1,4 @@
-"""Dense arrays into Tucker format: the sequentially truncated higher-order SVD."""
+"""Tucker decomposition of dense arrays by the sequentially truncated higher-order SVD."""
 
 import math
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, unfold
 from tensorjax.tucker._types import times as multiplied
 
-# By rank alone no error is asked: full accuracy below this size, Gram matrices above.
+# Given ranks but no tolerance, arrays up to this size get an SVD, larger ones Gram matrices.
 _LARGE = 2**16
-# The rank that is expected of data nothing is known of.
+# Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12
 
 
@@ -44,7 +44,7 @@ def from_dense(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> Tucker:
-    """Sequentially truncated higher-order SVD of a dense array.
+    """Decomposes a dense array by the sequentially truncated higher-order SVD (ST-HOSVD).
 
     Args:
       x: (n_1, …, n_d), d ≥ 1, floating or complex.
@@ -102,7 +102,7 @@ def from_dense(
 
 
 def feasible_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """``rank`` mode by mode, cut where the sizes at that step of `st_hosvd` leave no use for it."""
+    """Cuts ``rank`` to the largest useful rank of every mode at its step of `st_hosvd`."""
     sizes = list(shape)
     for k, r in enumerate(_check.bond_ranks(rank, shape, place="mode")):
         sizes[k] = min(r, math.prod(sizes[:k]) * math.prod(sizes[k + 1 :]))
@@ -120,7 +120,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> Tucker:
-    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+    """Decomposes to a tolerance on the host: LAPACK in double precision, no compilation."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
@@ -137,7 +137,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
 def _ranked(
     x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any
 ) -> Tucker:
-    """On the host, to ranks, with nothing compiled."""
+    """Decomposes to given ranks on the host, without compilation."""
     host = np.asarray(x)
     if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
         host = host.astype(np.float32)
@@ -152,7 +152,7 @@ def _ranked(
 def _in_range(
     x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """x over a power of two, 1 if squares are in range as it is; its exponent; factors and core."""
+    """Decomposes x, scaled by a power of two if needed; returns x, exponent, factors and core."""
 
     def compress(x: np.ndarray, asked: Asked) -> list[Any]:
         return host_hosvd(x, asked, caps)
@@ -174,9 +174,9 @@ def _in_range(
 
 
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Factors and core of an array in host memory: `st_hosvd` from either end, by cost.
+    """Computes an ST-HOSVD by NumPy, on the host, from the first or last mode, by cost.
 
-    The mode that is compressed moves to the other end, so that the next one is at hand: the
+    The mode that is compressed moves to the other end, so that the next one comes first: the
     product that compresses puts it there, and no unfolding is copied.
     """
     backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
@@ -197,7 +197,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Factor u (n, r) of an unfolding (n, m) and the transpose of uᴴ a."""
+    """Compresses an unfolding (n, m): factor u (n, r), and the transpose of uᴴ a."""
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
@@ -211,7 +211,7 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
 
 def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """The same of the transpose b (m, n) of an unfolding, with the image uᴴ bᵀ as it is."""
+    """Compresses a transposed unfolding b (m, n): factor u (n, r), and the image uᴴ bᵀ."""
     if b.shape[1] > b.shape[0]:
         found = leading(b, asked)
         found = found._replace(basis=found.basis.conj())
@@ -228,7 +228,7 @@ def _fit(basis: Any, a: Any, asked: Asked) -> Any:
 
 
 def _seconds(shape: Sequence[int]) -> float:
-    """A forecast of the time that the modes take in this order."""
+    """Estimates the time of the mode compressions in the order of ``shape``."""
     size, seconds = float(math.prod(shape)), 0.0
     for n in shape:
         side = min(n, size / n)
@@ -239,7 +239,7 @@ def _seconds(shape: Sequence[int]) -> float:
 
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether ``t`` is near x · 2^exponent."""
+    """Checks that ``t`` approximates x · 2^exponent to the tolerance."""
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)
     core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)
@@ -249,7 +249,7 @@ def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
 def st_hosvd(
     x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
 ) -> tuple[Any, list[Any]]:
-    """Core and factors of ``ranks``, of at most a ``share`` of the energy lost a mode, or both."""
+    """Computes core and factors by ST-HOSVD, to ``ranks`` or an energy ``share`` per mode."""
     keys = [None] * x.ndim if key is None else jax.random.split(key, x.ndim)
     tail, factors, core = None, [], x
     for k in range(x.ndim):

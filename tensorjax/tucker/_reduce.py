@@ -1,4 +1,4 @@
-"""Numbers out of Tucker tensors: inner products, norms, distances, entries."""
+"""Scalars from Tucker tensors: inner products, norms, distances, entries."""
 
 import functools
 import math
@@ -17,13 +17,13 @@ from tensorjax._train import TT
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
 
-# Numbers that `evaluate` holds at a time: 256 MiB of float64.
+# Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25
 
 
 @placed
 def inner(x: Tucker, y: Tucker) -> jax.Array:
-    """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar; only the value itself can overflow.
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i; intermediates do not overflow.
 
     Args:
       x: Tucker; conjugated.
@@ -57,7 +57,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
 
 @placed
 def norm(t: Tucker) -> jax.Array:
-    """‖t‖, the Frobenius norm, a real scalar, accurate to a few eps of the sizes of its terms.
+    """Computes the Frobenius norm ‖t‖, accurate to a few eps of the sizes of its terms.
 
     The factors are orthogonalised, and the norm is that of the core: nothing is lost below √eps
     where ``t`` is a difference of nearly equal tensors.
@@ -73,7 +73,7 @@ def norm(t: Tucker) -> jax.Array:
 
 @placed
 def distance(x: Tucker, y: Tucker) -> jax.Array:
-    """‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
+    """Computes the distance ‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
 
     Args:
       x: Tucker.
@@ -93,7 +93,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _measured(f: Any, *tensors: Tucker) -> jax.Array:
-    """f of tensors in a dtype to factor in: on the host, where nothing is compiled, if concrete."""
+    """Evaluates f in at least single precision: by NumPy, on the host, if concrete."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if _check.is_traced(tensors):
@@ -127,7 +127,7 @@ def _distance(x: Tucker, y: Tucker) -> Any:
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Arrays over one power of two that brings the largest near 1, and its exponent.
+    """Scales arrays by one power of two that brings the largest near 1; returns its exponent.
 
     Trains stay as they are: their own functions keep them in range.
     """
@@ -139,7 +139,7 @@ def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _length(core: Any, exponent: Any) -> Any:
-    """‖core‖ · 2^exponent."""
+    """Computes ‖core‖ · 2^exponent."""
     if isinstance(core, TT):
         xp = np if linalg.is_host(core.cores[0]) else jnp
         length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])
@@ -151,7 +151,7 @@ def _length(core: Any, exponent: Any) -> Any:
 
 @placed
 def evaluate(t: Tucker, indices: Any) -> jax.Array:
-    """Entries x[i_1, …, i_d] at a batch of multi-indices.
+    """Evaluates entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:
       t: Tucker of order d.

@@ -1,4 +1,4 @@
-"""Rounding of Tucker tensors: lower multilinear ranks, and TT-ranks where the core is a train."""
+"""Rounding of Tucker tensors to lower multilinear ranks, and TT-ranks of train cores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def round(
     rank: int | Sequence[int] | None = None,
     core_rank: int | Sequence[int] | None = None,
 ) -> Tucker:
-    """The Tucker tensor of lower ranks nearest to ``t``, up to the usual √d (√(2d−1) for trains).
+    """Rounds a Tucker tensor to lower ranks, quasi-optimally: within √d, or √(2d−1) for trains.
 
     The factors are orthogonalised, so that all errors are those of the core: its modes are
     truncated one after the other, then, if it is a train, its bonds.
@@ -87,7 +87,7 @@ def round(
 def _padded(
     t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape of the result: the feasible ranks, or those that ``t`` was padded to.
+    """Returns the ranks of the result: the feasible ones, or those that ``t`` was padded to.
 
     As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
     """
@@ -105,7 +105,7 @@ def _padded(
 
 
 def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
-    """Multilinear ranks, and TT-ranks of a train core (None if dense), that the shapes allow."""
+    """Returns the multilinear ranks, and TT-ranks of a train core, that the shapes allow."""
     sizes = [min(n, s) for n, s in zip(t.shape, t.ranks, strict=True)]
     wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
     if not isinstance(t.core, TT):
@@ -122,7 +122,7 @@ def _fits(t: Tucker, ranks: Sequence[int], bonds: Sequence[int] | None) -> bool:
 
 
 def _dynamic(t: Tucker, tol: float) -> Tucker:
-    """On the host: LAPACK in double precision, exact ranks, no compilation."""
+    """Rounds on the host: LAPACK in double precision, exact ranks, no compilation."""
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
@@ -163,7 +163,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
-    """What d modes may discard when the d − 1 bonds after them may discard as much each."""
+    """Returns the modes' part of an error budget shared evenly by d modes and d − 1 bonds."""
     return None if share is None else share * order / (2 * order - 1)
 
 
@@ -193,7 +193,7 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
 
 
 def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
-    """Truncates mode after mode, with the factors still to come summed up in their triangles.
+    """Truncates mode after mode; factors still to come enter by their triangular (QR) parts.
 
     Not in bases of the factors: at factors of lower rank, as after `add`, those have no derivative.
     """

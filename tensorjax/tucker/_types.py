@@ -1,4 +1,4 @@
-"""The Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
+"""Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from tensorjax._train import TT, single
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class Tucker(Summable):
-    """A tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
+    """Tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
 
     Attributes:
       core: (s_1, …, s_d), or a `tensorjax.tt.TT` of that shape.
@@ -94,13 +94,13 @@ class Tucker(Summable):
 
     @property
     def dtype(self) -> Any:
-        """The dtype that arithmetic between core and factors gives."""
+        """Dtype that arithmetic between core and factors gives."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
     @property
     def size(self) -> int:
-        """Count of stored numbers, core and factors (of one tensor, batch axes left out)."""
+        """Number of stored elements, core and factors (of one tensor, batch axes left out)."""
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
 
@@ -144,7 +144,7 @@ serializable(Tucker)
 
 
 def kind(name: str, t: Any) -> None:
-    """Checks that ``t`` is a Tucker tensor, or a batch of them, which JAX can hold."""
+    """Checks that ``t`` is a Tucker tensor, or a batch of them, of dtypes that JAX can hold."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
@@ -166,13 +166,13 @@ def one(name: str, t: Any) -> None:
 
 
 def unfold(x: Any, k: int) -> Any:
-    """(n_k, ∏ of the rest): the unfolding of an array along mode k."""
+    """Unfolds an array along mode k: (n_k, ∏ of the rest)."""
     xp = np if linalg.is_host(x) else jnp
     return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
-    """core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode as it is."""
+    """Multiplies core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode as it is."""
     if isinstance(core, TT):
         pairs = zip(core.cores, matrices, strict=True)
         return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))
@@ -186,20 +186,20 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
 
 
 def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
-    """Core and orthonormal factors of the same tensor; NumPy or JAX."""
+    """Orthonormalises the factors by QR; returns the new core and the factors."""
     pairs = [linalg.qr(u) for u in t.factors]
     return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
 
 
 def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
-    """All arrays of a tensor near one, over powers of two, and the exponent of all together."""
+    """Scales all arrays by powers of two to magnitudes near one; returns the total exponent."""
     leaves, structure = jax.tree.flatten(t)
     leaves, exponent = near_one(leaves)
     return jax.tree.unflatten(structure, leaves), exponent
 
 
 def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
-    """The tensor times 2^exponent: in its core, or in all arrays if that could not hold it."""
+    """Multiplies by 2^exponent: in the core, or in all arrays if the core cannot hold it."""
     if isinstance(core, TT):
         return Tucker._unchecked(
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
@@ -209,6 +209,6 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def on_host(t: Tucker) -> Tucker:
-    """The tensor as NumPy arrays in double precision."""
+    """Copies a tensor to NumPy arrays on the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)

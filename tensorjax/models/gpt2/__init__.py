@@ -1,8 +1,8 @@
-"""GPT-2: training, published weights, generation; dense or tensorised, whole or split over devices.
+"""GPT-2 with dense or tensorised layers: training, Hugging Face weights, text generation.
 
 `GPT2` computes logits and losses from one definition: layers stacked under `jax.lax.scan`, linear
-layers dense or in a format of `tensorjax.nn`, and everything that would communicate asked of a
-layout of `tensorjax.parallel`. `from_huggingface` and `to_huggingface` read and write weights as
+layers dense or in a format of `tensorjax.nn`, and all communication delegated to a layout of
+`tensorjax.parallel`. `from_huggingface` and `to_huggingface` read and write weights as
 they are published, `generate` continues prompts with a cache of keys and values. `layers`,
 `initial`, `batch`, `engine`, `groups` and `load_groups` are for `tensorjax.offload`, by layers;
 `read_groups` and `write_groups` take published weights to it and back, a layer at a time.

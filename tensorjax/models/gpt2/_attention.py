@@ -1,4 +1,4 @@
-"""Attention of GPT-2: JAX's own, and a causal one for CPUs."""
+"""Attention of GPT-2: JAX's implementations, and a causal one that is faster on CPUs."""
 
 import itertools
 from typing import Any
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from tensorjax.models.gpt2._fused import fused
 
-# Queries that are multiplied by the keys they may see at once, at least; and blocks at most:
-# more of them save little and take longer to compile.
+# Least queries in a block, and most blocks: more of them save little and take longer to compile.
 _QUERIES = 64
 _BLOCKS = 2
 
@@ -17,17 +16,17 @@ _BLOCKS = 2
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
-    """Attention (batch, length, heads, width), by `jax.nn.dot_product_attention` or `causal`.
+    """Computes attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
 
-    The second one serves where JAX has to choose and only the past is seen; in half precision in
-    programs for CPUs alone. For which platform a program is shows when it is lowered, and does not
-    follow from the machine that traces it.
+    `causal` is used if no implementation is asked for and the mask is causal; in half precision
+    only in programs for CPUs. The platform of a program is known when it is lowered, not when it is
+    traced.
     """
     if implementation == "cudnn":
         return fused(q, k, v, **options)
 
     def by_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        # In half precision it multiplies by numbers in single, and means to. Backwards, where this
+        # In half precision it multiplies by float32 factors, on purpose. Backwards, where this
         # setting does not reach, it does so too: a caller under strict promotion has to relax it.
         with jax.numpy_dtype_promotion("standard"):
             found = jax.nn.dot_product_attention(q, k, v, implementation=implementation, **options)
@@ -46,11 +45,12 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of every token to itself and to those before it.
+    """Computes causal self-attention in two query blocks, without the keys later than a block.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
-    that all come later. Heads go first, and what is divided by the sums is the result: on CPUs XLA
-    (0.10.1) takes less time for that than for `jax.nn.dot_product_attention`.
+    that all come later. The head axis is moved before the length, and the softmax is normalised
+    after the product with the values: on CPUs, XLA (0.10.1) takes less time for that than for
+    `jax.nn.dot_product_attention`.
 
     Args:
       q: (batch, length, heads, width), floating.

@@ -1,4 +1,4 @@
-"""What GPT-2 is made of: layer norms, linear layers of either kind, the transformer block."""
+"""Building blocks of GPT-2: layer norm, dense and tensorised linear layers, transformer block."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ EPSILON = 1e-5  # of its layer norms
 
 
 class Norm(nnx.Module):
-    """Layer norm over all features, whatever devices they lie on."""
+    """Layer norm over the features, for any layout of them on devices."""
 
     def __init__(self, features: int, param_dtype: Any) -> None:
         self.scale = nnx.Param(jnp.ones((features,), param_dtype))
@@ -29,7 +29,7 @@ class Norm(nnx.Module):
 
 
 class Column(nnx.Module):
-    """A dense layer from the features to something wide: kernel (features, …, wide)."""
+    """Dense linear layer that widens the features: kernel (features, …, wide)."""
 
     def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
@@ -40,7 +40,7 @@ class Column(nnx.Module):
 
 
 class Row(nnx.Module):
-    """A dense layer from something wide back to the features: kernel (wide, features)."""
+    """Dense linear layer back to the features: kernel (wide, features)."""
 
     def __init__(self, shape: tuple[int, int], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
@@ -51,7 +51,7 @@ class Row(nnx.Module):
 
 
 class Tensorised(nnx.Module):
-    """A layer of `tensorjax.nn` in the place of a `Column`, its output folded, or of a `Row`."""
+    """Tensorised linear layer in place of a `Column` (with ``fold``) or of a `Row`."""
 
     def __init__(self, layer: Any, fold: tuple[int, ...] | None) -> None:
         self.layer = layer
@@ -64,7 +64,7 @@ class Tensorised(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and MLP, each behind its layer norm and beside its residual path.
+    """Pre-LN transformer block: attention and MLP, each with a residual connection.
 
     Args:
       config: sizes.
@@ -98,7 +98,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values (batch, length, heads, features / heads) of the input."""
+        """Returns queries, keys and values (batch, length, heads, features / heads)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)
@@ -112,7 +112,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """The block's output, from its input and what its heads attended to."""
+        """Returns the block's output from its input and the attention output."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))
@@ -121,7 +121,7 @@ class Block(nnx.Module):
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU in its tanh form. Of it, the backward pass keeps the slope alone, not six arrays."""
+    """Computes GELU in its tanh form; the backward pass stores only the slope, not six arrays."""
     return jax.nn.gelu(x, approximate=True)
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a GPT-2, and what follows from them without building one."""
+"""GPT-2 configuration: sizes, parameter counts and FLOPs, without building a model."""
 
 import dataclasses
 import numbers
@@ -13,7 +13,7 @@ _MULTIPLE = 128  # of the rows of the token table: splits evenly over devices, f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """Sizes of a GPT-2; the defaults are those of the smallest published one.
+    """Configuration of a GPT-2; the defaults are those of the smallest published model.
 
     Attributes:
       vocabulary: number of tokens.
@@ -50,7 +50,7 @@ class GPT2Config:
     unroll: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Checks the sizes and options."""
         check_sizes(self, ("vocabulary", "length", "layers", "heads", "features"))
         if self.unroll is not None:
             check_sizes(self, ("unroll",))
@@ -65,33 +65,33 @@ class GPT2Config:
 
     @classmethod
     def small(cls, **changes: Any) -> "GPT2Config":
-        """The published model of 124 million numbers."""
+        """Returns the configuration of the published model with 124 million parameters."""
         return cls(**changes)
 
     @classmethod
     def medium(cls, **changes: Any) -> "GPT2Config":
-        """The published model of 355 million numbers."""
+        """Returns the configuration of the published model with 355 million parameters."""
         return cls(**{"layers": 24, "heads": 16, "features": 1024, **changes})
 
     @classmethod
     def large(cls, **changes: Any) -> "GPT2Config":
-        """The published model of 774 million numbers."""
+        """Returns the configuration of the published model with 774 million parameters."""
         return cls(**{"layers": 36, "heads": 20, "features": 1280, **changes})
 
     @classmethod
     def xl(cls, **changes: Any) -> "GPT2Config":
-        """The published model of 1558 million numbers; its 25 heads do not split by two."""
+        """Returns the configuration of the published 1558-million-parameter model, of 25 heads."""
         return cls(**{"layers": 48, "heads": 25, "features": 1600, **changes})
 
     @classmethod
     def tiny(cls, **changes: Any) -> "GPT2Config":
-        """Two blocks of width 32, without dropout, compiled quickly: for tests and first steps."""
+        """Returns a small configuration for tests: two blocks of width 32, without dropout."""
         sizes = {"vocabulary": 120, "length": 16, "layers": 2, "heads": 4, "features": 32}
         return cls(**{**sizes, "dropout": 0.0, "unroll": 1, **changes})
 
     @property
     def padded(self) -> int:
-        """Rows of the token table: the vocabulary, rounded up to a multiple of 128."""
+        """Padded vocabulary size, a multiple of 128: the rows of the token table."""
         return -(-self.vocabulary // _MULTIPLE) * _MULTIPLE
 
     @property
@@ -101,13 +101,13 @@ class GPT2Config:
 
     @property
     def numbers(self) -> int:
-        """Numbers in all parameters of the dense model, without the padding of the vocabulary."""
+        """Number of parameters of the dense model, without the padding of the vocabulary."""
         d, h = self.features, self.hidden
         block = 4 * d * d + 4 * d + 2 * d * h + h + d + 4 * d
         return (self.vocabulary + self.length) * d + self.layers * block + 2 * d
 
     def flops(self, length: int | None = None) -> int:
-        """Operations of one token in training, forward and backward, of a dense model.
+        """Counts the training FLOPs per token, forward and backward, of a dense model.
 
         A multiplication and an addition count as two, the backward pass as twice the forward one;
         only products of matrices count: linear layers, logits (of the vocabulary without its

@@ -1,8 +1,8 @@
-"""Fused attention of cuDNN, inside `jax.shard_map` too.
+"""Fused cuDNN attention that also works inside `jax.shard_map`.
 
-JAX's call (0.10.1) does not say along which mesh axes its results differ, so that `shard_map`,
-which keeps account of it, refuses the backward pass. Here the call sees arrays without that
-account, and its results, gradients and what it keeps get it back.
+JAX's call (0.10.1) does not mark along which mesh axes its results vary, so that `shard_map`, which
+tracks these marks, refuses the backward pass. Here the call gets arrays without marks, and its
+results, gradients and residuals are marked afterwards.
 """
 
 import functools
@@ -25,7 +25,7 @@ mlir.register_lowering(_plain_p, lambda ctx, x: [x])
 
 
 def fused(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-    """Attention (batch, length, heads, width) by cuDNN, this device's block of it.
+    """Computes attention (batch, length, heads, width) by cuDNN, on this device's block.
 
     Args:
       q: half precision.

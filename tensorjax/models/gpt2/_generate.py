@@ -1,4 +1,4 @@
-"""Continuing prompts, with the keys and values of all earlier tokens kept."""
+"""Text generation by GPT-2 with a key–value cache."""
 
 import functools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def generate(
     top_k: int | None = None,
     key: jax.Array | None = None,
 ) -> np.ndarray:
-    """Tokens that continue each prompt, drawn one after the other from the model.
+    """Generates tokens that continue each prompt, by sampling or greedily.
 
     The prompts go through the model once; every further token costs one position, which attends to
     the keys and values kept of those before it. One program is compiled for each batch size,
@@ -117,7 +117,7 @@ def _rows(prompts: Any, vocabulary: int) -> list[np.ndarray]:
 
 
 def _everywhere(params: Any) -> NamedSharding | None:
-    """All of an array on every device of the mesh that parameters lie on, if they lie on one."""
+    """Returns the fully replicated sharding on the parameters' mesh; None without a mesh."""
     for leaf in jax.tree.leaves(params):
         where = getattr(leaf, "sharding", None)
         if isinstance(where, NamedSharding):
@@ -126,7 +126,7 @@ def _everywhere(params: Any) -> NamedSharding | None:
 
 
 class _Carry(NamedTuple):
-    """What a step of the generation begins with."""
+    """Loop state of the generation: last token, its position, key–value cache, finiteness."""
 
     token: jax.Array  # (batch,)
     position: jax.Array  # (batch,), of that token
@@ -185,7 +185,7 @@ def _generated(
 def _prefilled(
     model: GPT2, tokens: jax.Array, lengths: jax.Array, total: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Logits behind each prompt, and the keys and values of its tokens with room for more."""
+    """Runs the prompts through the model; returns their next-token logits and the cache."""
     layout, x = (
         Single(),
         _embedded(model, tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]),
@@ -211,7 +211,7 @@ def _next(
     position: jax.Array,
     cache: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Logits behind one more token of every row, and the cache with its keys and values."""
+    """Runs one more token of every row; returns next-token logits and the updated cache."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])
     graph, params = nnx.split(model.blocks)
     rows = jnp.arange(token.shape[0], dtype=jnp.int32)
@@ -240,12 +240,12 @@ def _embedded(model: GPT2, tokens: jax.Array, positions: jax.Array) -> jax.Array
 
 
 def _logits(model: GPT2, x: jax.Array) -> jax.Array:
-    """Logits (batch, vocabulary) of the one position in ``x``."""
+    """Computes logits (batch, vocabulary) at the single position of ``x``."""
     layout = Single()
     logits = layout.logits(model.norm(x, layout), model.tokens[...].astype(model.dtype))
     return logits[:, 0, : model.config.vocabulary]
 
 
 def _whole(x: jax.Array, number: int) -> jax.Array:
-    """No dropout."""
+    """Returns x unchanged, in place of dropout."""
     return x

@@ -1,4 +1,4 @@
-"""Published weights by the groups of `layers`, one in memory at a time."""
+"""Published GPT-2 weights read and written layer by layer, one layer in memory at a time."""
 
 import functools
 import json
@@ -18,9 +18,9 @@ from tensorjax.models.gpt2._layers import initial
 def read_groups(
     path: Any, *, dropout: float | None = None, param_dtype: Any = jnp.float32, **changes: Any
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
-    """Functions that read the published parameters of each group of `layers`.
+    """Returns functions that read the published weights of each group of `layers`.
 
-    So a model can be fine-tuned by `offload.Trainer` that never is in memory as a whole.
+    With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
     Args:
       path, dropout, param_dtype, **changes: as for `from_huggingface`.
@@ -67,9 +67,9 @@ def write_groups(
     *,
     end: int | None = None,
 ) -> None:
-    """Writes groups of parameters as Hugging Face publishes GPT-2, each in a file of its own.
+    """Writes groups of parameters in Hugging Face's GPT-2 format, one file for each group.
 
-    All are written to a hidden folder beside ``path``, which takes its name when it is whole.
+    All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
       config: of the model.
@@ -115,7 +115,7 @@ def write_groups(
 
 
 def _name(group: str, where: Any) -> str:
-    """The published name of a parameter of a group."""
+    """Returns the published name of a parameter of a group."""
     path = tuple(str(entry.key) for entry in where if hasattr(entry, "key"))
     if group.startswith("block") and path in published.BLOCK:
         return f"h.{int(group.removeprefix('block'))}.{published.BLOCK[path]}"

@@ -1,4 +1,4 @@
-"""GPT-2's weights as they are published: a folder of config.json and safetensors."""
+"""GPT-2 weights in Hugging Face's format: config.json and safetensors."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ def from_huggingface(
     attention: str | None = None,
     **changes: Any,
 ) -> GPT2:
-    """A GPT-2 with published weights.
+    """Loads a GPT-2 from a folder in Hugging Face's format.
 
     Args:
       path: a folder with ``config.json`` and ``model.safetensors``, or the parts that a
@@ -122,9 +122,9 @@ def from_huggingface(
 
 
 def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
-    """Writes a model as Hugging Face publishes GPT-2: ``config.json`` and ``model.safetensors``.
+    """Writes a GPT-2 in Hugging Face's format: ``config.json`` and ``model.safetensors``.
 
-    Both are written to a hidden folder beside ``path``, which takes its name when it is whole.
+    Both are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
       model: dense, its parameters concrete. The padding of its vocabulary is left out.
@@ -154,7 +154,7 @@ def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
 def opened(
     path: Any, dropout: float | None, changes: Mapping[str, Any]
 ) -> tuple[GPT2Config, "Arrays"]:
-    """The configuration of a folder, and its arrays, none of which is read yet."""
+    """Opens a folder of weights: returns its configuration, and lazily read arrays."""
     folder = Path(path)
     given = _read_json(folder / "config.json")
     config = _config(given, dropout, changes)
@@ -170,7 +170,7 @@ def opened(
 
 @contextlib.contextmanager
 def new_folder(path: Any) -> Iterator[Path]:
-    """A hidden folder that takes its name, its files durable, when all went well."""
+    """Creates a hidden folder, renamed to ``path`` once all its files are written and synced."""
     _safetensors()
     folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -188,18 +188,18 @@ def new_folder(path: Any) -> Iterator[Path]:
 
 
 def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes arrays as PyTorch reads them."""
+    """Writes arrays as a safetensors file that PyTorch reads."""
     _safetensors().numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
 def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray:
-    """An array in the shape in which it is published, without the padding of the vocabulary."""
+    """Reshapes an array to its published shape, without the padding of the vocabulary."""
     part = value[: config.vocabulary] if name == "wte.weight" else value
     return np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
 
 
 class Arrays:
-    """The arrays of a folder's safetensors, read one by one, by their names without prefix."""
+    """Lazy reader of a folder's safetensors, by names without the "transformer." prefix."""
 
     def __init__(self, folder: Path) -> None:
         index, single = folder / INDEX, folder / WEIGHTS
@@ -219,7 +219,7 @@ class Arrays:
 
     @property
     def names(self) -> list[str]:
-        """All of them that are parameters."""
+        """Names of the arrays that are parameters."""
         return [name for name in self.places if not name.endswith(_BUFFERS)]
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -237,13 +237,13 @@ class Arrays:
         return array
 
     def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
-        """Reads an array into one of the shape and dtype that it has here."""
+        """Reads an array into ``out``, which has the shape and dtype of the parameter here."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         out[: wanted[0]] = self(name, _flat(name, wanted)).reshape(wanted).astype(out.dtype)
 
     def check_head(self) -> None:
-        """Raises where there is an output layer that is not the token table."""
+        """Raises ValueError if the output layer is not tied to the token table."""
         if "lm_head.weight" in self.places:
             (one, head), (other, table) = self.places["lm_head.weight"], self.places["wte.weight"]
             if not np.array_equal(one.get_tensor(head), other.get_tensor(table)):
@@ -254,7 +254,7 @@ class Arrays:
 
 
 def check_names(found: set[str], config: GPT2Config, folder: Path) -> None:
-    """Raises where names are not those of a whole GPT-2."""
+    """Raises ValueError if the names are not those of a complete GPT-2."""
     wanted = {*MODEL.values()}
     wanted |= {f"h.{i}.{name}" for i in range(config.layers) for name in BLOCK.values()}
     missing, unknown = sorted(wanted - found), sorted(found - wanted - {"lm_head.weight"})
@@ -274,7 +274,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _published(path: Any, layers: int) -> tuple[list[str], bool]:
-    """The names of a parameter's parts, and whether it is stacked."""
+    """Returns the published names of a parameter, and whether it is stacked over layers."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     if names in MODEL:
         return [MODEL[names]], False
@@ -287,7 +287,7 @@ def _published(path: Any, layers: int) -> tuple[list[str], bool]:
 
 
 def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The published shape of a part: queries, keys and values lie in one axis."""
+    """Returns the published shape of an array, with queries, keys and values in one axis."""
     if name.endswith("c_attn.weight"):
         return (shape[0], shape[1] * shape[2])
     return (shape[0] * shape[1],) if name.endswith("c_attn.bias") else tuple(shape)
@@ -330,14 +330,14 @@ def _config(
 
 
 def checked_end(config: GPT2Config, end: int | None) -> int | None:
-    """The id of the token between two texts, which readers would else take to be 50256."""
+    """Checks the end-of-text id; by default 50256 for the published vocabulary, else None."""
     if end is None:
         return _END if config.vocabulary == _END + 1 else None
     return _check.integer("end", end, low=0, high=config.vocabulary - 1)
 
 
 def write_config(config: GPT2Config, dtype: Any, folder: Path, end: int | None) -> None:
-    """Writes ``config.json``, with an ``end`` of `checked_end`."""
+    """Writes ``config.json``, with an end-of-text id from `checked_end`."""
     text = json.dumps(_published_config(config, dtype, end), indent=2) + "\n"
     (folder / "config.json").write_text(text)
 

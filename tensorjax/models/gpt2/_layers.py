@@ -1,4 +1,4 @@
-"""GPT-2 as a list of layers, for training with parameters that do not fit on the device."""
+"""GPT-2 as a list of layers, for offloaded training of models larger than device memory."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def layers(
     attention: str | None = None,
     layout: Layout | None = None,
 ) -> list[offload.Layer]:
-    """The layers of a GPT-2: its embedding, its blocks, its logits and loss.
+    """Returns the layers of a GPT-2 for `offload`: embedding, blocks, logits with loss.
 
     The token table is a group of its own, which the first layer and the last one use: its gradient
     is the sum of both. The computation is in the dtype of the parameters that a layer is given.
@@ -64,7 +64,7 @@ def layers(
 def _layers(
     config: GPT2Config, linear: Spec, attention: str | None, layout: Layout | None
 ) -> tuple[offload.Layer, ...]:
-    """The same functions for the same arguments, so that they are compiled once."""
+    """Builds the layers; cached, so that equal arguments share compiled programs."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
     layout = Single() if layout is None else layout
     specs = _specs(config, layout, linear)
@@ -124,7 +124,7 @@ def engine(
     linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     activations: offload.Activations = "recompute",
 ) -> offload.Engine:
-    """What computes `layers` by a layout: it places parameters and batches on the layout's mesh.
+    """Returns an `offload.Engine` that places parameters and batches on the layout's mesh.
 
     Args:
       config: sizes, as for `layers`.
@@ -162,7 +162,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """The parameters of a model, by the groups that `layers` use; host arrays.
+    """Returns the parameters of a model by group of `layers`, as host arrays.
 
     Args:
       model: a GPT-2.
@@ -184,7 +184,7 @@ def groups(model: GPT2) -> dict[str, Any]:
 
 
 def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
-    """Gives a model the parameters of groups, as `groups` returns them.
+    """Loads parameters by group, as `groups` returns them, into a model.
 
     Args:
       model: a GPT-2 of the same sizes; it is changed.
@@ -223,10 +223,10 @@ def initial(
     linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     param_dtype: Any = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
-    """Functions that draw the parameters of each group of `layers`, one group at a time.
+    """Returns functions that draw the initial parameters of `layers`, one group at a time.
 
-    So a model is made that never is in memory as a whole. Numbers are drawn as `GPT2` draws them,
-    but others come out.
+    With them a model is initialised that is never in memory as a whole. The distributions are those
+    of `GPT2`, the draws are not.
 
     Args:
       config: sizes.
@@ -263,7 +263,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Draws the parameters of a block; compiled once."""
+    """Returns a compiled function that draws the parameters of a block; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:
@@ -274,7 +274,7 @@ def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.
 
 
 def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
-    """A batch for `layers`, whose loss is then the mean over all targets by their weights.
+    """Prepares a batch for `layers`, with weights scaled so that the loss is a weighted mean.
 
     Args:
       tokens: integers (batch, length).
@@ -309,7 +309,7 @@ def _block(number: int) -> str:
 
 
 def _specs(config: GPT2Config, layout: Layout, linear: Spec) -> dict[str, Any]:
-    """Where the parameters of each group lie."""
+    """Returns the `PartitionSpec` of every parameter, by group."""
     for axis, size in (
         ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""GPT-2 as a Flax module: logits and losses, on one device or on the block of one among many."""
+"""GPT-2 as a Flax NNX module: logits and loss, on one device or sharded by a layout."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
 
 
 class GPT2(nnx.Module):
-    """The language model GPT-2, of any size.
+    """GPT-2 language model of any size, with dense or tensorised linear layers.
 
     Tokens and learned positions are embedded, go through pre-LN blocks of causal attention and an
     MLP with GELU in its tanh form, and a last layer norm; logits are products with the token
@@ -124,7 +124,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Logits (batch, length, vocabulary) of what comes next, in single precision at least.
+        """Returns next-token logits (batch, length, vocabulary), in single precision at least.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary). What follows one out of range is NaN
@@ -147,7 +147,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Sum of −log p(target) over all positions, and the sum of their weights.
+        """Returns the weighted sum of −log p(target) over all positions, and the sum of weights.
 
         Their quotient is the mean loss. Two sums can be added over batches and devices, of
         whatever weights; a mean cannot. Where no target counts both are 0, as is the gradient of
@@ -188,7 +188,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """What the logits are made of: (batch, length, features) behind the last layer norm.
+        """Returns the final hidden states (batch, length, features), after the last layer norm.
 
         Args:
           tokens: as for a call.
@@ -225,7 +225,7 @@ class GPT2(nnx.Module):
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
-        """Logical axes of all parameters, for a layout to split.
+        """Returns the logical axis names of all parameters, for a layout to shard.
 
         Returns:
           A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of
@@ -244,7 +244,7 @@ class GPT2(nnx.Module):
 
     @property
     def numbers(self) -> int:
-        """Numbers in all parameters, without the padding of the vocabulary."""
+        """Number of parameters, without the padding of the vocabulary."""
         held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return held - (self.config.padded - self.config.vocabulary) * self.config.features
 
@@ -261,7 +261,7 @@ class GPT2(nnx.Module):
 
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:
-    """Returns how many tokens are in a row, or says how many there may be."""
+    """Returns the sequence length, after checks against the configured length."""
     if not tokens.shape[0]:
         raise ValueError(
             f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
@@ -280,14 +280,14 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
-    """One block whose parameters are those of as many as there are keys."""
+    """Builds one block with the stacked parameters of several, one for each key."""
     graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
     params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
     return nnx.merge(graph, params)
 
 
 def _unroll(config: GPT2Config, layout: Layout) -> int:
-    """Layers that a step of the loop takes at once."""
+    """Returns how many layers each step of the scan unrolls."""
     if config.unroll is not None:
         return config.unroll
     if jax.default_backend() != "cpu" or config.remat != "none" or layout.mesh is not None:
@@ -305,7 +305,7 @@ def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callabl
 
 
 def axes_of(path: Any, leaf: jax.Array) -> PartitionSpec:
-    """Logical axes of a parameter of the model, or of one block by itself, from its path."""
+    """Returns the logical axes of a parameter of the model or of one block, from its path."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     stack = ("layer",) if names[0] == "blocks" else ()
     if "layer" in names:  # of a tensorised one
