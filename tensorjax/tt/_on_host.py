@@ -5,48 +5,21 @@ products of small cores take NumPy no longer than a program of XLA takes to be c
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas, _check, _placement, linalg
+from tensorjax import _blas, linalg
 from tensorjax._cores import Cores, absorb, tall
+from tensorjax._habits import is_hosted, pays
 from tensorjax._train import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._entries import _near_one, _on_host
 
-# Calls with equal shapes after which a program is compiled for them, which is two to four times
-# faster where cores are small: by multiplications, or numbers written, up to which it is so many.
-_HABITS = {2**18: 10, 2**23: 3}
-_MOST_KINDS = 4096
 # Exponents of the squared norm up to which what is carried from core to core stays as it is.
 _TAME = 60
-_calls: Counter[Any] = Counter()
-
-
-def _is_hosted(cores: Sequence[Any], dtype: Any) -> bool:
-    """Whether NumPy can serve: concrete arrays in the memory of a CPU, not of half precision."""
-    if dtype.kind not in "fc" or dtype.itemsize < 4:
-        return False
-    if not _placement._is_alone():
-        return all(isinstance(c, jax.Array) and _check.on_cpu(c) for c in cores)
-    try:  # where there is one device, results are put nowhere afterwards
-        return not any(map(_placement._COMMITTED, cores))
-    except (AttributeError, jax.errors.ConcretizationTypeError):
-        return False  # traced, or abstract
-
-
-def _pays(kind: str, cores: Sequence[Any], work: float) -> bool:
-    """Whether a piece of work is no habit yet, for which a program is worth being compiled."""
-    if len(_calls) > _MOST_KINDS:
-        _calls.clear()
-    key = kind, tuple([c.shape for c in cores]), cores[0].dtype
-    _calls[key] += 1
-    return _calls[key] <= next((n for most, n in _HABITS.items() if work <= most), 0)
 
 
 def _common(x: Any, y: Any) -> Any:
@@ -57,7 +30,7 @@ def _common(x: Any, y: Any) -> Any:
 def product(x: Any, y: Any, kind: str) -> Any:
     """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve."""
     dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype) or not _pays(kind, cores, _written(x, y, kind)):
+    if not is_hosted(cores, dtype) or not pays(kind, cores, _written(x, y, kind)):
         return None
     pairs = zip(_on_host(x.cores, dtype), _on_host(y.cores, dtype), strict=True)
     with np.errstate(all="ignore"), _blas.one_thread(True):
@@ -128,13 +101,13 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     """Σ conj(x_i) y_i as a number and an exponent of two; None if a program is to serve."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype):
+    if not is_hosted(cores, dtype):
         return None
     work = sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)
     )
-    if not _pays(kind, cores, work):
+    if not pays(kind, cores, work):
         return None
     with np.errstate(all="ignore"), _blas.one_thread(True):
         left, more = _near_one(_on_host(x.cores, dtype))
