@@ -26,10 +26,11 @@ _SMALL, _LARGEST = 16, 4096
 # A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
 # a few per state: it has to tell the states apart, the searches of single pairs make them exact.
 _MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
-# Sweeps of a block, and steps of block Krylov per local problem.
-_BLOCK_SWEEPS, _BLOCK_STEPS = 4, 2
+# Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
+# pairs follows that would correct what was left out.
+_BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
 # Fresh starts in a row that must find nothing lower; one more once a level had been missed.
-_IDLE = 1
+_IDLE = 2
 # Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
 _SLACK = 1e-12
 # Tolerance at which a state of the complement is told to be above the highest pair.
@@ -141,19 +142,19 @@ class _Finder:
         ranks = [_RANK] * (len(search.shape) - 1)
         starts = [*(_svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
         chain = dmrg.prepared(search.operator, block.joined(starts), [])
-        states = self._swept(chain, 2 * (self.k + _MORE))
+        states = self._swept(chain, self.k + _MORE, _CROSS_STEPS)
         for j in range(len(states.centres)):
             chain = dmrg.prepared(search.operator, states.state(j), found)
             if dmrg.share_found(chain) <= _OTHER:
                 return states.state(j)
         return None
 
-    def _swept(self, chain: dmrg.Chain, count: int) -> block.Block:
+    def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
         """A block of ``count`` random states in the bases of a chain, after some sweeps."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
-        rule = Rule(search.sites, cap, 1e-6, _BLOCK_STEPS, math.inf, 0)
+        rule = Rule(search.sites, cap, 1e-6, steps, math.inf, 0)
         for _ in range(_BLOCK_SWEEPS):  # an even number: they end where they began
             states = block.sweep(states, rule)
         return states
