@@ -629,6 +629,57 @@ def test_frozen_is_frozen(rng, freezer, pressure):
     assert float(state.size) == optim.size(after)
 
 
+FIRST_FREEZERS = {
+    **FREEZERS,
+    "before": lambda labels: optax.chain(
+        optax.masked(optax.set_to_zero(), jax.tree.map(lambda x: x == "frozen", labels)),
+        optax.adam(0.02),
+    ),
+    "finite": lambda labels: optax.apply_if_finite(FREEZERS["partition"](labels), 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("freezer", "pressure"),
+    [
+        ("before", "proximal"),
+        *(pytest.param(f, p, marks=pytest.mark.slow) for f in FIRST_FREEZERS
+          for p in ("early", "proximal") if (f, p) != ("accumulated", "proximal")),
+    ],
+)  # fmt: skip
+def test_frozen_is_frozen_before_its_first_gradient(rng, freezer, pressure):
+    """A frozen layer whose outputs go through a weight that is zero at first, or through none."""
+    params = {**model(), "scale": jnp.zeros(())}
+    for k in rng.permutation(3)[:2]:
+        gates = params["layers"][0]["gates"]
+        gates[k] = gates[k].at[int(rng.integers(gates[k].size))].set(5e-3)
+    labels = jax.tree.map(lambda _: "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = optim.rank_adaptive(
+            FIRST_FREEZERS[freezer](labels), size_weight=1e-9, core_weight=0.0,
+            **PRESSURES[pressure],
+        )  # fmt: skip
+    wake = int(rng.integers(1, 5))
+
+    def objective(params, count):
+        target = jnp.linspace(-1, 1, int(np.prod(MODES))).reshape(MODES)
+        below = jnp.where(count < wake, 0.0, params["scale"]) * full(params["layers"][0])
+        return jnp.mean((below + full(params["layers"][1]) - target) ** 2)
+
+    def step(count, carry):
+        params, state = carry
+        value, gradients = jax.value_and_grad(objective)(params, count)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):
+        start = params, optimizer.init(params)
+        after, _ = jax.jit(lambda c: jax.lax.fori_loop(0, 30, step, c))(start)
+    jax.tree.map(np.testing.assert_array_equal, params["layers"][0], after["layers"][0])
+    assert not np.array_equal(params["layers"][1]["cores"][0], after["layers"][1]["cores"][0])
+
+
 def test_a_target_below_what_frozen_layers_have_is_infeasible():
     params = model()
     labels = jax.tree.map(lambda _: "free", params)

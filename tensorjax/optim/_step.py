@@ -257,13 +257,13 @@ class Step:
         A transformation does not tell what it freezes. So what does not move against its gradient
         while something else does is left alone, and it is so too in steps in which nothing moves,
         as between those of `optax.MultiSteps`. Where nothing ever has moved, gates may die in the
-        late stage only. A gradient of zero says nothing: what was known stays, at first nothing.
+        late stage only. A gradient of zero says nothing: what was known stays, at first that it
+        rests, for a frozen layer below one that starts at zero gets no gradient for some steps.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
         moved, driven = (jnp.stack([_is_any(x[k]) for k in parts]) for x in (moves, gradients))
-        known = self.state.rests & (self.state.count > 1)
-        still = ~moved & (driven | known)
+        still = ~moved & (driven | self.state.rests)
         rests = jnp.where(active, still, self.state.rests)
         frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
         return dict(zip(parts, frozen, strict=True)), rests
