@@ -644,7 +644,8 @@ FIRST_FREEZERS = {
     [
         ("before", "proximal"),
         *(pytest.param(f, p, marks=pytest.mark.slow) for f in FIRST_FREEZERS
-          for p in ("early", "proximal") if (f, p) != ("accumulated", "proximal")),
+          for p in ("early", "proximal")
+          if (f, p) not in {("before", "proximal"), ("accumulated", "proximal")}),
     ],
 )  # fmt: skip
 def test_frozen_is_frozen_before_its_first_gradient(rng, freezer, pressure):
@@ -741,6 +742,33 @@ def test_a_cut_to_chance_is_undone_and_named(seed: int, noise: float):
     assert found.size > found.size_target
     assert found.status in ("infeasible", "collapsed", "running")
     assert optim.size(after) == found.size
+
+
+@pytest.mark.parametrize("shift", [0.0, pytest.param(-50.0, marks=pytest.mark.slow)])
+def test_a_trained_model_that_a_cut_ruins_is_named(shift: float):
+    """Its first loss is not chance, which no loss tells; `status` is not silent all the same."""
+    objective, params = orthogonal(3, 0.0)
+    params, _ = trained_plainly(objective, params)
+    optimizer = optim.rank_adaptive(
+        optax.adam(0.02), size_weight=0.0, switch=5, size_fraction=0.2,
+        late_threshold=lambda n: jnp.where(n < 10, 0.01, 1e6),
+    )  # fmt: skip
+    state = followed(optimizer, lambda p, k: objective(p, k) + shift, params, 60)[0][1]
+    found = optim.status(state)
+    assert found.loss > found.loss_target + 0.3
+    assert "above" in found.advice or found.status in ("collapsed", "infeasible")
+
+
+def trained_plainly(objective: Any, params: Any) -> tuple[Any, Any]:
+    adam = optax.adam(0.02)
+
+    def step(_: Any, carry: Any) -> tuple[Any, Any]:
+        params, state = carry
+        updates, state = adam.update(jax.grad(objective)(params, jax.random.key(0)), state)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.jit(lambda c: jax.lax.fori_loop(0, 400, step, c))((params, adam.init(params)))
 
 
 def test_a_loss_near_chance_in_the_late_stage_is_named():
