@@ -58,9 +58,9 @@ def scale_columns(a: Array, s: Array) -> Array:
 
 
 def root(x: Array) -> Array:
-    """Computes √x of non-negative entries, with derivative 0 at 0."""
+    """Computes √x of non-negative entries, with derivative 0 at 0; NaN of NaN."""
     xp = namespace(x)
-    return xp.where(x > 0, xp.sqrt(xp.where(x > 0, x, 1)), 0)
+    return xp.where(x <= 0, 0, xp.sqrt(xp.where(x <= 0, 1, x)))
 
 
 def energy(a: Array) -> Array:

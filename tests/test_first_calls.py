@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _transfer, sketch, tt
+from tensorjax import _transfer, mera, sketch, tt, tucker
 from tensorjax.sketch import _on_host as sketch_on_host
 from tensorjax.tt import _on_host
+from tests.oracles import compilations
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
 
@@ -149,3 +150,50 @@ def test_arrays_reach_jax_as_by_device_put(monkeypatch):
         assert _transfer.on_device(arrays)[1].dtype == jnp.float32
     monkeypatch.setattr(_transfer, "_fast", lambda: None)
     assert _transfer.on_device(arrays)[0].sharding == jax.device_put(arrays[0]).sharding
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"arity": 3}, {"boundary": "periodic"}, {"layers": 1}])
+def test_first_calls_of_meras_compile_nothing(options, dtype):
+    seed = DTYPES.index(dtype)
+    rng = np.random.default_rng([9300, seed, *map(ord, str(options))])
+    shape = [int(n) for n in rng.integers(2, 4, int(rng.integers(5, 9)))]
+    m = mera.random(jax.random.key(seed), shape, 2, dtype=dtype, **options)
+    m = mera.MERA(m.layers, m.top * 10.0 ** int(rng.integers(-9, 9)))
+    functions = (mera.norm, mera.to_dense, mera.to_tt)
+    with compilations() as compiled:
+        found = [f(m) for f in functions]
+    assert compiled == []
+    expected = [jax.jit(f)(m) for f in functions]
+    for f, e in zip(found[:2], expected[:2], strict=True):
+        close(f, e)
+    # The cores of both are orthogonal, and differ by signs.
+    assert [c.aval for c in found[2].cores] == [c.aval for c in expected[2].cores]
+    close(tt.to_dense(found[2]), found[1])
+
+
+def test_meras_in_a_loop_get_a_program_and_extreme_norms_are_kept():
+    m = mera.random(jax.random.key(1), (2, 3) * 3, 2, dtype=np.float64)
+    with compilations() as compiled:
+        values = [mera.to_dense(m) for _ in range(40)]
+    assert len(compiled) == 1
+    close(values[0], values[-1])
+    for scale in (1e-200, 1e200):
+        assert float(mera.norm(m * scale)) == pytest.approx(scale, rel=1e-12)
+    assert float(mera.norm(m * 0.0)) == 0
+    assert np.isnan(float(mera.norm(m * np.nan)))
+
+
+def test_norms_and_distances_of_nan_are_nan():
+    """Never zero, which would be read as agreement; on the host and in programs."""
+    m = mera.random(jax.random.key(0), (2,) * 4, 2)
+    core = tucker.Tucker(jnp.full((2, 2), np.nan), [jnp.ones((3, 2))] * 2)
+    train = tt.TT([jnp.full((1, 2, 1), np.nan), jnp.ones((1, 2, 1))])
+    for f, *given in (
+        (mera.norm, m * np.nan),
+        (tucker.norm, core),
+        (tucker.distance, core, core),
+        (tt.norm, train),
+        (tt.distance, train, train),
+    ):
+        assert np.isnan([float(f(*given)), float(jax.jit(f)(*given))]).all(), f.__name__

@@ -629,6 +629,58 @@ def test_frozen_is_frozen(rng, freezer, pressure):
     assert float(state.size) == optim.size(after)
 
 
+FIRST_FREEZERS = {
+    **FREEZERS,
+    "before": lambda labels: optax.chain(
+        optax.masked(optax.set_to_zero(), jax.tree.map(lambda x: x == "frozen", labels)),
+        optax.adam(0.02),
+    ),
+    "finite": lambda labels: optax.apply_if_finite(FREEZERS["partition"](labels), 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("freezer", "pressure"),
+    [
+        ("before", "proximal"),
+        *(pytest.param(f, p, marks=pytest.mark.slow) for f in FIRST_FREEZERS
+          for p in ("early", "proximal")
+          if (f, p) not in {("before", "proximal"), ("accumulated", "proximal")}),
+    ],
+)  # fmt: skip
+def test_frozen_is_frozen_before_its_first_gradient(rng, freezer, pressure):
+    """A frozen layer whose outputs go through a weight that is zero at first, or through none."""
+    params = {**model(), "scale": jnp.zeros(())}
+    for k in rng.permutation(3)[:2]:
+        gates = params["layers"][0]["gates"]
+        gates[k] = gates[k].at[int(rng.integers(gates[k].size))].set(5e-3)
+    labels = jax.tree.map(lambda _: "free", params)
+    labels["layers"][0] = jax.tree.map(lambda _: "frozen", params["layers"][0])
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = optim.rank_adaptive(
+            FIRST_FREEZERS[freezer](labels), size_weight=1e-9, core_weight=0.0,
+            **PRESSURES[pressure],
+        )  # fmt: skip
+    wake = int(rng.integers(1, 5))
+
+    def objective(params, count):
+        target = jnp.linspace(-1, 1, int(np.prod(MODES))).reshape(MODES)
+        below = jnp.where(count < wake, 0.0, params["scale"]) * full(params["layers"][0])
+        return jnp.mean((below + full(params["layers"][1]) - target) ** 2)
+
+    def step(count, carry):
+        params, state = carry
+        value, gradients = jax.value_and_grad(objective)(params, count)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):
+        start = params, optimizer.init(params)
+        after, _ = jax.jit(lambda c: jax.lax.fori_loop(0, 30, step, c))(start)
+    jax.tree.map(np.testing.assert_array_equal, params["layers"][0], after["layers"][0])
+    assert not np.array_equal(params["layers"][1]["cores"][0], after["layers"][1]["cores"][0])
+
+
 def test_a_target_below_what_frozen_layers_have_is_infeasible():
     params = model()
     labels = jax.tree.map(lambda _: "free", params)
@@ -690,6 +742,33 @@ def test_a_cut_to_chance_is_undone_and_named(seed: int, noise: float):
     assert found.size > found.size_target
     assert found.status in ("infeasible", "collapsed", "running")
     assert optim.size(after) == found.size
+
+
+@pytest.mark.parametrize("shift", [0.0, pytest.param(-50.0, marks=pytest.mark.slow)])
+def test_a_trained_model_that_a_cut_ruins_is_named(shift: float):
+    """Its first loss is not chance, which no loss tells; `status` is not silent all the same."""
+    objective, params = orthogonal(3, 0.0)
+    params, _ = trained_plainly(objective, params)
+    optimizer = optim.rank_adaptive(
+        optax.adam(0.02), size_weight=0.0, switch=5, size_fraction=0.2,
+        late_threshold=lambda n: jnp.where(n < 10, 0.01, 1e6),
+    )  # fmt: skip
+    state = followed(optimizer, lambda p, k: objective(p, k) + shift, params, 60)[0][1]
+    found = optim.status(state)
+    assert found.loss > found.loss_target + 0.3
+    assert "above" in found.advice or found.status in ("collapsed", "infeasible")
+
+
+def trained_plainly(objective: Any, params: Any) -> tuple[Any, Any]:
+    adam = optax.adam(0.02)
+
+    def step(_: Any, carry: Any) -> tuple[Any, Any]:
+        params, state = carry
+        updates, state = adam.update(jax.grad(objective)(params, jax.random.key(0)), state)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.jit(lambda c: jax.lax.fori_loop(0, 400, step, c))((params, adam.init(params)))
 
 
 def test_a_loss_near_chance_in_the_late_stage_is_named():

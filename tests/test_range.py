@@ -257,7 +257,7 @@ PRODUCTS = {
 )
 def test_exact_products_of_cores_far_from_one(rng, monkeypatch, name, manner):
     if manner == "program":  # as after many calls
-        monkeypatch.setattr(_on_host, "_pays", lambda *_: False)
+        monkeypatch.setattr(_on_host, "pays", lambda *_: False)
     f = PRODUCTS[name]
     for dtype, most in ((np.float32, 100), (jnp.complex64, 100), (np.float64, 800)):
         plain, sized, _ = drawn(rng, dtype, most)

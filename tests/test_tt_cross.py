@@ -456,6 +456,28 @@ def test_many_drawn_functions(draw):
         check_drawn(draw, seed)
 
 
+def comb(bits, period):
+    weights = 2 ** np.arange(bits - 1, -1, -1)
+    return (2,) * bits, lambda i: (i @ weights % period == 0) * 1.0
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 2, 7, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 3, 4, 5, 6, 8))]
+)
+def test_the_error_is_not_below_what_the_search_met(seed):
+    """Whatever the status: combs, whose ranks are high and of which random entries see little."""
+    rng = np.random.default_rng([42, seed])
+    bits, period, number = 16, 182, 11
+    if seed:
+        bits, period = int(rng.integers(12, 17)), int(rng.integers(20, 400))
+        number = int(rng.integers(100))
+    shape, f = comb(bits, period)
+    t, info = tt.cross(
+        f, shape, tol=1e-10, key=jax.random.key(number), max_rank=100, max_evaluations=60_000
+    )
+    assert relative_error(t, f, shape) <= info.error + 4 * info.error_std + 1e-12, info
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gaussians_on_interleaved_digits_converge(seed):
     """Pivots were offered twice here, bonds grew beyond their modes, or the search stalled."""

@@ -236,7 +236,8 @@ def check_levels(fields, couplings, k):
     a, exact = classical(fields, couplings, k)
     values, states, info = tt.eigsh(a, k=k, tol=1e-8)
     assert info.status == "converged", str(info)
-    assert info.check == ("exhaustive" if a.order <= 12 else "searched")
+    assert info.check == ("exhaustive" if a.order <= 16 else "searched")
+    assert {"exhaustive": "none, by", "searched": "no proof"}[info.check] in str(info)
     assert error(values, exact) <= 1e-6 * norm(exact), (fields, couplings, k)
     gram = np.array([[float(tt.inner(x, y)) for x in states] for y in states])
     assert error(gram, np.eye(k)) <= 1e-6
@@ -246,6 +247,36 @@ def test_no_level_of_a_small_chain_is_missed(rng):
     check_levels(np.full(12, -0.3), -np.ones(11), 5)
     for fields, couplings in drawn_chains(rng, (7, 10)):
         check_levels(fields, couplings, int(rng.integers(1, 7)))
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 16))]
+)
+def test_levels_that_differ_by_a_stretch_of_a_long_chain_are_found(seed):
+    """More than 2^16 entries, so that no vector sees all of them."""
+    rng = np.random.default_rng([42, seed])
+    order = int(rng.integers(18, 26))
+    fields = rng.uniform(0.1, 0.6) * (rng.standard_normal(order) if seed % 2 else -np.ones(order))
+    check_levels(fields, -np.ones(order - 1), int(rng.integers(3, 7)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+def test_levels_that_nothing_leads_to_are_seen_in_spaces_of_vectors(seed):
+    """Projectors on random product states: DMRG sees a plain without slopes."""
+    rng = np.random.default_rng([43, seed])
+    size, order = [(2, 13), (3, 8), (4, 7), (2, 14)][seed]
+    count, k = int(rng.integers(1, 4)), int(rng.integers(1, 5))
+    vectors = rng.standard_normal((count, order, size)) ** 3
+    vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
+    depths = np.arange(1.0, count + 1)
+    a = tt.identity((size,) * order) * 0.0
+    for depth, vs in zip(depths, vectors, strict=True):
+        a = a - depth * tt.TTMatrix([np.outer(v, v)[None, :, :, None] for v in vs])
+    gram = np.einsum("iks,jks->ijk", vectors, vectors).prod(axis=2)
+    levels = -np.linalg.eigvalsh(np.sqrt(np.outer(depths, depths)) * gram)
+    values, _, info = tt.eigsh(a, k=k, tol=1e-7)
+    assert (info.status, info.check) == ("converged", "exhaustive")
+    assert error(values, np.sort([*levels, *np.zeros(k)])[:k]) <= 1e-6
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._first_calls import is_hosted, pays
 from tensorjax._placement import placed
 from tensorjax._train import TT
+from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.mera._types import MERA, Layer, Wiring, single
 
@@ -163,18 +165,35 @@ def to_dense(m: MERA) -> jax.Array:
       ((2, 2, 2, 2, 2, 2), True)
     """
     single("m", m)
+    # Each tensor is applied to no more entries than there are in the end.
+    work = len(jax.tree.leaves(m)) * math.prod(m.shape)
+    if _serves_on_host("to_dense", m, work):
+        return on_device([np.ascontiguousarray(_dense(_on_host(m)))])[0]
     return _to_dense(m)
 
 
-@jax.jit
-def _to_dense(m: MERA) -> jax.Array:
+def _dense(m: MERA) -> Any:
     x = m.top
     for layer in reversed(m.layers):
         x = _expand(layer, x)
     return x
 
 
-def _expand(layer: Layer, x: jax.Array) -> jax.Array:
+_to_dense = jax.jit(_dense)
+
+
+def _serves_on_host(kind: str, m: MERA, work: float = 0.0) -> bool:
+    """Whether NumPy serves a call: a program would be compiled anew for every structure."""
+    leaves = jax.tree.leaves(m)
+    structure = kind, tuple([layer.wiring for layer in m.layers])
+    return is_hosted(leaves, np.dtype(m.dtype)) and pays(structure, leaves, lambda: work)
+
+
+def _on_host(m: MERA) -> MERA:
+    return jax.tree.map(np.asarray, m)
+
+
+def _expand(layer: Layer, x: Any) -> Any:
     """Applies a layer to a dense state of its top legs.
 
     A disentangler is applied as soon as both its sites exist, while the state is smallest.
@@ -191,16 +210,15 @@ def _expand(layer: Layer, x: jax.Array) -> jax.Array:
 
 
 def _apply(
-    x: jax.Array, axes: list[int], tensor: jax.Array, bottom: list[int], top: list[int]
-) -> tuple[jax.Array, list[int]]:
-    """Contracts axes ``top`` of x with a tensor (bottoms, tops), and sorts the new axes in."""
+    x: Any, axes: list[int], tensor: Any, bottom: list[int], top: list[int]
+) -> tuple[Any, list[int]]:
+    """Contracts the axes ``top`` of x with a tensor (bottoms, tops), and sorts the new axes in."""
     result = sorted([*(a for a in axes if a not in top), *bottom], key=lambda a: (a < 0, abs(a)))
     label = {a: k for k, a in enumerate([*axes, *(b for b in bottom if b not in axes)])}
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}
     operand = [*(fresh[b] for b in bottom), *(label[a] for a in top)]
     out = [fresh.get(a, label[a]) for a in result]
-    y = einsum(x, [label[a] for a in axes], tensor, operand, out, precision=_HIGHEST)
-    return y, result
+    return _einsum(x, [label[a] for a in axes], tensor, operand, out), result
 
 
 @placed
@@ -229,8 +247,11 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     """
     single("m", m)
     if tol is None and rank is None:
-        leaves = jax.tree.leaves(m)
-        return _cores_of(m) if all(map(linalg.is_host, leaves)) else _exact(m)
+        if all(map(linalg.is_host, jax.tree.leaves(m))):
+            return _cores_of(m)
+        if _serves_on_host("to_tt", m):
+            return TT._unchecked(tuple(on_device(_cores_of(_on_host(m)).cores)))
+        return _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
     share = None if tol is None else _share(tol, m)
     if tol is not None and rank is None and not _check.is_traced(m, tol):
@@ -274,10 +295,11 @@ _exact = jax.jit(_cores_of)
 # Below, arrays may be of NumPy or of JAX.
 
 
-def _einsum(expression: str, *arrays: Any) -> Any:
-    if linalg.is_host(arrays[0]):
-        return np.einsum(expression, *arrays, optimize=True)
-    return einsum(expression, *arrays, precision=_HIGHEST)
+def _einsum(*operands: Any) -> Any:
+    """`einsum` in either of its forms."""
+    if linalg.is_host(operands[isinstance(operands[0], str)]):
+        return np.einsum(*operands, optimize=True)
+    return einsum(*operands, precision=_HIGHEST)
 
 
 def _top_cores(top: Any) -> list[Any]:

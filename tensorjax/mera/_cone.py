@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._first_calls import is_hosted
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.mera._build import to_tt
 from tensorjax.mera._types import MERA, Layer, single
@@ -28,9 +31,18 @@ def norm(m: MERA) -> jax.Array:
       1.0000
     """
     single("m", m)
-    flat = m.top.reshape(1, -1)
-    scaled, exponent = linalg.normalized(flat)
+    if is_hosted((m.top,), np.dtype(m.top.dtype)):
+        with np.errstate(all="ignore"):
+            return on_device([np.asarray(_norm(np.asarray(m.top)))])[0]
+    return _norm_of(m.top)
+
+
+def _norm(top: Any) -> Any:
+    scaled, exponent = linalg.normalized(top.reshape(1, -1))
     return linalg.scaled(linalg.root(linalg.energy(scaled)), exponent)
+
+
+_norm_of = jax.jit(_norm)
 
 
 @placed

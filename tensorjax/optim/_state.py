@@ -156,6 +156,13 @@ def status(state: Any, *, patience: int = 200) -> Status:
             verdict = "infeasible" if final else "running"
         elif size_target < values["least"] or values["stalled"] >= patience:
             verdict, advice = "infeasible", _advice(values, loss, fits, learnt)
+        elif fits and _risen(found[0].watch, values, loss):
+            # Where training began with a trained model, chance is not known: no cut was undone.
+            advice = (
+                f"the size target is met at a loss of {loss:.4g}, above {loss_target:.4g} and "
+                f"{values['best']:.4g}, the best of this stage: if it does not fall again, go back "
+                "to a checkpoint, and allow a larger size"
+            )
     if values["skipped"] and not advice:
         advice = "look for the steps whose loss is NaN or Inf"
     return Status(
@@ -177,6 +184,12 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
     margin = 2 * (seen.noise / max(values["mass"], 1e-6)) ** 0.5
     # The average lags behind a cut, the last loss is noisy.
     return loss > top or seen.last - margin > top
+
+
+def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
+    """Whether the average is above the target, and the best of the stage, by more than noise."""
+    noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
+    return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:

@@ -258,13 +258,13 @@ class Step:
         does not move, while another one does, counts as frozen; it stays so in steps in which
         nothing moves, as between those of `optax.MultiSteps`. Where nothing has ever moved, gates
         may be set to zero in the late stage only. A zero gradient leaves the flag of a leaf as it
-        was.
+        was: at first frozen, for a frozen layer below one that starts at zero gets no gradient for
+        some steps.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
         moved, driven = (jnp.stack([_is_any(x[k]) for k in parts]) for x in (moves, gradients))
-        known = self.state.rests & (self.state.count > 1)
-        still = ~moved & (driven | known)
+        still = ~moved & (driven | self.state.rests)
         rests = jnp.where(active, still, self.state.rests)
         frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
         return dict(zip(parts, frozen, strict=True)), rests

@@ -55,7 +55,9 @@ class CrossInfo:
         not have met another one like it; ``error_std`` is inf.
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.
-      error_std: standard error of that estimate; 0 only if all entries of the tensor were read.
+      error_std: standard error of that estimate; 0 only if all entries of the tensor were read;
+        inf if the held-out entries show less than ``tol`` while the search, which did not converge,
+        met others that are wrong.
         If f has few values, or one at most entries, it is what random entries may have missed:
         such a function jumps, and what is wrong is wrong by as much as f is large.
       held_out: number of those entries.
@@ -173,15 +175,23 @@ def cross(
     status = search.run()
     final.check_range(at_end=True)
     cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
+    doubt = _doubt(status, search, elsewhere=x0 is None and pivots is None)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
-    if status == "unseen":
-        estimate = Estimate(estimate.error, math.inf)
-    if status == "converged":
-        unseen = search.held.unseen(elsewhere=x0 is None and pivots is None)
-        estimate = Estimate(estimate.error, max(estimate.std, unseen))
+    if status != "zero":
+        estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, search, oracle, train)
+
+
+def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
+    """Standard error that held-out entries do not show; for ``elsewhere`` see `HeldOut.unseen`."""
+    contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
+        not search.held.all and search.estimate.bound <= search.tol
+    )
+    if status == "unseen" or contradicted:
+        return math.inf
+    return search.held.unseen(elsewhere=elsewhere)
 
 
 def _info(

@@ -231,6 +231,14 @@ def overlap(chain: Chain) -> float:
     return float(np.abs(rows.conj() @ chain.cores[0].ravel()).max())
 
 
+def share_found(chain: Chain) -> float:
+    """Σ |⟨found|state⟩|², which is one for a state in the span of the found ones."""
+    rows = _centre_shadows(chain)
+    return (
+        0.0 if rows is None else float(linalg.energy(rows.conj() @ chain.cores[0].reshape(-1, 1)))
+    )
+
+
 def residual(chain: Chain, value: float) -> float:
     """‖A x − λ x‖ of a settled state: by Gram matrices, or triangles where those are too coarse.
 

@@ -31,6 +31,13 @@ _ADVICE = {
     "max_sweeps": "the sweeps did not suffice: raise max_sweeps, or go on from these trains as x0",
 }
 
+_CHECKS = {
+    "exhaustive": "none, by Lanczos or a dense eigensolver on the whole space",
+    "searched": "none found from fresh starts, which is no proof",
+    "unchecked": "not searched",
+    "unsure": "some may have been missed",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class EigInfo:
@@ -42,10 +49,11 @@ class EigInfo:
         where all pairs converged, but lower levels may have been missed (``check`` is "unsure").
       statuses: of each pair.
       check: how far it was checked that no lower level was missed. "exhaustive": by Lanczos, or a
-        dense eigensolver, on all vectors of the space (up to 4096 entries). "searched": fresh
-        starts in the complement of the pairs found nothing lower, which in spectra with many local
-        minima is likely, but no proof. "unchecked": a single pair of a larger space, or pairs that
-        did not converge. "unsure": searches still found lower levels, or did not end.
+        dense eigensolver, on all vectors of the space (up to 2^16 entries, 2^14 for k = 1).
+        "searched": fresh starts in the complement of the pairs found nothing lower, which in
+        spectra with many local minima is likely, but no proof. "unchecked": a single pair of a
+        larger space, or pairs that did not converge. "unsure": searches still found lower levels,
+        or did not end.
       residual: (k,) norms ‖A x − λ x‖, measured on the states found; |λ − exact| is no larger.
       bound: (k,) what ``tol`` asked of them.
       truncation: (k,) shares of ‖x‖² cut off in the last sweep.
@@ -84,7 +92,9 @@ class EigInfo:
                 zip(self.statuses, self.sweeps, self.residual, self.bound, self.ranks, strict=True)
             )
         ]
-        return "\n".join([*lines, *filter(None, [self.advice])])
+        return "\n".join(
+            [*lines, f"lower levels: {_CHECKS[self.check]}", *filter(None, [self.advice])]
+        )
 
 
 @placed
@@ -109,8 +119,10 @@ def eigsh(
     that multiple eigenvalues come with as many vectors; what overlap is left is projected out. The
     residuals prove that these are eigenpairs. That no lower one was missed, DMRG cannot prove. So a
     block of states at once starts the search of the further pairs, and in the end the complement of
-    all of them is searched for lower levels: on all vectors where the space has up to 4096
-    dimensions, else (for k > 1) from a fresh random block. ``info.check`` says which.
+    all of them is searched for lower levels: on all vectors where the space has up to 2^16
+    dimensions (2^14 for k = 1), else (for k > 1) from a fresh random block. ``info.check`` says
+    which; in larger spaces a level that nothing leads to, as that of the projector on a random
+    product state, is not found.
 
     Args:
       A: TTMatrix with equal row and column modes, real symmetric or complex Hermitian.

@@ -9,6 +9,7 @@ Source: S. Dolgov, B. Khoromskij, I. Oseledets, D. Savostyanov, Comput. Phys. Co
 (2014), the block tensor train. Departure, ours: the block only starts the search, at low ranks.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,19 @@ def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Blo
     centre = chain.cores[0]
     rows = rng.standard_normal((count, centre.size)).astype(centre.dtype)
     return Block(chain, rows.reshape(count, *centre.shape), np.full(count, np.inf))
+
+
+def joined(trains: Sequence[Cores]) -> Cores:
+    """The sum of trains, ranks added: its bonds hold the left and right parts of all of them."""
+    first, *middle, last = zip(*trains, strict=True)
+    out = [np.concatenate(first, axis=2)]
+    for cores in middle:
+        ends = np.cumsum([(0, 0), *((len(c), c.shape[2]) for c in cores)], axis=0)
+        core = np.zeros((ends[-1][0], cores[0].shape[1], ends[-1][1]), np.result_type(*cores))
+        for c, (a, b), (i, j) in zip(cores, ends, ends[1:], strict=False):
+            core[a:i, :, b:j] = c
+        out.append(core)
+    return [*out, np.concatenate(last, axis=0)]
 
 
 def sweep(block: Block, rule: Rule) -> Block:

@@ -10,12 +10,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax._cores import Cores
 from tensorjax.tt import _dmrg as dmrg
 from tensorjax.tt import _eigs_block as block
 from tensorjax.tt._build import rank_bounds
 from tensorjax.tt._eigs_local import Local, Rule, lowest
 from tensorjax.tt._eigs_search import Course, Pair, Search, Sweep, judged, one_pair, random_cores
+from tensorjax.tt._round import _svd_round
 
 # Directions that one site adds by default.
 _EXPAND = 8
@@ -24,16 +26,22 @@ _SMALL, _LARGEST = 16, 4096
 # A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
 # a few per state: it has to tell the states apart, the searches of single pairs make them exact.
 _MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
-# Sweeps of a block, and steps of block Krylov per local problem.
-_BLOCK_SWEEPS, _BLOCK_STEPS = 4, 2
+# Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
+# pairs follows that would correct what was left out.
+_BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
 # Fresh starts in a row that must find nothing lower; one more once a level had been missed.
-_IDLE = 1
+_IDLE = 2
 # Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
 _SLACK = 1e-12
 # Tolerance at which a state of the complement is told to be above the highest pair.
 _ROUGH = 1e-4
-# Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts.
-_VECTORS, _VECTOR_STEPS, _RESTARTS = 4096, 120, 12
+# Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts. That
+# takes less than the search for several pairs took; of a single one, in smaller spaces only.
+_VECTORS, _VECTORS_OF_ONE, _VECTOR_STEPS, _RESTARTS = 2**16, 2**14, 120, 12
+# Share in the span of the pairs found up to which a state of a block is another one.
+_OTHER = 0.5
+# Share of the norm squared of a vector that its train need not have to start a search.
+_STARTED = 1e-12
 
 
 # How far it was checked that no lower level was missed; see `tensorjax.tt.EigInfo`.
@@ -121,12 +129,35 @@ class _Finder:
         """About the lowest ``count`` states beside those found, from a random start."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
-        states = block.random_block(chain, count + _MORE, search.rng)
-        cap = min(search.limit, _RANK + _RANKS_PER_STATE * (count + _MORE))
-        rule = Rule(search.sites, cap, 1e-6, _BLOCK_STEPS, math.inf, 0)
+        states = self._swept(chain, count + _MORE)
+        return [states.state(j) for j in range(min(count, len(states.centres)))]
+
+    def _crossed(self) -> Cores | None:
+        """The lowest state beside those found, of a block whose bonds hold parts of all of them.
+
+        Levels often differ by a stretch of the chain: what is left of it in one state found, and
+        right of it, joins what another one has between. Random starts seldom hold such a state.
+        """
+        search, found = self.search, [p.cores for p in self.pairs]
+        ranks = [_RANK] * (len(search.shape) - 1)
+        starts = [*(_svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
+        chain = dmrg.prepared(search.operator, block.joined(starts), [])
+        states = self._swept(chain, self.k + _MORE, _CROSS_STEPS)
+        for j in range(len(states.centres)):
+            chain = dmrg.prepared(search.operator, states.state(j), found)
+            if dmrg.share_found(chain) <= _OTHER:
+                return states.state(j)
+        return None
+
+    def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
+        """A block of ``count`` random states in the bases of a chain, after some sweeps."""
+        search = self.search
+        states = block.random_block(chain, count, search.rng)
+        cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
+        rule = Rule(search.sites, cap, 1e-6, steps, math.inf, 0)
         for _ in range(_BLOCK_SWEEPS):  # an even number: they end where they began
             states = block.sweep(states, rule)
-        return [states.state(j) for j in range(min(count, len(states.centres)))]
+        return states
 
     @property
     def _shift(self) -> float:
@@ -137,23 +168,30 @@ class _Finder:
         """A pair below the highest one, or None and how far that was checked."""
         slack = max(*(p.bound for p in self.pairs), _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
-        if math.prod(self.search.shape) <= _VECTORS:
+        most = _VECTORS_OF_ONE if self.k == 1 else _VECTORS
+        if math.prod(self.search.shape) <= most:  # a start is then proof that there is a lower one
             start, check = self._vector_below(highest)
-            if start is None:
-                return None, check
-        elif self.k == 1:
+            return (None, check) if start is None else self._below(start, highest, "unsure")
+        if self.k == 1:
             return None, "unchecked"
-        else:
-            start = self._block_states(1)[0]
+        start = self._crossed()
+        if start is not None:
+            pair, check = self._below(start, highest, "searched")
+            if pair is not None or check == "unsure":
+                return pair, check
+        return self._below(self._block_states(1)[0], highest, "searched")
+
+    def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
+        """The pair that a start leads to, if it is lower; ``otherwise`` where it is not."""
         for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
             pair = self._searched(start, tol, known=True, least=least, above=highest)
             # An eigenvalue is no further from the quotient than the residual.
             if pair.value - pair.residual >= highest:
-                return None, "searched"
+                return None, otherwise
             start = pair.cores
         if pair.status != "converged":
             return None, "unsure"
-        return (pair if pair.value < highest else None), "searched"
+        return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
         """A state below ``level`` beside those found, by Lanczos on vectors."""
@@ -167,7 +205,7 @@ class _Finder:
             image = local(x)
             value = float(np.vdot(x, image).real)
             if value < level:
-                return _train(x.ravel(), search.shape), "exhaustive"
+                return _train(x.ravel(), search.shape, _STARTED), "exhaustive"
             if value - np.linalg.norm(image - value * x) >= level:
                 return None, "exhaustive"
         return None, "unsure"
@@ -181,11 +219,13 @@ def _vector(cores: Cores) -> np.ndarray:
     return out.ravel()
 
 
-def _train(vector: np.ndarray, shape: tuple[int, ...]) -> Cores:
-    """The cores, left-orthogonal and of full rank, of all entries."""
+def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
+    """The left-orthogonal cores of all entries, but for a share of their norm squared."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
-        q, r = np.linalg.qr(cores[-1].reshape(-1, cores[-1].shape[2]))
+        matrix = cores[-1].reshape(-1, cores[-1].shape[2])
+        q = linalg.left_basis(matrix, share=share / len(shape), method="svd").u if share else None
+        q, r = np.linalg.qr(matrix) if q is None else (q, q.conj().T @ matrix)
         cores[-1] = q.reshape(*cores[-1].shape[:2], -1)
         cores.append(r.reshape(len(r), n, -1))
     return cores

@@ -5,51 +5,25 @@ products of small cores take NumPy no longer than a program of XLA takes to be c
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas, _check, _placement, linalg
-from tensorjax._call_counts import FirstCalls
+from tensorjax import _blas, linalg
 from tensorjax._cores import Cores, absorb, factors_in_range, tall
+from tensorjax._first_calls import is_hosted, pays
 from tensorjax._train import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._entries import _near_one, _on_host
 
-# Calls with equal shapes after which a program is compiled for them, which is two to four times
-# faster where cores are small: by multiplications, or numbers written, up to which it is so many.
-_HABITS = {2**18: 10, 2**23: 3}
 # Exponents of the squared norm up to which what is carried from core to core stays as it is.
 _TAME = 60
-# Products of cores from so many numbers on, with last axes below so many, are multiplied row by
+# Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.
 _MANY, _SHORT = 2**11, 64
-_calls = FirstCalls()
-
-
-def _is_hosted(cores: Sequence[Any], dtype: Any) -> bool:
-    """Whether NumPy can serve: concrete arrays in the memory of a CPU, not of half precision."""
-    if dtype.kind not in "fc" or dtype.itemsize < 4:
-        return False
-    if not _placement._is_alone():
-        return all(isinstance(c, jax.Array) and _check.on_cpu(c) for c in cores)
-    try:  # where there is one device, results are put nowhere afterwards
-        return not any(map(_placement._COMMITTED, cores))
-    except (AttributeError, jax.errors.ConcretizationTypeError):
-        return False  # traced, or abstract
-
-
-def _pays(kind: str, cores: Sequence[Any], work: Callable[[], float]) -> bool:
-    """Whether a piece of work is no habit yet, for which a program is worth being compiled."""
-
-    def allowed() -> int:
-        done = work()
-        return next((n for most, n in _HABITS.items() if done <= most), 0)
-
-    return _calls.is_first((kind, *[c.shape for c in cores], cores[0].dtype), allowed)
 
 
 def _common(x: Any, y: Any) -> Any:
@@ -63,12 +37,12 @@ def product(x: Any, y: Any, kind: str) -> Any:
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
     dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype):
+    if not is_hosted(cores, dtype):
         return None
     left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
     with np.errstate(all="ignore"), _blas.one_thread(True):
         right = _products_in_range(left, given, kind)
-        if right is given and not _pays(kind, cores, lambda: _written(x, y, kind)):
+        if right is given and not pays(kind, cores, lambda: _written(x, y, kind)):
             return None
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)
@@ -149,9 +123,9 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     """Σ conj(x_i) y_i as a number and an exponent of two; None if a program is to serve."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
-    if not _is_hosted(cores, dtype):
+    if not is_hosted(cores, dtype):
         return None
-    if not _pays(kind, cores, lambda: _work(x, y)):
+    if not pays(kind, cores, lambda: _work(x, y)):
         return None
     with np.errstate(all="ignore"), _blas.one_thread(True):
         left, more = _near_one(_on_host(x.cores, dtype))

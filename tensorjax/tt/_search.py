@@ -108,6 +108,10 @@ class Search:
         self.estimate = UNKNOWN
 
     @property
+    def tol(self) -> float:
+        return self._options.tol
+
+    @property
     def seconds(self) -> float:
         return time.perf_counter() - self._began
 
