@@ -1,4 +1,4 @@
-"""Training with more than the memory holds: a tensor store on disk, and a trainer by layers.
+"""Offloaded training beyond memory: an asynchronous tensor store on disk and a layer-wise trainer.
 
 Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
 asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
