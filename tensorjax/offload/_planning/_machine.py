@@ -31,7 +31,7 @@ class Machine:
     Attributes:
       read, write: bytes per second from and to the disk, both going on at once.
       place: bytes per second between host and device.
-      update: numbers per second that the optimiser updates in the memory of the host.
+      update: parameters per second that the optimiser updates in the memory of the host.
     """
 
     read: float

@@ -15,7 +15,7 @@ from tensorjax.offload._training._optimizer import Into
 from tensorjax.offload._training._options import Overflow
 from tensorjax.offload._units import size
 
-_TRIES = 64  # numbers of groups in memory that are tried
+_TRIES = 64  # counts of groups in memory that are tried, which bounds the time of the search
 _BOUNDS = 4  # on what an update takes from the disk, of those that there are
 _STORING = 0.1  # of a step: how much better storing all gradients has to look, to be worth its risk
 

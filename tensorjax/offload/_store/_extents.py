@@ -190,7 +190,7 @@ class Piece(NamedTuple):
     """Block of an extent within a run: of one tensor, or of several that share it.
 
     Attributes:
-        extent: Itself.
+        extent: The extent that it is a block of.
         number: Of the block within the extent.
         start: First byte in the extent.
         stop: Byte behind the last one in the extent, padding excluded.
@@ -212,7 +212,7 @@ class Transfer(NamedTuple):
     Attributes:
         position: Of the first byte in the run.
         size: In bytes.
-        pieces: What lies there.
+        pieces: The blocks of extents that lie there.
         dense: Whether the pieces fill it, without padding between or behind them.
     """
 
@@ -228,9 +228,9 @@ class Run(NamedTuple):
     Attributes:
         offset: Of the first byte in the file.
         size: Bytes of all of them, padded.
-        members: Themselves in the order of the file; their slots are those asked for.
+        members: The extents, in the order of the file; their slots are those asked for.
         begins: Where these slots begin in the file.
-        transfers: That move it, of at most a block each.
+        transfers: The transfers that move it, of at most a block each.
     """
 
     offset: int

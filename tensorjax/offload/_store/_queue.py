@@ -58,7 +58,7 @@ class Queue:
         self._queued = 0
         self._closed = self._watched = False
 
-    # What the store calls.
+    # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
         """Registers requests, each behind those it conflicts with; the caller holds the lock."""
@@ -135,8 +135,8 @@ class Queue:
         """Queues registered reads with all their transfers; the caller holds the lock.
 
         Args:
-            batch: Themselves.
-            beside: Whether they get memory of their own, at once.
+            batch: The reads.
+            beside: Whether they get memory outside the pool, at once.
         """
         for request in batch.requests:
             request.batch, request.sealed, request.left = batch, True, len(request.ops)
@@ -178,7 +178,7 @@ class Queue:
             try:
                 self._release(buffer, name)
                 self._admit()
-            except BaseException:  # of a signal's handler
+            except BaseException:  # raised by a signal's handler
                 self._count_again()
                 raise
 
@@ -237,7 +237,7 @@ class Queue:
         """Number of transfers that are ready and wait for the backend."""
         return self._queued
 
-    # What backends call.
+    # Called by backends.
 
     def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
         """Takes the next transfers, ``most`` at most; returns None once closed and empty."""

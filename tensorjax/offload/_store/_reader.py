@@ -17,7 +17,7 @@ from tensorjax.offload._store._requests import Op, ReadBatch, Request, nothing
 from tensorjax.offload._store._tensors import Content, Slots, Tensor
 from tensorjax.offload._store._transfers import Countdown, check_there, named
 
-# What is read, by where the slot of an extent begins; and of which of its tensors.
+# By the first byte of a slot: its content, and the tensors in it that are read.
 _Asked = dict[int, tuple[Content, Sequence[Tensor]]]
 
 

@@ -105,7 +105,7 @@ class Buffer:
         pool: Whose it is; None if of none.
         start: First byte within the pool.
         size: In bytes.
-        memory: Itself.
+        memory: The bytes.
         held: Names of the tensors whose leases have not been released.
     """
 

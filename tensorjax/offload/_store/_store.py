@@ -48,7 +48,7 @@ class TensorStore:
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
         staging: Bytes of aligned memory for transfers: a quarter for writes, the rest for reads and
             the leases they give. By default 256 MiB, and more where the largest tensors need it.
-        model: What the store belongs to, as JSON (for example the configuration of the model). A
+        model: Description of what the store belongs to, as JSON, such as a model's configuration. A
             store that was created with another one is refused, with the difference named.
         process: Number of this process and count of processes, for sharded training: each has its
             own files in the folder, which all of them see. By default those of `jax.distributed`.
@@ -152,7 +152,7 @@ class TensorStore:
         transport.start(pools)
         self._transport, self._open = transport, True
 
-    # What it holds.
+    # Contents and reservations.
 
     @property
     def meta(self) -> Any:
@@ -444,7 +444,7 @@ class TensorStore:
             _index.replace(self._paths.names, _index.names_of(index.places.values()))
         _folder.adopt(self._paths, *_folder.prepare(self._paths, index))
 
-    # The end, and the rest.
+    # Statistics and closing.
 
     def statistics(self) -> Statistics:
         """Returns the statistics of the store since it was opened."""

@@ -20,7 +20,7 @@ from tensorjax.offload._store._staging import aligned
 from tensorjax.offload._store._tensors import Content, Slots, Tensor
 from tensorjax.offload._store._transfers import Countdown, check_there, named
 
-# What is written to extents: their bytes, and where the checksums of their blocks go.
+# By extent: the bytes to write, and the list that gets the checksums of its blocks.
 _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
@@ -51,7 +51,7 @@ class Writer:
         self._block, self._layouts, self._reader = block, layouts, reader
         self._lock = threading.Lock()
         self._turn = Bell(self._lock)
-        self._copying: dict[Slots, object] = {}  # by whom
+        self._copying: dict[Slots, object] = {}  # slots that a write copies to, and which write
         self._paused: set[object] = set()
 
     @contextmanager
@@ -82,8 +82,8 @@ class Writer:
         self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[Slots, object]
     ) -> Future[None]:
         try:
-            # One write of an extent at a time fills staging: the transfers of a later one, waiting
-            # for those of an earlier one, could otherwise take all of it.
+            # One write of an extent at a time fills staging memory: the transfers of a later write,
+            # which wait for those of an earlier one, could otherwise take all of it (a deadlock).
             self._turn.wait(lambda: self._may_copy(mine))
             return self._write(todo, deadline)
         finally:

@@ -11,8 +11,8 @@ import numpy as np
 
 from tensorjax.offload._store._extents import ALIGN, PACKED, padded
 
-# Leaves below this are packed: a bias costs a store as much time as a matrix of a few pages. What a
-# store packs itself, tensors below 4096 bytes, it does for room.
+# Bytes below which leaves are packed, for speed: a bias takes a store as much time as a matrix of a
+# few pages. (The store itself packs tensors below 4096 bytes, to save disk space.)
 SMALL = 64 * 1024
 
 

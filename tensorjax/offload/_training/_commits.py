@@ -20,9 +20,9 @@ from tensorjax.offload._training._layers import Layer
 from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._updates import Updater
 
-FORMAT = 3  # of what is kept beside the tensors
+FORMAT = 3  # version of the metadata that is kept beside the tensors
 
-# Which trainer took a store last.
+# The trainer that claimed each store last.
 _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
 
 

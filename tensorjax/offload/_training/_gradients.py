@@ -15,7 +15,7 @@ from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._shards import Shards
 from tensorjax.offload._training._trace import Trace
 
-# Of groups: the gradient, and whether it is finite, if that is looked at on the device.
+# By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]
 
 

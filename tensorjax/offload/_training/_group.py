@@ -99,11 +99,11 @@ def not_handed() -> None:
 class Spare:
     """Pool of memory of written results, reused by the next updates of groups of the same kind.
 
-    That of states, and of parameters too where gradients are lent, once the device, to which they
-    are handed, has no use for them any more. Where memory is bounded, no more than one is kept, and
-    none beside results with which it would take more than those of the largest group do; else two
-    of every kind, for while one is written another is updated, or one where a kind has one group.
-    The caller holds a lock.
+    It keeps the memory of states; where gradients are lent, that of parameters too, once the
+    device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
+    one result at most, and only as long as that and the results being written take no more than
+    those of the largest group. Else it keeps two of every kind, as one is written while another is
+    updated, or one if a kind has one group. The caller holds a lock.
 
     Args:
       groups: all there are.

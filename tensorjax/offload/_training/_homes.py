@@ -136,7 +136,7 @@ class _Share:
 class StoreHome:
     """Storage in a `TensorStore`, in which several users share one read of a bundle.
 
-    A bundle that somebody is reading, or still holds, is not read from the disk again: the backward
+    A bundle that is being read, or is still held, is not read from the disk again: the backward
     pass and the update of a layer share its parameters.
 
     Args:

@@ -39,9 +39,9 @@ def begin(tree: Any) -> Any:
 def to_host(tree: Any) -> Any:
     """Returns arrays in host memory, once they have arrived; those of the host as they are.
 
-    An accelerator writes to pinned memory by itself, many times as fast as it hands out memory that
-    is not. There they stay: no memory of XLA's own, so it cannot write results to it. Fresh memory
-    to copy them to would take longer than the way from the device.
+    An accelerator copies to pinned memory by itself, many times as fast as to other memory. The
+    arrays stay in it, as a copy to fresh memory would take longer than the transfer. It is not
+    memory of XLA's own, so XLA cannot write results to it.
     """
     leaves, structure = jax.tree.flatten(begin(tree))
     host = cpu()

@@ -25,7 +25,7 @@ class Ready:
 class Fetched:
     """Reads that an update needs, done or pending."""
 
-    state: Reading  # with the parameters, and with the gradient if it waited in the store by then
+    state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
     gradient: Reading | None = None  # if it is read by itself
 

@@ -310,7 +310,7 @@ class _Programs:
         self.backward = jax.jit(self._backward, donate_argnums=(5,))
         self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
         self.last = jax.jit(self._last, donate_argnums=(5,))
-        # Of the loss alone; it seldom depends on the parameters, and then little is computed.
+        # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
         self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
         self._weighs: dict[Any, bool] = {}
 

@@ -16,18 +16,19 @@ from tensorjax.offload._training._naming import Named, alike, kind, named
 
 Into = Literal["place", "gradient", "spare"]
 
-_ROW = 512  # numbers that are added up in their own precision; their sums are in double
+_ROW = 512  # entries that are added up in their own precision; sums of rows are in double
 _PART = 1 << 18  # bytes that are widened at once
 
 
 class HostOptimizer:
     """Optimiser on the host that updates the parameters of one group at a time.
 
-    One program serves parameters wherever they come from, so that results do not depend on it; it
-    is compiled for each kind of memory that results are written to. On a CPU fresh memory would
-    cost more than the arithmetic. So results take the place of what they replace; or, where that is
-    a view of a staging buffer, which stays as it is, parameters that of the gradient, and the state
-    that of one which is not needed any more.
+    The same program updates parameters from memory and from a store, so that results do not depend
+    on the storage; it is compiled for each kind of memory that results are written to. On a CPU
+    fresh memory would cost more than the arithmetic. So results overwrite what they replace
+    ("place"). Where that is a view of a staging buffer, which must not change, new parameters
+    overwrite the gradient, and the new state a state that is not needed any more ("gradient").
+    Where gradients are lent, both overwrite arrays of an earlier update ("spare").
 
     Args:
       transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It

@@ -49,7 +49,7 @@ class Order:
     def due(self, group: str, version: int) -> float:
         """Returns the deadline for writing a version: the position of its last use.
 
-        That of the last use. Whoever needs it earlier asks for it, and is served in time.
+        A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 

@@ -165,7 +165,7 @@ class Trainer:
             schedule=schedule, commit_every=commit_every, lookahead=lookahead, key=key,
             engine=engine, trace=trace,
         )  # fmt: skip
-        self._closed = True  # until it is whole
+        self._closed = True  # until all of it has been made: `close` then has nothing to do
         self._turn = threading.Lock()
         _commits.take(store, self)
         self._store: Any = store
@@ -470,7 +470,7 @@ class Trainer:
             self._failure = error
         self.close()
 
-    # Small things.
+    # Parts of the methods above.
 
     def _commit_due(self) -> bool:
         every = self._options.commit_every

@@ -16,7 +16,7 @@ from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._turns import Turns
 
 _LOG = logging.getLogger("tensorjax.offload")
-_TICK = 0.5  # seconds without anything new
+_TICK = 0.5  # seconds without a change, after which staging memory may be given back
 
 
 class Updater:
@@ -84,7 +84,8 @@ class Updater:
             start=start,
         )
         self._due, self._updated, self._written, self._failed = due, updated, written, failed
-        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
         self._lock = threading.RLock()
         self._cond = threading.Condition(self._lock)
         self._scale: Any = None

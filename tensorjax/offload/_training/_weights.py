@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax.offload._training._homes import Held, Reading
 from tensorjax.offload._training._trace import Trace
 
-_AWAY = object()  # in the place of parameters that are not there yet
+_AWAY = object()  # placeholder of parameters that are not on the device yet
 
 
 @dataclass
@@ -80,7 +80,8 @@ class WeightStream:
         self._ahead, self._version = ahead, version
         self._read, self._place, self._trace = read, place, trace
         self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
-        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
         self._lock = threading.RLock()
         self._cond = threading.Condition(self._lock)
         self._cache: dict[str, _Entry] = {}
