@@ -1,11 +1,11 @@
-"""Training with more than the memory holds: a tensor store on disk, and a trainer by layers.
+"""Offloaded training beyond memory: an asynchronous tensor store on disk and a layer-wise trainer.
 
 Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
 asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
 layer (`Layer`), with parameters and optimiser states in the store or in host memory; several
 processes train one model together, each with its part in a store of its own.
 
-Example: three steps, two of them committed; what comes after goes on from there.
+Example: three steps, of which two are committed; the next training resumes after these.
     >>> import tempfile
     >>> import jax.numpy as jnp
     >>> import optax
@@ -31,13 +31,14 @@ Example: three steps, two of them committed; what comes after goes on from there
     >>> training(3), training(5)
     (0, 2)
 
-`measure` and `plan` say what should live where, ``Plan.store`` and ``Plan.options`` hand that to a
-store and a trainer. `Trainer.evaluate` gives a loss between steps, `Trainer.trace` shows what
-happened; `to_safetensors` and `to_orbax` export a trainer, or the store that one has left.
+`measure` and `plan` find which groups to keep in memory and which on disk; ``Plan.store`` and
+``Plan.options`` hand that to a store and a trainer. `Trainer.evaluate` gives a loss between steps,
+`Trainer.trace` records what happened; `to_safetensors` and `to_orbax` export a trainer, or a store
+whose trainer was closed.
 
 Words:
   group: parameters that are updated together, under one name; a layer uses one or more.
-  home: where a group's parameters and states live, the store or host memory.
+  home: storage of a group's parameters and states: the store or host memory.
   bundle: the arrays of one pytree of a group, as tensors of a store; small ones share a tensor.
   version: how many updates a group has had.
   deadline: position, in the layers of all steps, of the layer that waits for something.
@@ -46,8 +47,8 @@ Words:
   lent: a gradient in the pinned memory that an accelerator wrote it to, where XLA cannot write.
   gated: held back until the norm of all gradients is known.
 
-Modules: the store in _store, the trainer in _training, what lives where in _planning. The trainer
-stands on the store, the plan on both.
+Modules: the store in _store, the trainer in _training, the planner in _planning. The trainer
+imports the store, the planner both.
 """
 
 from tensorjax.offload._errors import (

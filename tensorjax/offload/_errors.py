@@ -1,4 +1,4 @@
-"""What can go wrong with a store, one class for each thing a caller may want to catch."""
+"""Exceptions and warnings of the tensor store, one class per kind of failure."""
 
 import errno
 import functools
@@ -12,7 +12,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no
 
 
 class StoreError(RuntimeError):
-    """A store cannot do what was asked; the message says why and what to do.
+    """Base class of the store's errors; the message gives the cause and the remedy.
 
     Attributes:
         tensors: Names of all tensors that are concerned; a message names the first few.
@@ -24,27 +24,27 @@ class StoreError(RuntimeError):
 
 
 class CapacityError(StoreError):
-    """The capacity, the disk or the staging pool is too small; the message has the numbers."""
+    """Raised if capacity, disk or staging memory is too small; the message gives the sizes."""
 
 
 class CorruptError(StoreError):
-    """What was read is not what was written; the message names the tensors."""
+    """Raised if stored data or an index is missing, cut or changed; names the tensors if known."""
 
 
 class LockedError(StoreError):
-    """Another process holds the store."""
+    """Raised if the store is open already, in another process or in this one."""
 
 
 class MismatchError(StoreError, ValueError):
-    """The store is of another version, model, optimiser or process than the one asked for."""
+    """Raised if a store has another format version, model, optimiser or process than asked for."""
 
 
 class StoreWarning(UserWarning):
-    """The store works, but not as fast or as safely as it could."""
+    """Warning that the store works, but slower or less safely than it could."""
 
 
 class Notices(list[str]):
-    """What the store had to say; a warning too, or in other threads than the main one a log."""
+    """List of a store's notices, each also a warning (main thread) or a log entry (others)."""
 
     def __call__(self, message: str) -> None:
         self.append(message)
@@ -54,7 +54,7 @@ class Notices(list[str]):
             _LOG.warning(message)
 
     def once(self, message: str) -> None:
-        """Keeps a notice for `statistics`, and logs it for the first store of the process alone."""
+        """Keeps a notice for `statistics`, and logs it once per process."""
         self.append(message)
         _logged(message)
 

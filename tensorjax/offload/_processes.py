@@ -1,4 +1,4 @@
-"""Processes that train one model together: waiting for each other, and telling each other."""
+"""Barriers, exchanges and sums between the processes that train one model together."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ _meetings = itertools.count()
 
 
 class Processes:
-    """All processes of `jax.distributed`; in a single one nothing is waited for.
+    """Communication between all processes of `jax.distributed`; immediate in a single process.
 
     Each process makes the same calls in the same order. `wait` and `exchange` go through the
     service that the processes found each other by: no device takes part, so that they may be
@@ -39,7 +39,7 @@ class Processes:
         self._calls = itertools.count()
 
     def wait(self, what: str) -> None:
-        """Returns when all processes are there.
+        """Waits until all processes have made this call.
 
         Args:
           what: this is for; for the message.
@@ -52,7 +52,7 @@ class Processes:
             self._ask(what, "wait_at_barrier", name, round(self._patience * 1000))
 
     def exchange(self, what: str, value: Any) -> list[Any]:
-        """What each process says, in their order.
+        """Sends a JSON value to all processes, and returns those of all, by process number.
 
         Args:
           what: this is for; for the message.
@@ -77,7 +77,7 @@ class Processes:
         return [json.loads(text) for text in found]
 
     def total(self, number: Any) -> Any:
-        """Sum of a number of each process: the same bits everywhere, for the order is fixed."""
+        """Sums a value over all processes, in a fixed order, so that all get the same bits."""
         if self.count == 1:
             return number
         every = multihost_utils.process_allgather(np.asarray(number))
@@ -99,7 +99,7 @@ class Processes:
 
 
 def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
-    """Number and count of processes: those given, or those of `jax.distributed`."""
+    """Returns the number and the count of processes, as given or as of `jax.distributed`."""
     if process is None:
         if not jax.distributed.is_initialized():
             return (0, 1)

@@ -1,1 +1,4 @@
-"""The plan of what lives where: _plan; _placement (the search); _machine (measured), _bound."""
+"""Planner: which parameter groups are kept in memory or on disk.
+
+Modules: _plan; _placement (the search); _machine (measured speeds); _bound (lower bound).
+"""

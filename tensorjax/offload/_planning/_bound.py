@@ -1,4 +1,4 @@
-"""How long a step takes at least, from what its parts take."""
+"""Lower bound on the time of a training step, from the times of its parts."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of the parts of one step, each as if it were alone.
+    """Seconds that each part of a training step would take alone.
 
     Attributes:
       compute: T_c, forward and backward pass of all layers.
@@ -24,7 +24,7 @@ class Times:
     layer: float
 
     def __post_init__(self) -> None:
-        """Refuses times that are none."""
+        """Checks that all times are finite and not negative."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
@@ -32,7 +32,7 @@ class Times:
 
     @property
     def bound(self) -> float:
-        """P* = max(T_c + ℓ₀, max(T_r, T_w, T_o) + f + b): no exact schedule is faster.
+        """Lower bound P* = max(T_c + ℓ₀, max(T_r, T_w, T_o) + f + b) on every exact schedule.
 
         The first layer cannot be computed before it has been updated, which waits for the last
         gradient; and what moves can overlap with everything but the first gradient's computation.
@@ -50,5 +50,5 @@ class Times:
 
     @property
     def after_backward(self) -> float:
-        """T_c + max(T_r, T_w, T_o), where all updates wait for the backward pass."""
+        """Step time T_c + max(T_r, T_w, T_o) of a schedule that updates after the backward pass."""
         return self.compute + max(self.read, self.write, self.update)

@@ -1,4 +1,4 @@
-"""What a machine does in a second, and what the layers of a model take: measured, not assumed."""
+"""Measured speeds of a machine (disk, transfers, host optimiser) and times of a model's layers."""
 
 import dataclasses
 import shutil
@@ -26,12 +26,12 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Speeds of a machine.
+    """Measured speeds of a machine: disk reads and writes, host-device transfers, host optimiser.
 
     Attributes:
       read, write: bytes per second from and to the disk, both going on at once.
       place: bytes per second between host and device.
-      update: numbers per second that the optimiser updates in the memory of the host.
+      update: parameters per second that the optimiser updates in the memory of the host.
     """
 
     read: float
@@ -40,7 +40,7 @@ class Machine:
     update: float
 
     def __post_init__(self) -> None:
-        """Refuses speeds that are none."""
+        """Checks that all speeds are positive."""
         for field in dataclasses.fields(self):
             if not getattr(self, field.name) > 0:
                 value = getattr(self, field.name)
@@ -55,7 +55,7 @@ def measure(
     size: int = 128 * MIB,
     backend: Any = "auto",
 ) -> Machine:
-    """Measures the disk that a folder is on, the optimiser, and the way to the device.
+    """Measures the speed of a disk, of the optimiser on the host, and of copies to the device.
 
     Takes a few seconds, and twice ``size`` on the disk, which is freed again.
 
@@ -91,7 +91,7 @@ def layer_seconds(
     key: jax.Array | None = None,
     repeats: int = 3,
 ) -> dict[str, tuple[float, float]]:
-    """Seconds of the forward and the backward pass of each layer.
+    """Measures the seconds of the forward and the backward pass of each layer.
 
     Layers of one function, one kind of parameters and one kind of input are measured once. Two
     layers are on the device at a time.
@@ -166,7 +166,7 @@ def _median(work: Callable[[], Any], repeats: int) -> float:
 
 
 def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
-    """Bytes per second of reads and of writes that go on at once, of different tensors."""
+    """Measures the speed of reads and writes that run at the same time, in bytes per second."""
     part = 8 * MIB
     count = max(2, size // part)
     specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)

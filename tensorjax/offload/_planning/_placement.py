@@ -1,4 +1,4 @@
-"""What of a training lives on the device and in the memory of the host, and how long a step is."""
+"""Search for the placement of groups (host memory or disk) that gives the shortest step."""
 
 import dataclasses
 from collections import Counter
@@ -15,14 +15,14 @@ from tensorjax.offload._training._optimizer import Into
 from tensorjax.offload._training._options import Overflow
 from tensorjax.offload._units import size
 
-_TRIES = 64  # numbers of groups in memory that are tried
+_TRIES = 64  # counts of groups in memory that are tried, which bounds the time of the search
 _BOUNDS = 4  # on what an update takes from the disk, of those that there are
 _STORING = 0.1  # of a step: how much better storing all gradients has to look, to be worth its risk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way of treating activations, and what then lives where.
+    """Placement of groups for one activation strategy, with its predicted step time and memory.
 
     Attributes:
       activations: of `Engine`.
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step does.
+    """Workload of a training step: layers, groups, times of the passes, and memory.
 
     Attributes:
       activations: how they are treated.
@@ -80,12 +80,12 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Bytes of all gradients."""
+        """Returns the bytes of all gradients."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """One way of treating activations, host memory divided so that a step is shortest.
+    """Chooses the groups to keep in host memory so that a step is shortest, for given activations.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -109,7 +109,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Groups that may live in memory.
+    """Yields candidate lists of groups to keep in host memory.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a
@@ -145,14 +145,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """All names but some in even distances, which are not the first."""
+    """Removes ``away`` names at even distances from a list, never the first one."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """What follows from the groups that live in memory: gradients have the rest of the room."""
+    """Returns the placement with given groups in memory; waiting gradients get the memory left."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
     host, left = work.on_host + _arriving(work) + held, room - held
@@ -188,7 +188,7 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
 
 
 def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Seconds of the parts of a step, bytes by speeds; and of reads for the forward pass."""
+    """Returns the times of a step's parts, and the seconds of reads for the forward pass."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(_lives, disk))
@@ -215,7 +215,7 @@ def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Ti
 
 
 def _predicted(work: Work, times: Times, once: float, later: float) -> float:
-    """Seconds of a step of which a share of the updates can be left to the next forward pass.
+    """Predicts the seconds of a step that leaves a share of its updates to the next forward pass.
 
     Args:
       work: what it does.
@@ -236,7 +236,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Bytes of all layers' inputs, and of what the backward pass can be spared, of a microbatch."""
+    """Returns the bytes of all layers' inputs, and of what "keep" saves, for one microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:
@@ -257,12 +257,12 @@ def _bytes(tree: Any) -> int:
 
 
 def _lives(group: Group) -> int:
-    """Bytes of a group where it lives: parameters, state, and parameters for the device."""
+    """Returns the bytes of a group's parameters, state, and parameters for the device."""
     return sum(bundle.nbytes for bundle in group.bundles)
 
 
 def _arriving(work: Work) -> int:
-    """What a trainer takes beside gradients that wait, updates, states and staging.
+    """Returns the host bytes of gradients that arrive from the device or are still being summed.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -275,17 +275,17 @@ def _arriving(work: Work) -> int:
 
 
 def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """The most that an update takes, of groups some of which are in memory."""
+    """Returns the most bytes that the results of one update take, for given groups in memory."""
     return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
 def _from_disk(group: Group) -> Into:
-    """What its updates write to if it is not in memory."""
+    """Returns the kind of memory that updates of a group on disk write their results to."""
     return "spare" if group.lent else "gradient"
 
 
 def _unbounded(work: Work) -> int:
-    """What a trainer takes beside states if all is in memory: gradients, parameters handed on."""
+    """Returns the host bytes of gradients and handed-on parameters if gradients are unbounded."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -295,7 +295,7 @@ def _unbounded(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Groups that several layers use, whose gradients are added up."""
+    """Returns the groups that several layers use, whose gradients are summed."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
@@ -305,7 +305,7 @@ def _needs(nbytes: int, where: str, given: int) -> str:
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Bytes of the layer that has most, by those of the groups."""
+    """Returns the bytes of the largest layer, from the sizes of its groups."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

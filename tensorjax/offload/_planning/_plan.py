@@ -1,4 +1,4 @@
-"""What should live where, and how long a step will then take."""
+"""Planner: which groups are kept in host memory or on disk, and the predicted step time."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ Row = tuple[str, int, int, str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where everything lives, and the step time that follows.
+    """Placement of all groups and memory budgets of a training, with the predicted step time.
 
     Attributes:
       chosen: how activations are treated, what lives where, and the times of a step.
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of the device for parameters."""
+        """Bytes of device memory for parameters."""
         return self.chosen.weights
 
     @property
@@ -65,12 +65,12 @@ class Plan:
 
     @property
     def gradient_bytes(self) -> int | None:
-        """Bytes of the host for gradients that wait; None for all."""
+        """Bytes of host memory for gradients that wait for their update; None for all of them."""
         return self.chosen.gradient_bytes
 
     @property
     def seconds(self) -> float:
-        """Predicted time of a step, if nothing is lost.
+        """Predicted seconds of a step, without overheads.
 
         It is the bound, but where updates have to be made during the backward pass because there is
         no memory for gradients to wait, or, with clipping, during the next forward pass. Where the
@@ -81,16 +81,16 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """P*, seconds that no exact schedule goes below."""
+        """Lower bound P*, in seconds, on the step time of any exact schedule."""
         return self.chosen.times.bound
 
     @property
     def needs_store(self) -> bool:
-        """Whether something has to be on disk: groups, or gradients that wait."""
+        """Whether a store is needed, for groups or for gradients that wait."""
         return self.chosen.needs_store
 
     def store(self, path: str | Path, **options: Any) -> TensorStore:
-        """Opens the store for this plan, of its capacity and staging memory.
+        """Opens a store with this plan's capacity and staging memory.
 
         Args:
           path: a folder.
@@ -99,7 +99,7 @@ class Plan:
         return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
 
     def options(self, store: Any) -> dict[str, Any]:
-        """Arguments for a `Trainer`, its engine included.
+        """Returns the keyword arguments of a `Trainer` for this plan, its engine included.
 
         Without clipping gradients wait for room where there is not enough; schedules other than
         "overlap" need ``gradient_overflow="store"`` instead. Another engine may take the place of
@@ -130,7 +130,7 @@ class Plan:
         return found if self.clip is None else {**found, "clip": self.clip}
 
     def __str__(self) -> str:
-        """The plan as a table; groups that are alike share a line."""
+        """Formats the plan as a table, with groups that are alike on one line."""
         width = max(14, *(len(name) for name, _ in _alike(self.rows)))
         lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
         for name, (_, params, state, device, home) in _alike(self.rows):
@@ -160,7 +160,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Rows that differ in nothing but the name as one, with a name for all."""
+    """Merges rows that differ only in the name, under a joint name."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -191,7 +191,7 @@ def plan(
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
-    """Decides what lives where, from sizes, measured speeds and measured layers.
+    """Plans which groups live in memory or on disk, from sizes, machine speeds and layer times.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), those that an accelerator adds up by itself, and as many
@@ -301,7 +301,7 @@ def plan(
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Bytes of staging memory for a store, or None where they do not count."""
+    """Returns the bytes of staging memory set aside for a store, or None if it is not counted."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -310,19 +310,19 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """All ways of treating activations, and the fastest of those that fit, if one does."""
+    """Returns the choice for each activation strategy, and the fastest one that fits, or None."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Parameters as the device computes with them."""
+    """Casts parameters to the dtype that the device computes with."""
     return host.cast(given() if callable(given) else given)
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Ways of treating activations that were asked for, each once."""
+    """Checks the activation strategies asked for, and returns each once."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []
@@ -332,7 +332,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """What a step does with activations treated in one way.
+    """Returns the workload of a step for one activation strategy.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -356,7 +356,10 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
-    """Where every group is. On the device all stay, or none to name: two layers are streamed."""
+    """Returns a table row per group: bytes, resident or streamed on the device, host or disk.
+
+    Either all groups stay on the device, or all count as streamed, two layers at a time.
+    """
     resident = chosen.weights >= sum(g.device.nbytes for g in groups.values())
     return tuple(
         (

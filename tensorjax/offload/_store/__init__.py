@@ -1,4 +1,4 @@
-"""The tensor store.
+"""Tensor store: named tensors in a file on disk, with asynchronous transfers and atomic commits.
 
 Modules, those that stand on others first: _store, with _arguments; _transport; _writer and _reader
 (tensors to transfers and back: staging, checksums) with _transfers; _queue (order and

@@ -1,4 +1,4 @@
-"""Waiting that a signal's handler may cut off."""
+"""Condition variable whose waits a signal handler may interrupt by an exception (Ctrl-C)."""
 
 import contextlib
 import threading
@@ -10,20 +10,24 @@ T = TypeVar("T")
 
 
 class Bell:
-    """Wakes threads that wait until something holds.
+    """Condition variable that stays consistent when a signal handler raises in a waiting thread.
 
-    As `threading.Condition` does; but a thread that waits has no lock to take back. A handler that
-    raises in it, as that of Ctrl-C does, so leaves the lock to those who have it.
+    Like `threading.Condition`, but a waiting thread does not take the lock again as part of its
+    wait: it sleeps on a lock of its own. So a handler that raises there, as that of Ctrl-C does,
+    cannot release a lock that another thread holds.
 
     Args:
-        lock: What guards that which is waited for.
+        lock: Guards the state that ``holds`` reads.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock, self._waiting = lock, deque[threading.Lock]()
 
     def wait(self, holds: Callable[[], T]) -> T:
-        """What ``holds`` gives, called with the lock, once that is true; the lock is free."""
+        """Waits until ``holds()`` is true, and returns it; called without the lock.
+
+        ``holds`` itself is called with the lock.
+        """
         while True:
             with self._lock:
                 if found := holds():
@@ -34,8 +38,8 @@ class Bell:
             mine.acquire()
 
     def ring(self) -> None:
-        """Has all look again; the caller holds the lock."""
+        """Wakes all waiting threads, which check again; the caller holds the lock."""
         while self._waiting:
-            with contextlib.suppress(RuntimeError):  # a call that was cut off has got so far
+            with contextlib.suppress(RuntimeError):  # an interrupted call released it already
                 self._waiting[0].release()
             self._waiting.popleft()

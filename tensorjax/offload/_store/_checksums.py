@@ -16,7 +16,7 @@ except ImportError:  # there was no compiler on installation
 
 
 def require() -> None:
-    """Raises where there is no xxhash, before a store is begun that could not be written."""
+    """Checks that xxhash is installed, before a store is begun that could not be written."""
     if xxhash is None:
         raise ImportError(
             "tensorjax.offload.TensorStore needs the library xxhash; "
@@ -31,7 +31,7 @@ _SMALL, _CHUNK = 1 << 16, 1 << 18
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> str:
-    """Copies bytes, and gives their checksum: made at once, it hardly costs time.
+    """Copies bytes and returns their checksum, which costs little as they are in the cache.
 
     Args:
         source: Bytes.
@@ -55,7 +55,7 @@ def copy(source: np.ndarray, target: np.ndarray) -> str:
 
 
 def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
-    """Copies small arrays of bytes, one behind the other, and gives the checksum of each.
+    """Copies small byte arrays one behind the other, and returns the checksum of each.
 
     One call for all: tensors of a few pages cost less to copy than to be talked about.
 
@@ -71,7 +71,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Past the caches where compiled code is there: the disk does not read them."""
+    """Concatenates byte arrays into ``target``, past the CPU caches if the extension is built."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:
@@ -79,7 +79,7 @@ def _join(sources: Sequence[Any], target: np.ndarray) -> None:
 
 
 def digest(data: Any) -> str:
-    """The xxh3 checksum of a buffer of bytes, in hexadecimal.
+    """Returns the xxh3 checksum of a buffer of bytes, in hexadecimal.
 
     >>> digest(b"tensor") == digest(b"tensor"), digest(b"tensor") == digest(b"tenSor")
     (True, False)

@@ -1,4 +1,4 @@
-"""Where the tensors lie in the data file: in extents of two slots, of whole blocks of the disk.
+"""Layout of tensors in the data file: extents of whole disk blocks, in two slots each.
 
 An extent holds one tensor, or several that are smaller than a block of the disk: they move to the
 other slot together. The extents of one reservation lie side by side, all first slots before all
@@ -17,18 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ALIGN = 4096
+ALIGN = 4096  # of offsets, sizes and memory: O_DIRECT asks for 512 or 4096 (open(2))
 PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned memory in place
 
 
 def padded(nbytes: int) -> int:
-    """The next multiple of `ALIGN`."""
+    """Rounds a size up to a multiple of `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """A tensor, and where it lies.
+    """Tensor's place in the data file: name, shape, dtype and offsets.
 
     Attributes:
         name: Of the tensor.
@@ -55,13 +55,13 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """The first byte of the file behind the blocks with this tensor, in the second slot."""
+        """First byte of the file behind the tensor's blocks, in the second slot."""
         return padded(self.offsets[1] + self.nbytes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """Adjacent blocks, twice: in one slot is what is committed, in the other what comes next.
+    """Adjacent blocks in two slots of the file: one is committed, the other gets the next state.
 
     Attributes:
         places: Of the tensors that it holds.
@@ -87,7 +87,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """What moves as one: the tensors of one block, or a larger one by itself."""
+    """Groups tensors into extents: those that share a block together, others alone."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN
@@ -97,14 +97,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a tensor, checked."""
+    """Checked shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """The shape and dtype of anything that has both.
+    """Checks the name of a tensor, and returns its checked shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -133,7 +133,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether the index can tell it by its name."""
+    """Whether NumPy finds a dtype again by its name."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -141,7 +141,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Bytes that a `TensorStore` takes for tensors: two slots each, rounded up to 4096.
+    """Returns the bytes that a `TensorStore` takes for tensors: two slots each, in blocks of 4096.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -187,10 +187,10 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
 
 
 class Piece(NamedTuple):
-    """One block of an extent inside a run: of a tensor, or of several that share one.
+    """Block of an extent within a run: of one tensor, or of several that share it.
 
     Attributes:
-        extent: Itself.
+        extent: The extent that it is a block of.
         number: Of the block within the extent.
         start: First byte in the extent.
         stop: Byte behind the last one in the extent, padding excluded.
@@ -207,12 +207,12 @@ class Piece(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Adjacent bytes of a run that move at once.
+    """Adjacent bytes of a run that one transfer moves.
 
     Attributes:
         position: Of the first byte in the run.
         size: In bytes.
-        pieces: What lies there.
+        pieces: The blocks of extents that lie there.
         dense: Whether the pieces fill it, without padding between or behind them.
     """
 
@@ -228,9 +228,9 @@ class Run(NamedTuple):
     Attributes:
         offset: Of the first byte in the file.
         size: Bytes of all of them, padded.
-        members: Themselves in the order of the file; their slots are those asked for.
+        members: The extents, in the order of the file; their slots are those asked for.
         begins: Where these slots begin in the file.
-        transfers: That move it, of at most a block each.
+        transfers: The transfers that move it, of at most a block each.
     """
 
     offset: int
@@ -241,7 +241,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """How extents move together: the same ones are asked for at every step of a training.
+    """Cache of how extents are joined to runs, as every training step asks for the same ones.
 
     Args:
         block: Most bytes of one transfer.
@@ -268,7 +268,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Forgets how extents move, of which some are not there any more."""
+        """Clears the cache, as some extents have been given up."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -301,7 +301,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """A run, cut into its transfers: of several extents one, of a large one many."""
+    """Makes a run and cuts it into transfers: one for several extents, many for a large one."""
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)
@@ -320,6 +320,6 @@ def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Names for a message: the first few, and how many more."""
+    """Lists the first few names for a message, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Files that loop on short transfers: without the page cache, with it, and in memory.
+"""Data files that complete short transfers: by O_DIRECT, by the page cache, and in memory.
 
 Source: open(2), preadv2(2), posix_fallocate(3). O_DIRECT wants offset, length and memory aligned;
 a transfer it refuses, or that stopped inside a block, is finished through the page cache.
@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 class DiskFile:
-    """A file read and written at offsets by any number of threads.
+    """File that any number of threads read and write at offsets.
 
     Args:
         path: Of the file; created if it is not there.
@@ -43,11 +43,11 @@ class DiskFile:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers go past the page cache."""
+        """Whether transfers bypass the page cache."""
         return self.descriptor != self._cached
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Fills ``memory`` from ``offset`` on."""
+        """Reads bytes from ``offset`` on into all of ``memory``."""
         self._loop(os.preadv, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> None:
@@ -81,7 +81,7 @@ class DiskFile:
                 descriptor = self._cached
 
     def stopped(self, doing: str, done: int, size: int) -> None:
-        """Says once that a transfer was short, as they may be, of which the rest follows."""
+        """Reports the first short transfer; what is left of it is moved by further ones."""
         with self._refusal:
             told, self._short = self._short, True
         if not told:
@@ -99,7 +99,7 @@ class DiskFile:
         self._say(f"{self.path}: O_DIRECT is refused ({why}); going on through the page cache")
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Returns the size of the file in bytes."""
         return os.fstat(self._cached).st_size
 
     def allocate(self, size: int) -> None:
@@ -137,7 +137,7 @@ class DiskFile:
 
 
 class MemoryFile:
-    """The same in memory, for tests and for comparisons; it is gone when closed."""
+    """File in memory with the same methods, for tests and comparisons; gone when closed."""
 
     direct = False
 
@@ -146,7 +146,7 @@ class MemoryFile:
         self._bytes, self._size = np.zeros(capacity, np.uint8), 0
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Fills ``memory`` from ``offset`` on."""
+        """Reads bytes from ``offset`` on into all of ``memory``."""
         np.copyto(np.frombuffer(memory, np.uint8), self._bytes[offset : offset + len(memory)])
 
     def write(self, offset: int, memory: memoryview) -> None:
@@ -154,7 +154,7 @@ class MemoryFile:
         np.copyto(self._bytes[offset : offset + len(memory)], np.frombuffer(memory, np.uint8))
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Returns the size of the file in bytes."""
         return self._size
 
     def allocate(self, size: int) -> None:
@@ -162,8 +162,8 @@ class MemoryFile:
         self._size = max(self._size, size)
 
     def sync(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: memory needs no sync."""
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._bytes = np.zeros(0, np.uint8)

@@ -1,4 +1,4 @@
-"""The folder of a store: whose it is, on what file system, and what its files say."""
+"""Folder of a store: paths, file lock, file-system checks, and recovery of the index."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ from tensorjax.offload._errors import (
 from tensorjax.offload._store import _index
 from tensorjax.offload._store._extents import listed
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in names of mounts
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in mount points, see proc(5)
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of a lock that somebody has
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre",
@@ -32,7 +32,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 
 @dataclass(frozen=True)
 class Paths:
-    """The files of one process."""
+    """Paths of the files of one process."""
 
     folder: Path
     process: tuple[int, int]
@@ -43,43 +43,43 @@ class Paths:
 
     @property
     def data(self) -> Path:
-        """The tensors."""
+        """Path of the data file, which holds the tensors."""
         return self._file("data")
 
     @property
     def index(self) -> Path:
-        """The committed state."""
+        """Path of the index, which describes the committed state."""
         return self._file("index")
 
     @property
     def copy(self) -> Path:
-        """A second copy of the index, for the day on which a bit of the first one flips."""
+        """Path of the second copy of the index, which stands in if a bit of the first one flips."""
         return self._file("copy")
 
     @property
     def before(self) -> Path:
-        """The index of the commit before."""
+        """Path of the index of the commit before."""
         return self._file("before")
 
     @property
     def prepared(self) -> Path:
-        """The next state, until all processes have theirs."""
+        """Path of the next index, in a commit of several processes that is not complete."""
         return self._file("prepared")
 
     @property
     def names(self) -> Path:
-        """The names of the tensors, for messages when the index is lost."""
+        """Path of the list of tensor names, for messages when the index is lost."""
         return self._file("names")
 
     @property
     def lock(self) -> Path:
-        """Held by the process that has the store open."""
+        """Path of the lock file, held by the process that has the store open."""
         return self._file("lock")
 
 
 @dataclass(frozen=True)
 class Lock:
-    """The lock of a store.
+    """File lock (flock) of a store.
 
     Attributes:
         descriptor: What holds it.
@@ -90,7 +90,7 @@ class Lock:
     owner: int
 
     def release(self) -> None:
-        """Lets others have the store; where this is a fork of the owner, the owner keeps it."""
+        """Releases the lock; a fork of the owner only closes its descriptor."""
         if self.owner == os.getpid():
             with contextlib.suppress(OSError):  # where locks do not work
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -98,7 +98,7 @@ class Lock:
 
 
 def lock(path: Path, say: Callable[[str], None]) -> Lock:
-    """Takes the lock of a store; where there are no locks it says so, and goes on without.
+    """Takes the file lock of a store; where locks do not work, gives a notice and goes on.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -145,7 +145,7 @@ def make(folder: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds a path; empty where that is not known."""
+    """Returns the type of the file system of a path; empty if it is not known."""
     try:
         text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -160,7 +160,7 @@ def file_system(path: Path) -> str:
 
 
 def advice(path: Path) -> str:
-    """What to say about the file system of a path; empty if nothing."""
+    """Returns a warning about the file system of a path (memory, network); empty if none."""
     kind = file_system(path)
     if kind in _IN_MEMORY:
         return (
@@ -176,7 +176,7 @@ def advice(path: Path) -> str:
 
 
 def keep_names(paths: Paths, index: _index.Index) -> None:
-    """Writes the list of names anew where it is gone, or is not that of the index."""
+    """Rewrites the list of tensor names if it is missing or is not that of the index."""
     wanted = _index.names_of(index.places.values())
     if not paths.names.exists() or paths.names.read_bytes() != wanted:
         _index.replace(paths.names, wanted)
@@ -198,7 +198,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the committed one; the one until now becomes the one before.
+    """Makes a prepared index the committed one, and keeps the one until now as the one before.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -215,7 +215,7 @@ def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
 
 
 def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:
-    """The committed index of a folder; None if there is no store yet.
+    """Loads the committed index of a folder, restored if damaged; None if there is no store yet.
 
     An index that is lost or changed is replaced by its copy, or, in a store of one process, by the
     one of the commit before, of which tensors that were written since are found out as they are
@@ -265,7 +265,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Puts what is whole in the place of an index, or of its copy, that is lost or changed."""
+    """Restores a lost or damaged index, or its copy, from a whole one."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -291,10 +291,10 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Ends a commit of several processes that was cut off: forward if one has gone forward.
+    """Completes or undoes a commit of several processes that was interrupted.
 
-    One could do so only after all were prepared, so that all others can follow; and if none has,
-    all go back.
+    A process goes forward only after all have prepared their index. So if one has, the others can
+    follow it; if none has, all go back.
     """
     if not paths.prepared.exists():
         return
@@ -341,7 +341,7 @@ def _lost(paths: Paths) -> str:
 
 
 def _names(paths: Paths) -> list[str]:
-    """Of all tensors, as far as the list beside the index can be read."""
+    """Returns the names of all tensors, as far as the list beside the index can be read."""
     try:
         found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The index: what the committed state is, replaced in one atomic step.
+"""Index file, which describes the committed state and is replaced atomically.
 
 A text file: a line with the format and the checksum of the rest, then JSON. It is written to a
 temporary file, synced, renamed over the old one, and the folder is synced; a crash leaves either
@@ -25,7 +25,7 @@ _READ = ("1", "2")  # in the first one no tensors shared a block
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What it says of a tensor that was written.
+    """Index entry of a tensor that was written: its slot and its checksums.
 
     Attributes:
         slot: 0 or 1.
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """A committed state.
+    """Committed state of a store: places, slots and checksums of its tensors, and metadata.
 
     Attributes:
         process: Number of the process and count of processes.
@@ -64,12 +64,12 @@ class Index:
 
     @property
     def end(self) -> int:
-        """Bytes of the data file that are given out."""
+        """Bytes of the data file that are reserved for tensors."""
         return max((place.stop for place in self.places.values()), default=0)
 
 
 def dump(index: Index) -> bytes:
-    """The file of an index."""
+    """Serialises an index to the bytes of its file."""
     head = json.dumps(
         {
             "process": index.process,
@@ -102,7 +102,7 @@ def _written(entry: Entry) -> str:
 
 
 def parse(text: bytes, path: Path) -> Index:
-    """Reads the file of an index.
+    """Parses an index file, and checks its format, version and checksum.
 
     Raises:
         CorruptError: if it is not what was written.
@@ -146,12 +146,12 @@ def parse(text: bytes, path: Path) -> Index:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Puts a file in the place of another, so that a crash leaves one or the other."""
+    """Replaces a file atomically: a crash leaves the old or the new one."""
     rename(prepare(path, content), path)
 
 
 def prepare(path: Path, content: bytes) -> Path:
-    """Writes what is to replace a file, durably, under the name that it returns.
+    """Writes and syncs the replacement of a file beside it, and returns its path.
 
     Raises:
         CapacityError: if the disk is full; the file is as it was, and nothing is left beside it.
@@ -180,13 +180,13 @@ def prepare(path: Path, content: bytes) -> Path:
 
 
 def rename(before: Path, after: Path) -> None:
-    """Gives a file another name, durably."""
+    """Renames a file durably."""
     os.rename(before, after)
     sync_folder(after.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Syncs a folder, which makes the names in it durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -195,7 +195,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """What differs between two JSON values, by name."""
+    """Lists the differences between two JSON values, by name."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line
@@ -217,7 +217,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """The value as JSON would give it back.
+    """Returns a value as JSON would give it back.
 
     Raises:
         TypeError: if JSON cannot hold it.
@@ -233,5 +233,5 @@ def plain(name: str, value: Any) -> Any:
 
 
 def names_of(places: Iterable[Place]) -> bytes:
-    """The list of tensor names kept beside the index, for the message when the index is lost."""
+    """Serialises the list of tensor names that is kept beside the index, for error messages."""
     return json.dumps([place.name for place in places]).encode()

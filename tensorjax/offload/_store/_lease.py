@@ -1,4 +1,4 @@
-"""What a read gives: arrays that lie in staging memory until they are released."""
+"""Leases: arrays that were read, valid in staging memory until they are released."""
 
 import sys
 import warnings
@@ -14,10 +14,10 @@ from tensorjax.offload._store._requests import Buffer
 
 
 class Lease:
-    """One tensor in staging memory.
+    """Tensor that was read, in staging memory until its release.
 
-    The memory is used again after the release: copy what has to live longer. Of a lease that is
-    dropped without one, it is once no array views it any more. `jax.device_put` may
+    The memory is reused after the release: copy what has to live longer. A lease that is dropped
+    without a release gives its memory back once no array views it any more. `jax.device_put` may
     alias the array on a CPU, even with ``may_alias=False`` (seen with jax 0.10.1): copy it by
     ``jax.numpy.array(…, copy=True)``.
 
@@ -34,7 +34,7 @@ class Lease:
 
     @property
     def array(self) -> np.ndarray:
-        """The tensor: read-only, a view of the staging memory.
+        """Read-only array of the tensor, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
         """
@@ -43,7 +43,7 @@ class Lease:
         return self._array
 
     def release(self) -> None:
-        """Gives the memory back; a second call does nothing."""
+        """Gives the staging memory back; a second call does nothing."""
         if self._array is not None:
             if self._buffer is not None:
                 self._queue.release(self._buffer, self.name)
@@ -73,7 +73,7 @@ class Lease:
 
 
 class Leases(Mapping[str, Lease]):
-    """Several tensors that were read together, by name."""
+    """Leases of several tensors that were read together, by name."""
 
     def __init__(self, leases: dict[str, Lease]):
         self._leases = leases
@@ -88,7 +88,7 @@ class Leases(Mapping[str, Lease]):
         return len(self._leases)
 
     def release(self) -> None:
-        """Releases all of them."""
+        """Releases all leases."""
         for lease in self._leases.values():
             lease.release()
 
@@ -102,5 +102,5 @@ class Leases(Mapping[str, Lease]):
 
 
 def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
-    """The tensor at a position of memory that is read-only, as it then is too."""
+    """Makes the array of a tensor as a view of memory, read-only if that is."""
     return np.ndarray(place.shape, place.dtype, memory, position)

@@ -1,9 +1,10 @@
-"""The order of transfers: earliest deadline first, conflicting ones in the order they were asked.
+"""Queue of disk transfers: earliest deadline first, conflicting requests in order of arrival.
 
 A `Request` moves one run of extents and is cut into `Op`s of at most one block. Requests on the
 same slot of an extent wait for each other unless both read. A request that others wait for takes
-over the earliest of their deadlines. Staging memory goes to the earliest deadline too: writes wait
-for theirs before they are here, reads get it here, so that a queue of any length fits a small pool.
+over the earliest of their deadlines (priority inheritance). Staging memory goes to the earliest
+deadline too: a write waits for it in the caller's thread, before its transfers are queued; a read
+is queued without it and gets it here. So a queue of any length needs only a small pool.
 """
 
 import heapq
@@ -23,11 +24,13 @@ from tensorjax.offload._store._staging import Pool
 from tensorjax.offload._store._statistics import Counter
 
 _LOG = logging.getLogger("tensorjax.offload")
+# Seconds without a transfer until a warning; and until the watching thread looks again. Dropped
+# leases wake it at once, so that _TICK only bounds how late it sees that no read waits any more.
 _PATIENCE, _TICK = 60.0, 0.5
 
 
 class Queue:
-    """Everything that is asked for and not yet done.
+    """Priority queue of disk transfers, which also hands out the staging memory.
 
     Attributes:
         lock: Guards the queue, the requests, the slots and both pools.
@@ -55,10 +58,10 @@ class Queue:
         self._queued = 0
         self._closed = self._watched = False
 
-    # What the store calls.
+    # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """Registers requests behind those they conflict with; the caller holds the lock."""
+        """Registers requests, each behind those it conflicts with; the caller holds the lock."""
         if self._closed:
             raise StoreError("the store was closed, or is being enlarged; try again")
         for request in requests:
@@ -82,13 +85,13 @@ class Queue:
                 self._pending[request] = None
 
     def add(self, op: Op) -> None:
-        """Hands over one transfer of a registered write, of which `stage` has given the memory."""
+        """Queues one transfer of a registered write, for which `stage` has given the memory."""
         with self.lock:
             op.request.left += 1
             self._offer(op)
 
     def seal(self, request: Request) -> None:
-        """Says that a write has no more transfers."""
+        """Marks a write as having no further transfers."""
         with self.lock:
             request.sealed = True
             complete = self._completed(request)
@@ -96,7 +99,7 @@ class Queue:
             self.finish(request)
 
     def cut(self, requests: Collection[Request], error: BaseException) -> None:
-        """Ends requests whose caller was cut off, maybe in the middle of a call: Ctrl-C can be."""
+        """Ends requests whose caller was interrupted, as Ctrl-C may do in the middle of a call."""
         complete = []
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
@@ -129,11 +132,11 @@ class Queue:
             self.finish(request)
 
     def read(self, batch: ReadBatch, *, beside: bool = False) -> None:
-        """Queues registered reads, all their transfers known; the caller holds the lock.
+        """Queues registered reads with all their transfers; the caller holds the lock.
 
         Args:
-            batch: Themselves.
-            beside: Whether they get memory of their own, at once.
+            batch: The reads.
+            beside: Whether they get memory outside the pool, at once.
         """
         for request in batch.requests:
             request.batch, request.sealed, request.left = batch, True, len(request.ops)
@@ -162,7 +165,7 @@ class Queue:
             self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
-        """Waits until a write waits for nobody: only then it may take staging memory.
+        """Waits until a write waits for no other request, as only then it may take staging memory.
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
@@ -170,23 +173,23 @@ class Queue:
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Takes back one tensor's share of a read buffer; a second call does nothing."""
+        """Releases one tensor's share of a read buffer; a second call does nothing."""
         with self.lock:
             try:
                 self._release(buffer, name)
                 self._admit()
-            except BaseException:  # of a signal's handler
+            except BaseException:  # raised by a signal's handler
                 self._count_again()
                 raise
 
     def hasten_writes(self, deadline: float) -> None:
-        """Gives all writes, and what they wait for, an earlier deadline."""
+        """Moves all writes, and the requests they wait for, to an earlier deadline."""
         with self.lock:
             for request in self._pending:
                 self.hasten(request, deadline)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds that the end of a request brings about."""
+        """Waits until a condition holds that the end of a request brings about."""
         self._idle.wait(holds)
 
     def drain_writes(self) -> None:
@@ -194,7 +197,7 @@ class Queue:
         self.until(lambda: not self._pending)
 
     def drain(self, *, everything: bool = False) -> None:
-        """Waits until the backend has nothing to do and nothing is ready for it.
+        """Waits until no write is pending and no transfer is ready or in the backend.
 
         Args:
             everything: Also give memory to the reads that wait for some, and wait for them.
@@ -205,14 +208,14 @@ class Queue:
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def inherit(self, other: "Queue") -> None:
-        """Goes on with the counts of a queue that was closed."""
+        """Takes over the statistics of a queue that was closed."""
         with self.lock:
             self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
             self.blocked, self.overflow = other.blocked, other.overflow
             self.staged = other.staged
 
     def close(self) -> list[Request]:
-        """Lets the backend's threads go; returns the reads that never got memory."""
+        """Closes the queue, so that backend threads end; returns reads that never got memory."""
         with self.lock:
             self._closed = True
             self.orphans.put(None)  # for the thread that waits for some
@@ -224,20 +227,20 @@ class Queue:
         return left
 
     def starved(self) -> bool:
-        """Whether reads wait for memory, and the backend has nothing to do."""
+        """Whether reads wait for memory while the backend has nothing to do."""
         with self.lock:
             waiting = any(not batch.admitted for *_, batch in self._waiting)
             return waiting and not self.depth and not self._heap
 
     @property
     def queued(self) -> int:
-        """Transfers that are ready and wait for the backend."""
+        """Number of transfers that are ready and wait for the backend."""
         return self._queued
 
-    # What backends call.
+    # Called by backends.
 
     def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
-        """The next transfers, at most so many; None when the queue is closed and empty."""
+        """Takes the next transfers, ``most`` at most; returns None once closed and empty."""
         with self.lock:
             while True:
                 ops: list[Op] = []
@@ -260,7 +263,7 @@ class Queue:
                 self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
-        """Says that a transfer has ended, well or not."""
+        """Records that a transfer has ended, with or without an error."""
         request, ended = op.request, time.perf_counter()
         if error is None:
             try:
@@ -285,7 +288,7 @@ class Queue:
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Resolves a complete request and lets its followers go; the lock is free."""
+        """Resolves a complete request and unblocks its followers; called without the lock."""
         todo, cut = [request], None
         while todo:
             request = todo.pop()
@@ -334,7 +337,7 @@ class Queue:
         self.staged = max(self.staged, self.reading.used + self.writing.used)
 
     def _count_again(self) -> None:
-        """Finds out who has staging memory: a call that was cut off may have been about to say."""
+        """Rebuilds the free ranges of both staging pools, after a call was interrupted."""
         writes = (op for request in self._pending for op in request.ops)
         self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
         self.reading.reset([(buffer.start, buffer.size) for buffer in self._buffers])
@@ -372,7 +375,7 @@ class Queue:
         return False
 
     def hasten(self, request: Request, deadline: float) -> None:
-        """Gives a request, and those it waits for, an earlier deadline (lock held)."""
+        """Moves a request, and those it waits for, to an earlier deadline; the lock is held."""
         todo = [request]
         while todo:
             request = todo.pop()
@@ -404,7 +407,7 @@ class Queue:
             heapq.heappop(self._waiting)
 
     def _watch(self) -> None:
-        """A thread's work while reads wait for memory: finds dropped leases, tells of held ones."""
+        """Thread: reclaims dropped leases while reads wait for memory, and warns after a minute."""
         since, told = time.monotonic(), False
         while True:
             orphan = self._orphan(wait=True)
@@ -427,14 +430,14 @@ class Queue:
                 )  # fmt: skip
 
     def _orphan(self, *, wait: bool) -> tuple[Buffer, str] | None:
-        """What a dropped lease held, if there is some; with or without the lock."""
+        """Returns the buffer and name of a dropped lease, or None; with or without the lock."""
         try:
             return self.orphans.get(wait, _TICK)
         except Empty:
             return None
 
     def _overflow(self, batch: ReadBatch) -> None:
-        """Reads that a write waits for must not wait for staging: that could be a deadlock."""
+        """Gives reads that a write waits for memory beside the staging pool, against a deadlock."""
         if not batch.admitted:
             size = sum(request.run.size for request in batch.requests)
             before, self.overflow = self.overflow, self.overflow + size

@@ -1,4 +1,4 @@
-"""From transfers to leases: what was read is compared with its checksums."""
+"""Reader of the store: queues reads, verifies checksums, and makes leases of what was read."""
 
 import math
 import threading
@@ -17,12 +17,12 @@ from tensorjax.offload._store._requests import Op, ReadBatch, Request, nothing
 from tensorjax.offload._store._tensors import Content, Slots, Tensor
 from tensorjax.offload._store._transfers import Countdown, check_there, named
 
-# What is read, by where the slot of an extent begins; and of which of its tensors.
+# By the first byte of a slot: its content, and the tensors in it that are read.
 _Asked = dict[int, tuple[Content, Sequence[Tensor]]]
 
 
 class Reader:
-    """Queues reads, checks what came, and makes leases of it."""
+    """Reader of tensors: queues reads, verifies checksums and makes leases."""
 
     queue: Queue
 
@@ -31,17 +31,17 @@ class Reader:
         self._gate = threading.Lock()
 
     def paused(self) -> threading.Lock:
-        """Lets no read begin: a context."""
+        """Returns a context in which no read begins."""
         return self._gate
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        """Reads what was written last."""
+        """Starts reading what was written last of tensors."""
         with self._gate:
             check_there(tensors)
             return self._read(tensors, deadline)
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Reads what extents of several tensors hold, as it is, where that is not known.
+        """Reads packed extents whose bytes are not in memory yet, without verifying them.
 
         A tensor that the disk has changed is found when it is read itself. The memory is not of the
         staging pool, which leases of the caller may fill.
@@ -106,7 +106,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """What is to be read, what needs no disk, and the slots to use; the lock is held."""
+        """Determines what is read from disk, what needs no disk, and the slots (lock held)."""
         asked: _Asked = {}
         packed: dict[int, list[Tensor]] = {}
         aside, places, absent = [], [], []
@@ -208,7 +208,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """A request to read a run, of whose extents these tensors are meant."""
+    """Makes the request to read a run of extents, for some of their tensors."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -224,7 +224,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """A tensor that needs no disk: an empty one, or one whose last write failed."""
+    """Makes the lease of a tensor that needs no disk: empty, or with a failed last write."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
@@ -234,7 +234,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Compares what was read of a tensor, from a byte of it on, with its checksum."""
+    """Compares the checksum of what was read of a tensor, from ``start`` on, with that stored."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

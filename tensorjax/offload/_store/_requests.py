@@ -1,4 +1,4 @@
-"""What is asked of the queue: requests to move runs of extents, cut into transfers."""
+"""Requests of the queue: reads and writes of runs of extents, cut into transfers."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tensorjax.offload._store._staging import Pool
 
 
 class Slot:
-    """Who is using a slot of an extent."""
+    """Requests that use a slot of an extent: a writer, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -19,7 +19,7 @@ class Slot:
 
 
 class Op:
-    """One transfer of adjacent bytes.
+    """Transfer of adjacent bytes between the file and memory.
 
     Attributes:
         write: Whether to the file.
@@ -49,7 +49,7 @@ def nothing(_: object) -> None:
 
 
 class Request:
-    """One run of extents to move, and what waits for it; the queue's lock guards it.
+    """Read or write of one run of extents, with its dependencies; the queue's lock guards it.
 
     Attributes:
         write: Whether to the file.
@@ -94,7 +94,7 @@ class Request:
         self.error: BaseException | None = None
 
     def forget(self) -> None:
-        """Ends the circles of references, and arrays with them."""
+        """Drops the transfers and callbacks, which breaks reference cycles and frees arrays."""
         self.ops, self.resolve, self.check, self.batch = [], nothing, nothing, None
 
 
@@ -105,7 +105,7 @@ class Buffer:
         pool: Whose it is; None if of none.
         start: First byte within the pool.
         size: In bytes.
-        memory: Itself.
+        memory: The bytes.
         held: Names of the tensors whose leases have not been released.
     """
 
@@ -119,7 +119,7 @@ class Buffer:
 
 
 class ReadBatch:
-    """Reads that get their staging memory together or not at all."""
+    """Batch of reads that get their staging memory together or not at all."""
 
     __slots__ = ("admitted", "buffers", "requests")
 

@@ -1,4 +1,4 @@
-"""Aligned memory between the file and the caller, handed out in whole pages."""
+"""Staging memory: page-aligned pools with first-fit allocation."""
 
 import bisect
 import contextlib
@@ -12,12 +12,12 @@ from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._store._extents import PACKED, padded
 
 MIB = 1 << 20
-_STAGING, _WRITING = 256 * MIB, 64 * MIB
+_STAGING, _WRITING = 256 * MIB, 64 * MIB  # defaults: in all, and of that for writes
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does not name
 
 
 def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
-    """Bytes of staging memory for reads and for writes.
+    """Returns the bytes of staging memory for reads and for writes.
 
     Args:
         staging: of both; None for what suits most, and more where tensors need it.
@@ -40,14 +40,14 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """Zeros of their own, for a few small tensors: they begin at a multiple of 64."""
+    """Allocates zeros outside the staging pools, at a multiple of 64 bytes."""
     found = np.zeros(size + PACKED, np.uint8)
     start = -found.ctypes.data % PACKED
     return found[start : start + size]
 
 
 class Pool:
-    """One aligned region, given out first fit. The caller holds the lock.
+    """Page-aligned memory pool with first-fit allocation; the caller holds the lock.
 
     It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
     hundreds, by which a disk may be slower. That takes private memory, which must not be
@@ -70,7 +70,7 @@ class Pool:
         self._starts, self._sizes = [0], [self.size]
 
     def take(self, size: int) -> int | None:
-        """The start of a free range, or None if there is none of that size."""
+        """Allocates a range and returns its start, or None if no free one is large enough."""
         for i, free in enumerate(self._sizes):
             if free >= size:
                 start = self._starts[i]
@@ -84,7 +84,7 @@ class Pool:
         return None
 
     def take_all(self, sizes: list[int]) -> list[int] | None:
-        """Starts for several ranges, or None and nothing taken."""
+        """Allocates several ranges and returns their starts; allocates all of them or none."""
         if sum(sizes) > self.size - self.used:
             return None
         starts: list[int] = []
@@ -98,7 +98,7 @@ class Pool:
         return starts
 
     def reset(self, taken: Iterable[tuple[int, int]]) -> None:
-        """Has all free but these ranges, of which each is a start and a size."""
+        """Marks given ranges (start, size) as allocated and everything else as free."""
         self._starts, self._sizes, self.used, end = [], [], 0, 0
         for start, size in sorted(taken):
             if start > end:
@@ -111,7 +111,7 @@ class Pool:
             self._sizes.append(self.size - end)
 
     def give(self, start: int, size: int) -> None:
-        """Takes a range back and joins it to its free neighbours."""
+        """Frees a range and joins it to its free neighbours."""
         i = bisect.bisect(self._starts, start)
         self._starts.insert(i, start)
         self._sizes.insert(i, size)

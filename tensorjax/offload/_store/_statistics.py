@@ -1,20 +1,20 @@
-"""What a store has done: bytes, transfers, depth of the queue, latencies."""
+"""Statistics of a store: bytes, transfers, depth of the queue, latencies."""
 
 from dataclasses import dataclass
 
 from tensorjax.offload._units import size, time
 
-BUCKETS = 32
+BUCKETS = 32  # powers of two of a microsecond: the last one begins at 18 minutes
 
 
 def bucket(seconds: float) -> int:
-    """The histogram's bucket: the power of two of microseconds above the latency."""
+    """Returns the histogram bucket of a latency: the power of two of microseconds above it."""
     return min(BUCKETS - 1, int(seconds * 1e6).bit_length())
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Transfers in one direction.
+    """Statistics of the transfers in one direction.
 
     Attributes:
         bytes: Moved, padding included.
@@ -33,7 +33,7 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Seconds that a fraction ``q`` of the transfers stayed under, to a factor of two."""
+        """Returns the latency quantile ``q`` in seconds, to a factor of two."""
         if not 0 <= q <= 1:
             raise ValueError(f"q: expected a fraction in [0, 1], got {q!r}")
         seen, total = 0, sum(self.latency)
@@ -46,7 +46,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a store has done since it was opened.
+    """Statistics of a store since it was opened.
 
     Attributes:
         backend: Name of the backend in use.
@@ -87,7 +87,7 @@ class Statistics:
     capacity: int
 
     def __str__(self) -> str:
-        """A table of what was moved, and how long transfers took."""
+        """Formats bytes moved and latencies as a table."""
         way = "past the page cache" if self.direct else "by the page cache or memory"
         head = (
             f"{self.backend}, {way}: {size(self.allocated)} of {size(self.capacity)} allocated; "
@@ -115,7 +115,7 @@ class Statistics:
 
 
 class Counter:
-    """Traffic as it is counted; the caller holds the lock."""
+    """Running counts of transfers in one direction; the caller holds the lock."""
 
     def __init__(self) -> None:
         self.bytes = self.transfers = self.tensors = self.failures = 0
@@ -130,7 +130,7 @@ class Counter:
         self.waiting[bucket(waiting)] += 1
 
     def frozen(self) -> Traffic:
-        """The counts so far."""
+        """Returns the counts so far."""
         return Traffic(
             bytes=self.bytes,
             transfers=self.transfers,

@@ -1,4 +1,4 @@
-"""The tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
+"""Tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ from tensorjax.offload._store._writer import flat
 
 
 class TensorStore:
-    """Tensors in one preallocated file, with two slots each and an atomic index.
+    """Store of named tensors in one preallocated file, with two slots each and an atomic index.
 
     Writes go to the slot that is not committed, reads give what was written last, `commit` makes
     everything written since the last one durable in one step, and opening a store gives the last
@@ -48,7 +48,7 @@ class TensorStore:
         backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
         staging: Bytes of aligned memory for transfers: a quarter for writes, the rest for reads and
             the leases they give. By default 256 MiB, and more where the largest tensors need it.
-        model: What the store belongs to, as JSON (for example the configuration of the model). A
+        model: Description of what the store belongs to, as JSON, such as a model's configuration. A
             store that was created with another one is refused, with the difference named.
         process: Number of this process and count of processes, for sharded training: each has its
             own files in the folder, which all of them see. By default those of `jax.distributed`.
@@ -152,21 +152,21 @@ class TensorStore:
         transport.start(pools)
         self._transport, self._open = transport, True
 
-    # What it holds.
+    # Contents and reservations.
 
     @property
     def meta(self) -> Any:
-        """What was given to the last commit, a copy; None before the first."""
+        """Metadata given to the last commit, a copy; None before the first."""
         return copy.deepcopy(self._index.meta)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors that were reserved, in that order."""
+        """Names of all reserved tensors, in the order of their reservation."""
         return tuple(self._tensors)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Those of them that can be read."""
+        """Names of the reserved tensors that can be read."""
         return tuple(name for name, tensor in self._tensors.items() if tensor.written)
 
     @property
@@ -176,21 +176,21 @@ class TensorStore:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: nothing can be read or written any more."""
+        """Whether the store was closed: nothing can be read or written any more."""
         return not self._open
 
     @property
     def commits(self) -> int:
-        """How many commits the store has seen."""
+        """Number of commits that the store has seen."""
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of a tensor."""
+        """Returns the shape and dtype of a tensor."""
         place = self._tensor(name).place
         return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
-        """Gives tensors their place: two slots each, with blocks on the disk from now on.
+        """Reserves two slots for each tensor, with blocks on the disk from now on.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
@@ -218,7 +218,7 @@ class TensorStore:
                 self._reserve(_extents.place(specs, self._index.end))
 
     def forget(self) -> None:
-        """Gives up the places of all tensors, of which none has been written.
+        """Gives up all reservations, of which none may have been written.
 
         Raises:
             StoreError: if one has.
@@ -296,7 +296,7 @@ class TensorStore:
         return self._transport.writer.write(todo, _arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
-        """Reads what was written last, committed or not.
+        """Starts reading what was written last, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. Leases that are not
         released keep later reads waiting. A tensor that shares a block and that the disk refused is
@@ -325,7 +325,7 @@ class TensorStore:
         return outer
 
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
-        """Reads several tensors together; neighbours in the file move together.
+        """Starts reading several tensors together; neighbours in the file move together.
 
         Raises:
             CapacityError: if they do not fit the staging pool together.
@@ -339,7 +339,7 @@ class TensorStore:
         return self._transport.reader.read(tensors, due)
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
-        """Brings reads of tensors that are under way forward, where their deadline is later."""
+        """Moves pending reads of tensors to an earlier deadline."""
         self._check_open()
         tensors, due = [self._tensor(name) for name in names], _arguments.deadline(deadline)
         queue = self._transport.queue
@@ -350,7 +350,7 @@ class TensorStore:
                         queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Brings all writes that are under way forward, where their deadline is later."""
+        """Moves all pending writes to an earlier deadline."""
         self._check_open()
         self._transport.queue.hasten_writes(_arguments.deadline(deadline))
 
@@ -359,7 +359,7 @@ class TensorStore:
         return self._transport.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
-        """Makes everything written so far the committed state, in one step.
+        """Commits everything written so far, atomically and durably.
 
         Waits for the writes, syncs the data, and replaces the index. Writes that other threads
         begin meanwhile wait.
@@ -413,7 +413,7 @@ class TensorStore:
             self._committing += time.perf_counter() - began
 
     def _replace(self, fresh: Sequence[Path], barrier: Callable[[], object] | None) -> None:
-        """Syncs the data, and puts a new index, with its copy, in the place of the old one."""
+        """Syncs the data file, then replaces the index and its copy."""
         try:
             self._backend.sync()
         except BaseException:
@@ -430,7 +430,7 @@ class TensorStore:
         _folder.adopt(self._paths, index, duplicate)
 
     def revert(self) -> None:
-        """Goes back to the committed state: what was written since then is forgotten."""
+        """Reverts to the committed state: what was written since then is forgotten."""
         with self._mutex, self._transport.writer.paused():
             self._check_open()
             self._transport.queue.drain_writes()
@@ -444,10 +444,10 @@ class TensorStore:
             _index.replace(self._paths.names, _index.names_of(index.places.values()))
         _folder.adopt(self._paths, *_folder.prepare(self._paths, index))
 
-    # The end, and the rest.
+    # Statistics and closing.
 
     def statistics(self) -> Statistics:
-        """What the store has done since it was opened."""
+        """Returns the statistics of the store since it was opened."""
         queue = self._transport.queue
         with queue.lock:
             return Statistics(
@@ -471,7 +471,7 @@ class TensorStore:
             )
 
     def close(self) -> None:
-        """Finishes what is under way and lets the store go; what was not committed is lost."""
+        """Finishes pending transfers and closes the store; what was not committed is lost."""
         if self._pid != os.getpid():
             if self._open:
                 self._open = False

@@ -1,4 +1,4 @@
-"""The state of tensors while the store is open."""
+"""State of tensors in memory while the store is open."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from tensorjax.offload._store._requests import Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """What a slot of an extent holds.
+    """Content of a slot of an extent: checksums, the error of a failed write, and packed bytes.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
@@ -33,7 +33,7 @@ class Content(Entry):
 
 
 class Slots:
-    """The two slots of an extent, and the tensors in it, which move from one to the other together.
+    """Two slots of an extent, and its tensors, which move from one slot to the other together.
 
     Attributes:
         extent: Where they lie.
@@ -59,12 +59,12 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """The slot that is not committed."""
+        """Number of the slot that is not committed."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
 
 class Tensor:
-    """A tensor of an open store.
+    """Tensor of an open store: its place and its slots.
 
     Attributes:
         place: Where it lies.
@@ -84,7 +84,7 @@ class Tensor:
 
     @property
     def written(self) -> bool:
-        """Whether it can be read."""
+        """Whether the tensor can be read."""
         content = self.slots.newest
         if content is None:
             return False
@@ -92,7 +92,7 @@ class Tensor:
 
 
 def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """Tensors by name, in their order, with what is committed of them."""
+    """Makes the tensors of an open store, by name, with their committed contents."""
     places = tuple(places)
     found = {
         tensor.place.name: tensor
@@ -103,7 +103,7 @@ def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, T
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """What the index says of what was written last."""
+    """Returns the index entries of what was written last."""
     found: dict[str, Entry] = {}
     for name, tensor in tensors.items():
         content = tensor.slots.newest

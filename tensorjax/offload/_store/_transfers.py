@@ -1,4 +1,4 @@
-"""What writes and reads share: futures of several requests, and errors that name tensors."""
+"""Futures that cover several requests, and errors that name the tensors."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from tensorjax.offload._store._tensors import Tensor
 
 
 class Countdown:
-    """Sets a future when so many requests are resolved, to the first error if there was one."""
+    """Future that is set when a number of requests are resolved, to the first error if any."""
 
     def __init__(self, count: int, result: Callable[[], Any], drop: Callable[[], Any]):
         self.future: Future[Any] = Future()
@@ -23,7 +23,7 @@ class Countdown:
             self.future.set_result(result())
 
     def down(self, error: BaseException | None) -> None:
-        """One request is resolved."""
+        """Counts a resolved request, and sets the future at the last one."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error
@@ -42,14 +42,14 @@ class Countdown:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Checks that no tensor was given up while a call waited."""
+    """Checks that no tensor was given up by `forget` while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
 
 
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
-    """The error of a request, with the tensors named."""
+    """Returns the error of a request with the tensors named in its message."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"

@@ -1,4 +1,4 @@
-"""What moves a store's tensors: queue, staging memory, reader, writer and backend."""
+"""Transport of a store: owner of its queue, staging memory, reader, writer and backend."""
 
 import os
 import threading
@@ -21,7 +21,9 @@ Pools = tuple[Pool, Pool]
 
 
 class Transport:
-    """Runs from `start` to `close`; where it is dropped, threads end and the lock is let go.
+    """Owner of a store's queue, staging memory and backend threads, from `start` to `close`.
+
+    Where it is dropped, threads end and the lock is let go.
 
     Args:
         backend: Moves the bytes; open once it starts, and closed with it.
@@ -47,7 +49,7 @@ class Transport:
         self.writer = Writer(block, self.layouts, self.reader)
 
     def pools(self, tensors: Mapping[str, Tensor]) -> Pools:
-        """Staging memory for reads and for writes of these tensors.
+        """Allocates the staging pools for reads and for writes of these tensors.
 
         Raises:
             CapacityError: if it is too little, or not to be had.
@@ -55,7 +57,7 @@ class Transport:
         return _pools(*self._sizes(tensors))
 
     def larger(self, tensors: Mapping[str, Tensor]) -> Pools | None:
-        """As `pools`, where those that there are do not do."""
+        """Allocates larger staging pools if the tensors need them; else returns None."""
         reading, writing = self._sizes(tensors)
         return _pools(reading, writing) if reading > self.queue.reading.size else None
 
@@ -64,7 +66,7 @@ class Transport:
         return sizes(self._staging, self._block, largest)
 
     def start(self, pools: Pools) -> None:
-        """Starts the backend's threads."""
+        """Makes the queue and starts the backend's threads."""
         self.queue = Queue(*pools)
         self._backend.start(self.queue)
         self.writer.queue = self.reader.queue = self.queue
@@ -73,7 +75,7 @@ class Transport:
         )
 
     def restart(self, pools: Pools) -> None:
-        """Goes on with larger pools; leases of the old ones stay valid."""
+        """Replaces the queue and both pools by larger ones; leases of the old ones stay valid."""
         with self.paused():
             before = self.queue
             before.drain(everything=True)
@@ -85,12 +87,12 @@ class Transport:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Lets no write and no read begin."""
+        """Blocks new writes and reads within a context."""
         with self.writer.paused(), self.reader.paused():
             yield
 
     def close(self) -> None:
-        """Finishes what is under way, but for reads without memory, which are refused."""
+        """Finishes pending transfers and closes the backend; reads without memory are refused."""
         with self.writer.paused():
             self.queue.drain()
             left = self.queue.close()
@@ -101,7 +103,7 @@ class Transport:
         self._unlock()
 
     def leave(self) -> None:
-        """Closes what a fork inherited: its locks may be held by threads that are not here."""
+        """Releases what a forked process inherited, without locks that lost threads may hold."""
         self._finalizer.detach()
         self._unlock()
 
@@ -122,14 +124,14 @@ def _pools(reading: int, writing: int) -> Pools:
 
 
 def _refuse(requests: Iterable[Request]) -> None:
-    """Ends the reads that a store leaves behind."""
+    """Fails the reads that a closed store leaves behind."""
     for request in requests:
         request.error = StoreError("the store was closed")
         request.resolve(request)
 
 
 def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
-    """What is left to do for a store that was dropped or is open when the interpreter ends."""
+    """Closes a store that was dropped, or that is open when the interpreter ends."""
 
     def end() -> None:
         if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held

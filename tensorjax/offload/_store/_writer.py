@@ -1,4 +1,4 @@
-"""From arrays to transfers: staging, checksums, and what moves along with a small tensor."""
+"""Writer of the store: copies arrays to staging memory, makes checksums, and queues transfers."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from tensorjax.offload._store._staging import aligned
 from tensorjax.offload._store._tensors import Content, Slots, Tensor
 from tensorjax.offload._store._transfers import Countdown, check_there, named
 
-# What is written to extents: their bytes, and where the checksums of their blocks go.
+# By extent: the bytes to write, and the list that gets the checksums of its blocks.
 _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """The bytes of an array of the reserved shape and dtype."""
+    """Checks the shape and dtype of an array, and returns its bytes."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):
@@ -43,7 +43,7 @@ def flat(place: Place, array: Any) -> np.ndarray:
 
 
 class Writer:
-    """Copies arrays into staging and hands the transfers to the queue."""
+    """Writer of tensors: copies arrays into staging memory and queues their transfers."""
 
     queue: Queue
 
@@ -51,12 +51,12 @@ class Writer:
         self._block, self._layouts, self._reader = block, layouts, reader
         self._lock = threading.Lock()
         self._turn = Bell(self._lock)
-        self._copying: dict[Slots, object] = {}  # by whom
+        self._copying: dict[Slots, object] = {}  # slots that a write copies to, and which write
         self._paused: set[object] = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Lets no write begin, once those that are copying have ended."""
+        """Blocks new writes within a context, once those that are copying have ended."""
         me = object()
         try:
             with self._lock:
@@ -69,7 +69,7 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Writes arrays of bytes to the slots that are not committed."""
+        """Starts writing arrays of bytes to the slots that are not committed."""
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -82,15 +82,15 @@ class Writer:
         self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float, mine: dict[Slots, object]
     ) -> Future[None]:
         try:
-            # One write of an extent at a time fills staging: the transfers of a later one, waiting
-            # for those of an earlier one, could otherwise take all of it.
+            # One write of an extent at a time fills staging memory: the transfers of a later write,
+            # which wait for those of an earlier one, could otherwise take all of it (a deadlock).
             self._turn.wait(lambda: self._may_copy(mine))
             return self._write(todo, deadline)
         finally:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Whether a write may begin; if so, it has (the lock is held)."""
+        """Whether a write may begin to copy; if so, it is registered (the lock is held)."""
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)
@@ -141,7 +141,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """What is to be written, and what the slots that are not committed will hold by it."""
+        """Returns the bytes to write, and the new contents of the slots that are not committed."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -174,13 +174,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether tensors of an extent that are not written move with those that are."""
+    """Whether an extent has written tensors that are not among those to be written."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """What comes next in an extent of several tensors: new ones among those of before."""
+    """Makes the next content of a packed extent: new tensors beside those of before."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -195,7 +195,7 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """The names of the tensors of an extent that were to be written."""
+    """Returns the names of the tensors of an extent that were to be written."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
@@ -208,7 +208,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies blocks of extents to where they belong in a transfer, zeros behind them."""
+    """Copies blocks of extents to their positions in a transfer, with zeros behind them."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

@@ -1,4 +1,4 @@
-"""The trainer.
+"""Trainer: layer by layer on the device, with optimiser updates on the host beside it.
 
 Modules, those that stand on others first: _export; _trainer; _passes (forward, backward);
 _weights (parameters to the device); _gradients (to the host); _updates with _turns, _ahead and

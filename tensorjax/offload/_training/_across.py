@@ -1,4 +1,4 @@
-"""Whether an optimiser looks across groups of parameters, which a trainer gives it one by one."""
+"""Detection of optimisers whose update of one parameter group depends on other groups."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ _MOST = 8  # groups that are tried
 def looks_across(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether updates of a group are seen to depend on other groups.
+    """Whether updates of a group depend on other groups, as a trial on small arrays shows.
 
     Tried for three steps, on two groups of each kind, but on eight at most, with two numbers along
     each axis. What cannot be tried so is taken for one that does not look.
@@ -69,7 +69,10 @@ def looks_across(
 
 @functools.lru_cache(maxsize=16)
 def _updates(transformation: Any) -> Any:
-    """Those of all steps; compiled once for a transformation and structures."""
+    """Returns the compiled function that computes the updates of all trial steps.
+
+    It is compiled once for a transformation and structures.
+    """
 
     @jax.jit
     def updates(params: Any, gradients: Any) -> list[Any]:
@@ -84,7 +87,7 @@ def _updates(transformation: Any) -> Any:
 
 
 def _poisoned(trees: Any, group: str, by: float) -> Any:
-    """What a group has is multiplied by a number."""
+    """Multiplies the arrays of one group by a number."""
     return jax.tree.map(
         lambda tree: {
             name: jax.tree.map(lambda x: (x * by).astype(x.dtype), x) if name == group else x
@@ -100,7 +103,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether updates are not those expected; those of which nothing is left were skipped."""
+    """Whether updates differ from those expected; updates that are all zero are ignored."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

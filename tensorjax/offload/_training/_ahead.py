@@ -1,4 +1,4 @@
-"""How many optimiser states may be read before they are needed."""
+"""Read budget: how many optimiser states may be read before their update."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tensorjax.offload._training._homes import Home
 
 @dataclass(frozen=True)
 class Shares:
-    """Who gets how much of the staging memory of reads.
+    """Division of the staging memory of reads between updates and the device's next parameters.
 
     Attributes:
       staging: bytes for what updates read, with the device's next.
@@ -27,7 +27,7 @@ class Shares:
 
 
 def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides the staging memory of reads: an eighth of it is left, for leases cut it up.
+    """Divides the staging memory of reads; an eighth is left free, as leases fragment it.
 
     Parameters are read early only where two of the largest states remain.
 
@@ -61,7 +61,7 @@ def _needed(group: Group, *, spills: bool) -> int:
 
 
 class Ahead:
-    """Bounds what states hold of the memory that reads share.
+    """Bound on the staging memory of optimiser states that are read before their update.
 
     What computes the gradients that they wait for must be able to read: room is left for the
     largest parameters.
@@ -85,7 +85,7 @@ class Ahead:
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:
-        """Whether a state may be read beside those that are held, with room for an urgent one.
+        """Whether a state fits beside those that are held, with room for a more urgent one.
 
         Args:
           name: of the group.
@@ -98,7 +98,7 @@ class Ahead:
         return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
-        """Whether the states of these groups may all be held before their gradients are there."""
+        """Whether the states of these groups fit together before their gradients have arrived."""
         if self._staging is None:
             return True
         return self._sum(names) <= self._staging

@@ -1,4 +1,4 @@
-"""Pytrees as named tensors of a store: large leaves by themselves, small ones packed in one."""
+"""Pytrees as named tensors of a store: large leaves alone, small ones packed in one tensor."""
 
 import dataclasses
 import math
@@ -11,14 +11,14 @@ import numpy as np
 
 from tensorjax.offload._store._extents import ALIGN, PACKED, padded
 
-# Leaves below this are packed: a bias costs a store as much time as a matrix of a few pages. What a
-# store packs itself, tensors below 4096 bytes, it does for room.
+# Bytes below which leaves are packed, for speed: a bias takes a store as much time as a matrix of a
+# few pages. (The store itself packs tensors below 4096 bytes, to save disk space.)
 SMALL = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of a pytree, by its path."""
+    """Array of a pytree: its path, shape and dtype."""
 
     path: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Leaf:
 
 
 class Bundle:
-    """The arrays of one pytree, and the tensors that hold them.
+    """Mapping between the arrays of one pytree and the tensors of a store that hold them.
 
     Arrays below 64 KiB share one tensor, ``name/packed``; others have one each, ``name/path``.
 
@@ -79,7 +79,7 @@ class Bundle:
         return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-        """The tensors that hold these arrays; large ones are views, nothing is copied."""
+        """Returns the tensors that hold these arrays; large ones are views, nothing is copied."""
         found: dict[str, np.ndarray] = {}
         if self._packed in self.specs:
             found[self._packed] = np.zeros(self.specs[self._packed].shape, np.uint8)
@@ -94,7 +94,7 @@ class Bundle:
         return found
 
     def arrays(self, tensors: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The arrays that these tensors hold: views of them."""
+        """Returns the arrays that these tensors hold, as views."""
         found = []
         for number, leaf in enumerate(self.leaves):
             if number in self._offsets:
@@ -106,11 +106,11 @@ class Bundle:
         return found
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """The pytree of these arrays."""
+        """Returns the pytree of these arrays."""
         return jax.tree.unflatten(self.tree, list(arrays))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """The arrays of a pytree like that of this bundle, or ValueError."""
+        """Checks a pytree against this bundle, and returns its arrays; raises ValueError."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.tree:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")
@@ -129,7 +129,7 @@ class Bundle:
 
 
 def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """The arrays of a tensor that several share, by their paths: views."""
+    """Returns the arrays that share a packed tensor, by their paths, as views."""
     starts = _offsets(small)
     parts = ((leaf, memory[start:]) for leaf, start in zip(small, starts, strict=False))
     return {
@@ -138,7 +138,7 @@ def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]
 
 
 def _offsets(small: Iterable[Leaf]) -> list[int]:
-    """Where arrays begin in the tensor that they share, and its end."""
+    """Returns the offsets of arrays in the packed tensor, and its end."""
     found = [0]
     for leaf in small:
         found.append(-(-(found[-1] + leaf.nbytes) // PACKED) * PACKED)

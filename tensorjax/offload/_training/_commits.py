@@ -1,4 +1,4 @@
-"""The state of a training in its store: committed beside the computation, and taken up again."""
+"""Commits of a training to its store, beside the computation, and resuming from them."""
 
 import math
 import threading
@@ -20,14 +20,14 @@ from tensorjax.offload._training._layers import Layer
 from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._updates import Updater
 
-FORMAT = 3  # of what is kept beside the tensors
+FORMAT = 3  # version of the metadata that is kept beside the tensors
 
-# Which trainer took a store last.
+# The trainer that claimed each store last.
 _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Makes a store a trainer's, until that is closed; None needs no taking.
+    """Claims a store for a trainer, until that is closed; does nothing for None.
 
     Raises:
       TypeError: it is something else.
@@ -50,14 +50,14 @@ def take(store: Any, trainer: Any) -> None:
 
 
 def in_use(store: TensorStore) -> Any:
-    """The trainer that goes on in a store, or None."""
+    """Returns the open trainer that has claimed a store, or None."""
     other = _TRAINERS[store]() if store in _TRAINERS else None
     return None if other is None or other.closed else other
 
 
 @dataclass
 class Progress:
-    """How far a training has come, besides parameters and states.
+    """Progress of a training: steps done, position in the data, and gradients of stale updates.
 
     Attributes:
       steps: that have been done.
@@ -72,7 +72,7 @@ class Progress:
     scale: Any = None
 
     def meta(self, model: Any, key: jax.Array | None, stale: bool) -> dict[str, Any]:
-        """What a store remembers of it, and of the model, as JSON."""
+        """Returns the metadata of a commit: progress, model and random key, as JSON."""
         return {
             "trainer": {
                 "format": FORMAT,
@@ -87,7 +87,7 @@ class Progress:
 
 
 class Commits:
-    """Makes the state of a trainer that of its store.
+    """Committer of a trainer's state to its store, at once or in a background thread.
 
     Of several processes all commit one step, and together: their stores are opened with it all, or
     with the one before all.
@@ -124,7 +124,7 @@ class Commits:
         self._thread: threading.Thread | None = None
 
     def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
-        """Commits a version of all groups in a thread; updates beyond it wait until that is done.
+        """Commits a version of all groups in a thread, and holds updates beyond it back meanwhile.
 
         Called before any gradient for a later version is offered.
         """
@@ -142,13 +142,13 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for what `begin` began."""
+        """Waits for the commit that `begin` started."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits, once all updates have been written."""
+        """Commits the current state; all updates have to be written before."""
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
@@ -189,7 +189,7 @@ def resume(
     gradients: bool,
     owned: Callable[[Any], Any],
 ) -> Progress:
-    """Takes up what was committed: checks that it is of this training, reads what is in memory.
+    """Resumes from a committed state: checks that it fits, and reads the groups kept in memory.
 
     Args:
       store: with a committed state.
@@ -234,7 +234,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Checks that a store is that of this process.
+    """Checks that a store belongs to this process.
 
     Raises:
       ValueError: it is not.
@@ -265,7 +265,7 @@ def same_step(processes: Processes, steps: int | None) -> None:
 
 
 def _numbers(key: jax.Array | None) -> Any:
-    """What makes a key: how it draws, and its numbers."""
+    """Returns the implementation and the data of a random key, as JSON."""
     if key is None:
         return None
     return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

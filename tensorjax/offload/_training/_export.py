@@ -1,4 +1,4 @@
-"""The state of a training for others to read: safetensors, and Orbax."""
+"""Export of a training to safetensors files or Orbax checkpoints."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ _NOTE, _NEW = "trainer.json", "export.new"
 
 
 class _Part(NamedTuple):
-    """A group: its parameters and its state by paths, of which one array by itself has none."""
+    """Parameters and optimiser state of a group, by paths; the path of a single array is empty."""
 
     name: str
     params: Arrays
@@ -121,7 +121,7 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
-    """After an error, removes what was written before it."""
+    """Removes what was written before an error."""
     try:
         yield written
     except BaseException:
@@ -134,7 +134,7 @@ def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
 
 
 def _progress(source: Any) -> tuple[int, Any]:
-    """Steps that were done, and the position in the data."""
+    """Returns the number of steps done, and the position in the data."""
     if not isinstance(source, Trainer | TensorStore):
         raise TypeError(
             f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
@@ -158,7 +158,7 @@ def _progress(source: Any) -> tuple[int, Any]:
 
 
 def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
-    """All groups, one after the other."""
+    """Yields all groups, one after the other."""
     if isinstance(source, Trainer):
         for name, params, state in source.groups():
             yield _Part(name, _named(name, params), _named(f"{name}: state", state))
@@ -185,7 +185,7 @@ def _held(store: TensorStore) -> dict[str, Any]:
 
 
 def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
-    """Arrays of a pytree by their paths, copied."""
+    """Reads the arrays of a pytree from a store, by their paths, as copies."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
     for number, leaf in enumerate(small):
@@ -204,7 +204,7 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
 
 
 def _named(where: str, tree: Any) -> Arrays:
-    """Arrays of a pytree by the names of their paths."""
+    """Returns the arrays of a pytree by the names of their paths."""
     found: Arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -232,7 +232,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def _joined(some: Mapping[str, Any], more: Mapping[str, Any], where: str = "") -> Any:
-    """Both, if they share no name: files would lack one of two tensors."""
+    """Merges two mappings; raises ValueError if they share a name."""
     if twice := some.keys() & more.keys():
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The gradients of backward passes, on their way from the device to the host."""
+"""Transfer of gradients from the device to the host, and their sums over layers."""
 
 import functools
 import queue
@@ -15,12 +15,12 @@ from tensorjax.offload._training._optimizer import HostOptimizer
 from tensorjax.offload._training._shards import Shards
 from tensorjax.offload._training._trace import Trace
 
-# Of groups: the gradient, and whether it is finite, if that is looked at on the device.
+# By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]
 
 
 class Gradients:
-    """Takes gradients to the host, and adds up those of groups that several layers use.
+    """Collector of gradients: moves them to the host and sums those of shared groups.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
     device holds two layers' gradients at most, and sums of several layers' that an accelerator adds
@@ -74,14 +74,16 @@ class Gradients:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """Forgets the gradients of the step before."""
+        """Starts a step: drops the gradients of the step before."""
         self._step, self._left, self._missing = step, self._comes.copy(), self._uses.copy()
         self._partial: dict[str, Any] = {}  # of the host
         self._sums: dict[str, Any] = {}  # of the device
         self.squares = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """A layer's gradients as `take` wants them, on their way while they may still be computed.
+        """Starts the transfer of a layer's gradients to the host, and returns them for `take`.
+
+        They may still be computed.
 
         What that takes of the device comes before the next layer that it is given: a transfer waits
         for all that was given before it.
@@ -99,7 +101,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """The sum of what all layers gave, on the device; None if more is to come."""
+        """Adds a gradient to its group's sum on the device; returns it once complete, else None."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -110,13 +112,16 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Takes a layer's gradients, once those of the layer before are there; they are used up."""
+        """Hands a layer's gradients to the thread, once those of the layer before are done.
+
+        They are used up.
+        """
         self.wait()
         self._there.clear()
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Until all that was taken has been offered; raises what went wrong."""
+        """Waits until all that was taken has been offered; raises the error of the thread."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -130,7 +135,7 @@ class Gradients:
         self._thread.join()
 
     def _work(self) -> None:
-        """Thread: one layer after the other."""
+        """Thread: collects the gradients of one layer after the other."""
         while (given := self._given.get()) is not None:
             try:
                 self._take(given)
@@ -150,7 +155,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """The gradient of a group once all layers that use it have had their say, or None."""
+        """Adds a layer's gradient of a group on the host; returns the sum if complete, or None."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)
@@ -177,7 +182,7 @@ class Gradients:
         return held
 
     def _check(self, group: str, gradient: Any) -> Any:
-        """Whether a whole gradient is finite, as an accelerator will find; None where that is left.
+        """Starts the device's check that a gradient is finite; None where the host checks it.
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
@@ -186,7 +191,7 @@ class Gradients:
         return self._engine.finite(gradient)
 
     def _alone(self, group: str, gradient: Any) -> bool:
-        """Whether a gradient is whole on the device, and all of it is this process's.
+        """Whether a gradient is whole on the device, and belongs to this process alone.
 
         Of several processes, none may wait for another.
         """
@@ -195,7 +200,7 @@ class Gradients:
         return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
-        """A whole gradient, as it is offered."""
+        """Casts a whole gradient to the dtypes of its parameters."""
         leaves, structure = jax.tree.flatten(gradient)
         wanted = self._dtypes[group]
         if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):

@@ -1,4 +1,4 @@
-"""Parameters that are updated together, and the memory that their updates leave behind."""
+"""Parameter groups, and the reuse of memory that their updates leave behind."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ from tensorjax.offload._training._optimizer import HostOptimizer, Into
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are updated together, and where they live.
+    """Parameters that are updated together: their bundles, storage and optimiser.
 
     Attributes:
       name: of the group.
@@ -36,12 +36,12 @@ class Group:
 
     @property
     def device(self) -> Bundle:
-        """What the device computes with."""
+        """Bundle of the parameters that the device computes with."""
         return self.params if self.weights is None else self.weights
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """All that the home keeps."""
+        """All bundles that the group keeps: parameters, state, and cast parameters if any."""
         return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
 
     @property
@@ -51,25 +51,28 @@ class Group:
 
     @property
     def into(self) -> Into:
-        """What an update writes its results to."""
+        """Memory that an update writes its results to, as `HostOptimizer.update` names it."""
         if self.home.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
     @property
     def results(self) -> int:
-        """Bytes that the results of an update take until they are home."""
+        """Bytes that the results of an update take until they are written."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Bytes of results that are written to that; what they replace is not counted twice."""
+        """Returns the bytes of an update's results for a given output memory.
+
+        What they replace is not counted twice.
+        """
         if into == "place":
             return 0 if self.weights is None else self.weights.nbytes
         return sum(b.nbytes for b in self.bundles)
 
     @property
     def sums(self) -> int:
-        """Bytes of a gradient that is still added to: in single precision at least."""
+        """Bytes of a gradient while it is summed, in single precision at least."""
         leaves = self.gradient.leaves
         wide = [linalg.factor_dtype(leaf.dtype).itemsize for leaf in leaves]
         return sum(
@@ -78,29 +81,29 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Groups of one kind can use each other's memory, whatever their arrays are called."""
+        """Shapes and dtypes of parameters and state; groups of one kind can share memory."""
         bundles = (self.params, self.state)
         return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
 
 
 class Handed(list[Any]):
-    """Arrays that are handed on: as long as this is seen by somebody, they are."""
+    """List of arrays handed to the device; a weak reference to it tells whether they are in use."""
 
     __slots__ = ("__weakref__",)
 
 
 def not_handed() -> None:
-    """As a weak reference to such arrays that are gone."""
+    """Returns None, as a dead weak reference to `Handed` does."""
 
 
 class Spare:
-    """Memory of results that are home in the store, for the next updates of such groups.
+    """Pool of memory of written results, reused by the next updates of groups of the same kind.
 
-    That of states, and of parameters too where gradients are lent, once the device, to which they
-    are handed, has no use for them any more. Where memory is bounded, no more than one is kept, and
-    none beside results with which it would take more than those of the largest group do; else two
-    of every kind, for while one is written another is updated, or one where a kind has one group.
-    The caller holds a lock.
+    It keeps the memory of states; where gradients are lent, that of parameters too, once the
+    device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
+    one result at most, and only as long as that and the results being written take no more than
+    those of the largest group. Else it keeps two of every kind, as one is written while another is
+    updated, or one if a kind has one group. The caller holds a lock.
 
     Args:
       groups: all there are.
@@ -119,7 +122,7 @@ class Spare:
     def keep(
         self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
-        """Takes the arrays of parameters and of a state that are home.
+        """Keeps the arrays of parameters and a state that have been written, for reuse.
 
         Args:
           group: of them.
@@ -137,7 +140,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Memory that the results of a group may use, or None."""
+        """Returns memory for the results of a group's update, or None."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:
@@ -153,7 +156,7 @@ class Spare:
         return found
 
     def clear(self) -> None:
-        """Keeps nothing."""
+        """Drops all memory that was kept."""
         self._held, self.nbytes = {}, 0
 
     def _bytes(self, group: Group, results: "_Results") -> int:

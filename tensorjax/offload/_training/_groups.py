@@ -1,4 +1,4 @@
-"""What a trainer keeps: the tensors of all groups, where they live, and how they begin."""
+"""Construction of parameter groups: shapes, tensors in the store, and initial values."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ Params = Mapping[str, Any]
 
 
 def shapes(params: Params) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters of each group; no array is made.
+    """Returns shapes and dtypes of the parameters of each group; no array is made.
 
     Raises:
       TypeError: some are not floating: they would have no gradient.
@@ -65,7 +65,7 @@ _STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
 
 
 def _check_trainable(name: str, group: Any) -> None:
-    """Refuses what a model carries along, such as running statistics: an optimiser would move it.
+    """Checks that a group has no model state, such as running statistics, only parameters.
 
     It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
     Linen), or by its names ("mean" beside "var", as in normalisations of both).
@@ -90,7 +90,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _statistics(group: Any, path: Any) -> str:
-    """What says that a leaf is a running mean or variance: they lie next to each other."""
+    """Returns why a leaf is taken for a running mean or variance; empty if it is not."""
     last = getattr(path[-1], "key", None) if path else None
     if last not in ("mean", "var"):
         return ""
@@ -121,7 +121,7 @@ def make_groups(
     shards: Shards | None = None,
     lent: bool = False,
 ) -> dict[str, Group]:
-    """Groups of parameters, by name, or of this process's parts of them; no array is made."""
+    """Makes the parameter groups by name, or this process's parts of them; no array is made."""
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
@@ -152,7 +152,7 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of all tensors that a `Trainer` keeps in its store.
+    """Returns shapes and dtypes of all tensors that a `Trainer` keeps in its store.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
@@ -181,7 +181,7 @@ def tensors(
 
 
 def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of the tensors of groups."""
+    """Returns shapes and dtypes of the tensors of groups."""
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for group in groups:
         for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
@@ -190,14 +190,14 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
-    """Writes first parameters and states, one group at a time."""
+    """Writes the initial parameters and states, one group at a time."""
     for name, group in groups.items():
         _begin(group, params[name], shards)
         group.home.settle()
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
-    """Writes a group's first parameters, and then its state: they are not held together."""
+    """Writes a group's initial parameters, and then its initial state."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
@@ -212,7 +212,7 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
-    """Writes a pytree."""
+    """Writes a pytree to the group's storage, or to another one."""
     where = group.home if home is None else home
     where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
 

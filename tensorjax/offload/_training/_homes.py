@@ -1,4 +1,4 @@
-"""Where bundles of arrays live between their uses: in host memory, or in a tensor store."""
+"""Storage of bundles between their uses: host memory or a tensor store."""
 
 import threading
 import time
@@ -14,31 +14,31 @@ from tensorjax.offload._training._trace import Trace
 
 
 class Reading(Protocol):
-    """Arrays on their way from a home."""
+    """Pending read of bundles from host memory or a store."""
 
     def ready(self) -> bool:
         """Whether `arrays` would return at once."""
         ...
 
     def begun(self) -> bool:
-        """Whether some of it is there, and has memory."""
+        """Whether some of it has been read, and holds memory."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls back when `arrays` would return at once, or raise; from any thread."""
+        """Calls ``call`` once `arrays` would return at once, or raise; from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
-        """The arrays of each bundle, valid until `release`."""
+        """Returns the arrays of each bundle, valid until `release`."""
         ...
 
     def release(self) -> None:
-        """Gives their memory back; they must not be read any more."""
+        """Gives the memory of the arrays back; they must not be read any more."""
         ...
 
 
 class Home(Protocol):
-    """Keeps the newest arrays of every bundle it was given.
+    """Storage that keeps the newest arrays of every bundle written to it.
 
     Attributes:
       in_place: whether updates may write to the arrays that are read.
@@ -47,24 +47,24 @@ class Home(Protocol):
     in_place: bool
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Begins to read what was written last."""
+        """Starts reading what was written last."""
         ...
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Takes over the arrays of bundles; returns as many that nobody needs any more, or None.
+        """Stores the arrays of bundles; returns arrays whose memory may be reused, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
         ...
 
     def hasten(self, deadline: float) -> None:
-        """Brings writes forward: somebody waits for the memory that they hold."""
+        """Moves pending writes to an earlier deadline, as somebody waits for their memory."""
         ...
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether a read of a bundle would share what another has, or waits for."""
+        """Whether a bundle is in memory, or being read, for another user already."""
         ...
 
     def starved(self) -> bool:
@@ -72,12 +72,12 @@ class Home(Protocol):
         ...
 
     def settle(self) -> None:
-        """Waits until all that was written is where it should be; raises what went wrong."""
+        """Waits until all writes are done; raises the error of one that failed."""
         ...
 
 
 class HostHome:
-    """Arrays in the memory of the host, which XLA has allocated."""
+    """Storage in host memory, in arrays that XLA has allocated."""
 
     in_place = True
 
@@ -91,27 +91,27 @@ class HostHome:
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Keeps the arrays, which may be those that were here, written to."""
+        """Keeps the arrays in place of those before."""
         self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
 
     def hasten(self, deadline: float) -> None:
-        """Nothing is under way."""
+        """Does nothing: no write is ever pending."""
 
     def holds(self, bundle: Bundle) -> bool:
-        """Always: nothing is read."""
+        """Returns True: every bundle is in memory."""
         return True
 
     def starved(self) -> bool:
-        """Never: reads take no memory."""
+        """Returns False: reads take no memory."""
         return False
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: writes are done at once."""
 
 
 @dataclass(eq=False)
 class _Share:
-    """A bundle on its way from the store or in staging memory, and how many use it."""
+    """Bundle that is being read or lies in staging memory, and the number of its users."""
 
     bundle: Bundle
     future: Any
@@ -122,21 +122,21 @@ class _Share:
         return self.future.done() and self.future.exception() is not None
 
     def arrays(self) -> list[Any]:
-        """Once they are there."""
+        """Returns the arrays, once they have been read."""
         found = self.future.result()
         return self.bundle.arrays({name: found[name].array for name in self.bundle.specs})
 
     def release(self, read: Any) -> None:
-        """Gives back the memory of this bundle, of all that were read together."""
+        """Releases the memory of this bundle, of all that were read together."""
         if read.exception() is None:
             for name in self.bundle.specs:
                 read.result()[name].release()
 
 
 class StoreHome:
-    """Arrays in a `TensorStore`.
+    """Storage in a `TensorStore`, in which several users share one read of a bundle.
 
-    A bundle that somebody is reading, or still holds, is not read from the disk again: the backward
+    A bundle that is being read, or is still held, is not read from the disk again: the backward
     pass and the update of a layer share its parameters.
 
     Args:
@@ -158,7 +158,7 @@ class StoreHome:
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Asks the store for the bundles, but for what is there already."""
+        """Starts reading those bundles that are not in memory or being read already."""
         with self._lock:
             joined = {b.name: s for b in bundles if (s := self._known(b)) is not None}
             missing = [bundle for bundle in bundles if bundle.name not in joined]
@@ -179,12 +179,12 @@ class StoreHome:
         return _Leased([(joined | asked)[bundle.name] for bundle in bundles], self._let_go)
 
     def _known(self, bundle: Bundle) -> _Share | None:
-        """What is there of a bundle, or on its way; the lock is held."""
+        """Returns the pending or held read of a bundle, or None; the lock is held."""
         share = self._shares.get(bundle.name)
         return None if share is None or share.failed() else share
 
     def _ask(self, bundles: Sequence[Bundle], deadline: float, step: int) -> dict[str, _Share]:
-        """Reads bundles, which get their memory at once; the lock is held."""
+        """Starts one read of several bundles, which get their memory together; the lock is held."""
         if not bundles:
             return {}
         start, names = time.perf_counter(), [name for b in bundles for name in b.specs]
@@ -209,13 +209,13 @@ class StoreHome:
         return [arrays for _, arrays in parts]
 
     def _forget(self, bundles: Iterable[Bundle]) -> None:
-        """What is there is not the newest any more, for those who read from now on."""
+        """Forgets shared reads of bundles, which are not the newest for later users."""
         with self._lock:
             for bundle in bundles:
                 self._shares.pop(bundle.name, None)
 
     def _let_go(self, share: _Share) -> None:
-        """One user less; the last one gives the memory back."""
+        """Removes one user of a shared read; the last one gives the memory back."""
         with self._lock:
             share.users -= 1
             if share.users:
@@ -226,11 +226,11 @@ class StoreHome:
         share.future.add_done_callback(share.release)
 
     def hasten(self, deadline: float) -> None:
-        """Brings the writes under way forward, where their deadline is later."""
+        """Moves pending writes to an earlier deadline."""
         self._store.hasten_writes(deadline=deadline)
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether it is being read, or still held."""
+        """Whether a bundle is being read, or still held."""
         with self._lock:
             return self._known(bundle) is not None
 
@@ -252,29 +252,29 @@ class StoreHome:
 
 
 class Held:
-    """A reading of arrays that are there already."""
+    """Completed read of arrays that are in memory already."""
 
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays
 
     def ready(self) -> bool:
-        """Always."""
+        """Returns True: the arrays are in memory."""
         return True
 
     def begun(self) -> bool:
-        """Always."""
+        """Returns True: the arrays are in memory."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """At once."""
+        """Calls ``call`` at once."""
         call()
 
     def arrays(self) -> list[list[Any]]:
-        """The arrays."""
+        """Returns the arrays."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """They are not seen from here any more."""
+        """Drops the references to the arrays."""
         self._arrays = []
 
 
@@ -306,5 +306,5 @@ class _Leased:
 
 
 def _done(write: Any) -> bool:
-    """Whether a write is done; raises what went wrong with it."""
+    """Whether a write is done; raises its error if it failed."""
     return write.done() and write.result() is None

@@ -1,4 +1,4 @@
-"""Arrays of a device in the memory of the host, where the optimiser computes."""
+"""Transfer of arrays from devices to host memory, and views of them for the optimiser."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ _POINTERS = threading.Lock()
 
 
 def cpu() -> Any:
-    """The device of JAX that is the host, or RuntimeError."""
+    """Returns JAX's CPU device, or raises RuntimeError."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -27,7 +27,7 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Arrays on their way to the host, for `to_host`, through pinned memory if there is some."""
+    """Starts the transfer of arrays to the host, through pinned memory if there is some."""
     leaves, structure = jax.tree.flatten(tree)
     going = [n for n, x in enumerate(leaves) if _goes(x)]
     where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
@@ -37,11 +37,11 @@ def begin(tree: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays that the host can read, once they are there; those that are its own as they are.
+    """Returns arrays in host memory, once they have arrived; those of the host as they are.
 
-    An accelerator writes to pinned memory by itself, many times as fast as it hands out memory that
-    is not. There they stay: no memory of XLA's own, so it cannot write results to it. Fresh memory
-    to copy them to would take longer than the way from the device.
+    An accelerator copies to pinned memory by itself, many times as fast as to other memory. The
+    arrays stay in it, as a copy to fresh memory would take longer than the transfer. It is not
+    memory of XLA's own, so XLA cannot write results to it.
     """
     leaves, structure = jax.tree.flatten(begin(tree))
     host = cpu()
@@ -50,19 +50,19 @@ def to_host(tree: Any) -> Any:
 
 
 def lends(device: Any) -> bool:
-    """Whether what comes from a device, by `to_host`, is in memory that XLA cannot write to."""
+    """Whether `to_host` gives a device's arrays in memory that XLA cannot write to."""
     return device != cpu()
 
 
 def owned(x: Any) -> jax.Array:
-    """A copy of an array, in memory of the host that XLA has allocated, and nothing else uses."""
+    """Copies an array to host memory that XLA has allocated and nothing else uses."""
     if elsewhere(x):
         return jax.block_until_ready(_copied(to_host(x)))
     return jax.block_until_ready(jnp.array(x, copy=True, device=cpu()))
 
 
 def view(x: Any) -> np.ndarray:
-    """An array of the host as NumPy sees it, which an update may write to.
+    """Returns a NumPy view of a host array, to which an update may still write.
 
     NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
     XLA then copies where it could write in place. This one only keeps the array.
@@ -83,7 +83,7 @@ def elsewhere(x: Any) -> bool:
 
 
 def _goes(x: Any) -> bool:
-    """Whether an array is to go to pinned memory: it is here as a whole, and on a device."""
+    """Whether an array is to go through pinned memory: it is whole in this process, on a device."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return False
     return all(map(_pins, x.sharding.device_set))
@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """A copy. XLA copies by one core; arithmetic, which changes no bit here, it shares out."""
+    """Copies an array, with ``zero`` by bit-preserving arithmetic, which XLA parallelises."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

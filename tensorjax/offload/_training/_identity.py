@@ -1,4 +1,4 @@
-"""What a training is, as its store remembers it: so that another one does not go on in it."""
+"""Identity of a training in its store: another model or optimiser cannot resume from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tensorjax.offload._training._layers import Layer
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
-    """What tensors of the store do not say, as JSON.
+    """Returns layers, packed arrays and kinds of states of a training, as JSON.
 
     Returns:
       "layers": groups that each layer uses, in their order.
@@ -35,7 +35,7 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Checks that a store has nothing that a new training would be mixed with.
+    """Checks that a store is empty, so that a new training may begin in it.
 
     What was reserved by attempts that ended before their first commit is given up.
 
@@ -58,7 +58,7 @@ def check(
     *,
     gradients: bool,
 ) -> None:
-    """Checks that a store is of this training, and reserves gradients that it does not have yet.
+    """Checks that a store holds this training, and reserves gradients that it does not have yet.
 
     Args:
       store: with a committed state.
@@ -102,7 +102,7 @@ def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 
 def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Says how the arrays of a store differ from those wanted."""
+    """Yields the differences between the arrays of a store and those wanted."""
     for name in sorted({*held, *wanted}):
         if name not in held:
             yield f"{name} is missing"
@@ -130,7 +130,7 @@ def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]
 
 
 def _states(group: Group) -> list[str]:
-    """Names of the classes of a state's named tuples, outer ones first."""
+    """Returns the class names of a state's named tuples, outer ones first."""
     state = group.state.unflatten(group.state.leaves)
     found: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What one update waits for, and what it leaves."""
+"""Records of one update: its gradient, its pending reads, and its results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tensorjax.offload._training._homes import Reading
 
 @dataclass
 class Ready:
-    """A gradient that is there, and the update that it is for."""
+    """Gradient that has arrived, and the update that it is for."""
 
     version: int
     deadline: float
@@ -23,20 +23,20 @@ class Ready:
 
 @dataclass
 class Fetched:
-    """What else an update needs, there or on its way."""
+    """Reads that an update needs, done or pending."""
 
-    state: Reading  # with the parameters, and with the gradient if it waited in the store by then
+    state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether all of it is there."""
+        """Whether all that the update needs is in memory."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Gives its memory back."""
+        """Gives the memory of the reads back."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -44,7 +44,7 @@ class Fetched:
 
 @dataclass
 class Output:
-    """Results of an update on their way home."""
+    """Results of an update that are still to be written."""
 
     group: Group
     ready: Ready
@@ -54,7 +54,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[Bundle, list[Any]]]:
-        """The arrays, which are not kept here."""
+        """Returns the result arrays by bundle, and drops them here."""
         bundles = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None

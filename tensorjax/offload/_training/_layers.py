@@ -1,4 +1,4 @@
-"""A model as a list of layers, and the programs that take one layer forwards or backwards."""
+"""Model as a list of layers, and the compiled forward and backward programs of a layer."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ Activations = Literal["recompute", "keep", "offload"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One step of a model, and which parameters it needs.
+    """Layer of a model: a pure function, and the parameter groups that it uses.
 
     Attributes:
       name: for traces and messages.
@@ -46,7 +46,7 @@ class Layer:
     uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Fills in the group of the same name."""
+        """Fills in the group of the same name if ``uses`` is empty."""
         if isinstance(self.uses, str):
             raise TypeError(f"uses: expected a tuple of names, got {self.uses!r}; give it in one")
         object.__setattr__(self, "uses", tuple(self.uses) or (self.name,))
@@ -55,7 +55,7 @@ class Layer:
 
 
 def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Returns the layers, or says which name does not fit."""
+    """Checks that layers and parameter groups fit together, and returns the layers."""
     if not isinstance(groups, Mapping):
         raise TypeError(
             "params: expected a mapping from names of groups to pytrees, got "
@@ -86,7 +86,7 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
 
 
 def cut(batch: Any, parts: int) -> list[Any]:
-    """Microbatches: equal parts of the first axis of every array."""
+    """Cuts a batch into microbatches: equal parts of the first axis of every array."""
     leaves = jax.tree.leaves(batch)
     wrong = [x for x in leaves if not hasattr(x, "shape")]
     if wrong:
@@ -105,7 +105,7 @@ def cut(batch: Any, parts: int) -> list[Any]:
 
 
 def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
-    """What the last layer returned as a loss and its weight; None: a mean over the rows.
+    """Splits the last layer's result into loss and weight; no weight means a mean over the rows.
 
     Raises:
       TypeError: another kind, or not floating.
@@ -132,7 +132,7 @@ def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
 
 
 def mean_loss(results: Sequence[Any]) -> float:
-    """The loss of a batch, from the last layer's results for its microbatches."""
+    """Returns the loss of a batch from the last layer's results for its microbatches."""
     losses = [split_loss(result) for result in results]
     total = sum(float(loss) for loss, _ in losses)
     weight = sum(1.0 if weight is None else float(weight) for _, weight in losses)
@@ -140,14 +140,14 @@ def mean_loss(results: Sequence[Any]) -> float:
 
 
 def nbytes(x: Any) -> int:
-    """Bytes that an array takes on the devices of this process."""
+    """Returns the bytes that an array takes on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x.nbytes
     return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
 class Engine:
-    """What computes a layer: jitted forward and backward programs, one pair per function.
+    """Executor of layers by jitted forward and backward programs, one pair per function.
 
     A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
     from what the forward pass kept of it: the results of its matrix products, by a policy of
@@ -181,7 +181,7 @@ class Engine:
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: Any) -> Any:
-        """A microbatch on the device."""
+        """Places a microbatch on the device."""
         if self._data is None:
             return batch if self.shardings else jax.device_put(batch, self.device)
         if self._data.is_fully_addressable:
@@ -193,11 +193,11 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Where groups without shardings lie: the device that JAX uses if none is named."""
+        """Device of groups without shardings: the default device of JAX."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: Any) -> Any:
-        """Parameters on the device: copies, never views of the host's memory."""
+        """Copies parameters to the device, never as views of the host's memory."""
         where = self.shardings.get(group, self.device)
         if self.device.platform == "cpu":
             # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
@@ -205,7 +205,7 @@ class Engine:
         return jax.device_put(params, where)
 
     def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        """A layer's result, and what its backward pass needs besides the input."""
+        """Computes a layer's result, and what its backward pass needs besides the input."""
         programs = self._of(layer)
         if self.activations == "recompute":
             return programs.forward(params, x, batch, key), None
@@ -213,13 +213,13 @@ class Engine:
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
     def evaluate(self, layer: Layer, params: Any, x: Any, batch: Any) -> Any:
-        """A layer's result without a key, of which nothing is kept."""
+        """Computes a layer's result without a key; nothing is kept for a backward pass."""
         return self._of(layer).forward(params, x, batch, None)
 
     def backward(
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
     ) -> tuple[Any, Any]:
-        """Cotangent of the input, and the sums of gradients with this one added to them.
+        """Computes the cotangent of the input, and adds the gradients to ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
@@ -234,7 +234,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: Any, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """By what to multiply the last layer's loss of each microbatch, for the sum to be a mean.
+        """Returns the factors by which microbatch losses are multiplied for their sum to be a mean.
 
         Args:
           layer, params: the last one.
@@ -250,35 +250,38 @@ class Engine:
     def last(
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any
     ) -> tuple[Any, Any, Any]:
-        """Loss of the last layer, cotangent of its input, sums of gradients; each times share."""
+        """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
+
+        Gradients are added to ``sums``.
+        """
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
     def shapes(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        """Shapes of a layer's result and of what "keep" would keep; nothing is computed."""
+        """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 
     @property
     def lends(self) -> bool:
-        """Whether gradients come to pinned memory, which an accelerator writes to by itself.
+        """Whether gradients arrive in pinned memory, to which updates cannot write.
 
         They are lent then: updates cannot write to it.
         """
         return _host.lends(self.device)
 
     def add(self, sums: Any, gradient: Any) -> Any:
-        """Sums of gradients that several layers gave, on the device; the first are used up."""
+        """Adds a gradient to the sum over layers, on the device; the sum's memory is reused."""
         return _add(sums, gradient)
 
     def finite(self, gradient: Any) -> Any:
-        """Whether no number is NaN or infinite, as the device will find."""
+        """Whether all entries of a gradient are finite, as a scalar that the device computes."""
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Arrays on their way to the host, which they may still be computed for."""
+        """Starts the transfer of arrays to the host; they may still be computed."""
         return _host.begin(arrays)
 
     def wait(self, value: Any) -> Any:
-        """Returns a value once it has been computed."""
+        """Waits until a value has been computed, and returns it."""
         return jax.block_until_ready(value)
 
     def _of(self, layer: Layer) -> "_Programs":
@@ -291,12 +294,12 @@ class Engine:
 
 @functools.lru_cache(maxsize=64)
 def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
-    """The same ones for the same function, also for another engine: a notebook makes many."""
+    """Returns the compiled programs of a function, cached across engines."""
     return _Programs(apply, jax.tree.unflatten(tree, leaves))
 
 
 class _Programs:
-    """Compiled programs of one function, its parameters on given shardings."""
+    """Compiled programs of one layer function, for given shardings of its parameters."""
 
     def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
         self._apply, self._shardings = apply, shardings
@@ -307,7 +310,7 @@ class _Programs:
         self.backward = jax.jit(self._backward, donate_argnums=(5,))
         self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
         self.last = jax.jit(self._last, donate_argnums=(5,))
-        # Of the loss alone; it seldom depends on the parameters, and then little is computed.
+        # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
         self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
         self._weighs: dict[Any, bool] = {}
 
@@ -353,7 +356,7 @@ class _Programs:
         return dx, self._added(sums, gradient)
 
     def _added(self, sums: Any, gradient: Any) -> Any:
-        """Sums of gradients, where their parameters lie."""
+        """Adds a gradient to the sums, and keeps both on the shardings of the parameters."""
         if sums is not None:
             gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
         return tuple(
@@ -363,7 +366,7 @@ class _Programs:
 
 
 def widened(gradients: Any) -> Any:
-    """Gradients in single precision at least, as they are summed; those that are so as they are."""
+    """Casts gradients to single precision at least, for summation."""
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)
@@ -371,7 +374,7 @@ def widened(gradients: Any) -> Any:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """1 / weight; 0 where nothing counts, for a loss of zero without gradients."""
+    """Returns 1 / weight; 0 for a weight of 0, so that the loss is zero without gradients."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))
@@ -384,7 +387,7 @@ def _add(sums: Any, gradient: Any) -> Any:
 
 @jax.jit
 def finite(tree: Any) -> jax.Array:
-    """Whether no number is NaN or infinite; found where the arrays are."""
+    """Whether all entries of a pytree are finite, computed where the arrays are."""
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 

@@ -1,4 +1,4 @@
-"""Transformations that go by names of groups: labels and masks by paths, as of a whole model."""
+"""Optax transformations per group whose labels and masks go by paths of the whole model."""
 
 import functools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Named:
-    """A transformation that is given a group under its name.
+    """Transformation that gets a group in a mapping under its name, as a part of a whole model.
 
     Attributes:
       transformation: of Optax's form.
@@ -23,18 +23,18 @@ class Named:
     name: str
 
     def init(self, params: Any) -> Any:
-        """State for the parameters of the group."""
+        """Returns the state for the parameters of the group."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Updates of the group, and its new state."""
+        """Returns the updates of the group, and its new state."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state
 
 
 def named(transformation: Any, name: str, params: Any) -> Any:
-    """What is to be given the parameters of a group, so that it does what it does to a whole model.
+    """Returns a transformation of one group that does what the given one does to a whole model.
 
     The transformation itself, so that groups of one structure share its programs, where the name
     makes no difference, or where it takes no mapping from names of groups.
@@ -67,7 +67,7 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
 
 def alike(some: Named, other: Named, params: Any) -> bool:
-    """Whether both do the same to such parameters."""
+    """Whether two transformations do the same to such parameters."""
     these = kind(params)
     try:
         return _same(_traced(some, *these), _traced(other, *these))
@@ -76,14 +76,14 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Structure, and shapes and dtypes."""
+    """Returns the structure, shapes and dtypes of a pytree."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
 
 @functools.lru_cache(maxsize=1024)
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
-    """What a transformation computes."""
+    """Traces the init and update of a transformation to programs (jaxprs)."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     with jax.numpy_dtype_promotion("standard"):
         init, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
@@ -102,7 +102,7 @@ def _equal(some: list[Any], others: list[Any]) -> bool:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Of a program, and of those in it: what they print leaves them out."""
+    """Yields the constants of a program and its inner programs, which its text leaves out."""
     yield from closed.consts
     for equation in closed.jaxpr.eqns:
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed):

@@ -1,4 +1,4 @@
-"""An Optax transformation on the host: compiled for the CPU, its results in recycled memory."""
+"""Optax transformation compiled for the host's CPU, with results in recycled memory."""
 
 import ctypes
 import functools
@@ -16,18 +16,19 @@ from tensorjax.offload._training._naming import Named, alike, kind, named
 
 Into = Literal["place", "gradient", "spare"]
 
-_ROW = 512  # numbers that are added up in their own precision; their sums are in double
+_ROW = 512  # entries that are added up in their own precision; sums of rows are in double
 _PART = 1 << 18  # bytes that are widened at once
 
 
 class HostOptimizer:
-    """Updates the parameters of one group at a time.
+    """Optimiser on the host that updates the parameters of one group at a time.
 
-    One program serves parameters wherever they come from, so that results do not depend on it; it
-    is compiled for each kind of memory that results are written to. On a CPU fresh memory would
-    cost more than the arithmetic. So results take the place of what they replace; or, where that is
-    a view of a staging buffer, which stays as it is, parameters that of the gradient, and the state
-    that of one which is not needed any more.
+    The same program updates parameters from memory and from a store, so that results do not depend
+    on the storage; it is compiled for each kind of memory that results are written to. On a CPU
+    fresh memory would cost more than the arithmetic. So results overwrite what they replace
+    ("place"). Where that is a view of a staging buffer, which must not change, new parameters
+    overwrite the gradient, and the new state a state that is not needed any more ("gradient").
+    Where gradients are lent, both overwrite arrays of an earlier update ("spare").
 
     Args:
       transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
@@ -52,7 +53,7 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """For the parameters of a group: this one, if its name makes no difference.
+        """Returns the optimiser of a group: this one, if the group's name makes no difference.
 
         Groups for which the name makes the same difference share programs.
         """
@@ -70,7 +71,7 @@ class HostOptimizer:
 
     @property
     def program(self) -> int:
-        """The same number for those that share programs."""
+        """Identifier that is equal for optimisers which share compiled programs."""
         return id(self._first)
 
     @functools.cached_property
@@ -83,15 +84,15 @@ class HostOptimizer:
         return self._dtype is not None
 
     def init(self, params: Any) -> Any:
-        """State of the transformation for the parameters of a group."""
+        """Returns the initial state for the parameters of a group."""
         return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
-        """Parameters as the device computes with them."""
+        """Casts parameters to the dtype that the device computes with."""
         return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
-        """Shapes and dtypes of a group's state, and of its parameters on the device."""
+        """Returns shapes and dtypes of a group's state, and of its parameters on the device."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -110,7 +111,7 @@ class HostOptimizer:
     def update(
         self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
     ) -> Any:
-        """New parameters and state.
+        """Computes the new parameters and state of one group.
 
         Args:
           params, state: of one group.
@@ -132,17 +133,17 @@ class HostOptimizer:
         return jax.block_until_ready((params, self._named(state)))
 
     def _named(self, state: Any) -> Any:
-        """A state of another group as of the one of this: names may be part of its structure."""
+        """Restructures a state of another group as one of this; names may be part of it."""
         if self._state is None:
             return state
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Sum of two gradients, in the place of the first if that is not lent."""
+        """Adds two gradients, in the memory of the first if that is not lent."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
-        """Sum of the squares of all numbers in a gradient, by one pass over it.
+        """Returns the sum of the squares of all entries of a gradient, by one pass over it.
 
         Not finite if one of them is not, or is too large for its square.
         """
@@ -169,7 +170,7 @@ def _floating(compute_dtype: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
-    """Compiled init, updates and cast: the same ones for the same transformation."""
+    """Compiles init, update and cast of a transformation; cached."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -219,7 +220,7 @@ def _squares(x: Any) -> float:
 
 
 def _widened(x: Any) -> Iterator[np.ndarray]:
-    """An array of fewer bits in single precision, part by part."""
+    """Yields an array of fewer than 32 bits per entry in single precision, part by part."""
     memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
     held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
     for start in range(0, x.nbytes, _PART):

@@ -1,4 +1,4 @@
-"""The options of a training, and what of them does not fit together."""
+"""Options of a trainer, checked by themselves and together."""
 
 import dataclasses
 import numbers
@@ -18,7 +18,7 @@ Overflow = Literal["store", "wait"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `Trainer` was told, under the same names; lookahead is 0 where reads take turns."""
+    """Checked options of a `Trainer`, under the same names; lookahead is 0 with "sequential"."""
 
     in_memory: frozenset[str]
     gradient_bytes: int | None
@@ -60,7 +60,7 @@ def checked(
     engine: Any,
     trace: Any,
 ) -> Options:
-    """The options of a trainer; one that cannot be so raises TypeError or ValueError."""
+    """Checks the options of a trainer; raises TypeError or ValueError."""
     _one_of("schedule", schedule, Schedule)
     _one_of("gradient_overflow", gradient_overflow, Overflow)
     microbatches = _check.integer("microbatches", microbatches, low=1)
@@ -115,7 +115,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """The largest norm, or None; ValueError if it is none."""
+    """Checks the largest norm of gradients, a positive number or None."""
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

@@ -1,4 +1,4 @@
-"""When what is needed: positions of layers in time, versions of parameters, deadlines."""
+"""Timeline of a training: positions of layers, versions of parameters, and deadlines."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from tensorjax.offload._training._options import Schedule
 
 
 class Order:
-    """The order in which a trainer computes, and what follows from it.
+    """Timeline of a trainer: the order of layers in all steps, with versions and deadlines.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates
@@ -35,28 +35,28 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """First position of a step."""
+        """Returns the first position of a step."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Updates that the parameters have had which a step computes with."""
+        """Returns the number of updates that the parameters of a step have had."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:
-        """Position at which the parameters of a version are needed first."""
+        """Returns the position at which a version of a group's parameters is needed first."""
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Position by which a version should be in its home, though nobody waits for it there.
+        """Returns the deadline for writing a version: the position of its last use.
 
-        That of the last use. Whoever needs it earlier asks for it, and is served in time.
+        A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
-        """Versions and deadlines of all groups, in the order in which their gradients come."""
+        """Returns versions and deadlines of all groups, in the order their gradients come."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
 
     def _step(self, version: int) -> int:
-        """The step that computes with a version."""
+        """Returns the step that computes with a version."""
         return version + 1 if self.stale else version

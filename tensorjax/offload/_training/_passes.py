@@ -1,4 +1,4 @@
-"""The forward and the backward pass of a step, layer by layer."""
+"""Forward and backward pass of a step, layer by layer."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ Inputs = list[list[Any]]
 
 @dataclass
 class _Begun:
-    """A backward pass that the device was given."""
+    """Backward pass of a layer that was given to the device."""
 
     layer: Layer
     step: int
@@ -35,7 +35,7 @@ class _Begun:
 
 
 class Passes:
-    """Computes the layers one after the other, each for all microbatches before the next.
+    """Runner of forward and backward passes, each layer for all microbatches before the next.
 
     Args:
       layers: of the model; the last one gives the loss.
@@ -69,7 +69,7 @@ class Passes:
         self.peak_activations = 0
 
     def forward(self, step: int, base: int, batches: Sequence[Any]) -> Inputs:
-        """Inputs of all layers but the first, and what the layers kept.
+        """Computes the forward pass; returns the layers' inputs, and what the layers kept.
 
         Args:
           step: number of the step.
@@ -102,7 +102,7 @@ class Passes:
         return inputs
 
     def evaluate(self, step: int, base: int, batches: Sequence[Any]) -> float:
-        """The loss alone, its layers without keys."""
+        """Computes the loss alone, with layers that get no keys."""
         x: list[Any] = [None] * len(batches)
         for number, layer in enumerate(self._layers):
             params = self._stream.take(base + number)
@@ -126,7 +126,7 @@ class Passes:
         *,
         checked: Callable[[], None],
     ) -> float:
-        """The loss; all gradients have been taken when it returns.
+        """Computes the backward pass; returns the loss once all gradients have been taken.
 
         Args:
           step, base, batches: as of `forward`.
@@ -168,7 +168,7 @@ class Passes:
         inputs: Inputs,
         dy: list[Any],
     ) -> "_Begun":
-        """Gives the backward pass of a layer to the device; ``dy`` becomes that of its input."""
+        """Starts the backward pass of a layer, and replaces ``dy`` by that of its input."""
         layer, losses = self._layers[number], []
         sums: Any = None
         params = self._stream.take(position)
@@ -199,7 +199,7 @@ class Passes:
         return _Begun(layer, step, position, start, results, looked, losses)
 
     def _end(self, begun: "_Begun") -> None:
-        """Waits until a layer has been computed, and takes its gradients."""
+        """Waits until the backward pass of a layer has been computed, and takes its gradients."""
         layer, step = begun.layer, begun.step
         with self._noted(layer, "backward", step):
             self._engine.wait(begun.results)
@@ -214,7 +214,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _noted(self, layer: Layer, way: str, step: int) -> Iterator[None]:
-        """Says of an error where it was."""
+        """Adds a note to an error that says in which layer, pass and step it occurred."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The threads of a training, and one step through them."""
+"""Pipeline of a training step: parameter stream, passes, gradients, updates and their threads."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from tensorjax.offload._training._weights import WeightStream
 
 
 class Pipeline:
-    """Parameters come from their homes, gradients go to the updater, and new parameters home.
+    """Pipeline of a training: parameter stream, passes, gradients and updates in their threads.
 
     Args:
       layers: of the model.
@@ -123,13 +123,13 @@ class Pipeline:
 
     @property
     def failed(self) -> bool:
-        """Whether a thread failed: nothing can come any more."""
+        """Whether a background thread failed, so that no further step can be made."""
         return self._stream.failed
 
     def step(
         self, batches: Sequence[Any], *, checked: Callable[[], None]
     ) -> tuple[float, float | None]:
-        """Loss and norm of a step, whose updates may go on when this returns.
+        """Computes a step, and returns its loss and norm; updates may go on after that.
 
         Args:
           batches: its microbatches.
@@ -148,7 +148,7 @@ class Pipeline:
         return loss, norm
 
     def evaluate(self, batches: Sequence[Any]) -> float:
-        """The loss alone."""
+        """Computes the loss of a batch alone."""
         try:
             base = self._order.start(self._progress.steps)
             return self._passes.evaluate(self._progress.steps, base, batches)
@@ -157,7 +157,7 @@ class Pipeline:
                 self.rewind()
 
     def rewind(self) -> None:
-        """Goes back to the first layer, of a step that is not made or was a mere evaluation."""
+        """Resets the parameter stream to the first layer, after a failed step or an evaluation."""
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
@@ -165,7 +165,7 @@ class Pipeline:
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
-        """The most bytes that each kind has taken."""
+        """Returns the peak bytes of each kind of memory."""
         return {
             "device_peak_bytes": self._stream.peak,
             "gradient_peak_bytes": self.updater.peak_gradient,
@@ -176,7 +176,7 @@ class Pipeline:
         }
 
     def close(self) -> None:
-        """Ends the threads: each, whatever becomes of those before."""
+        """Ends all threads, also where closing one part raises."""
         with contextlib.ExitStack() as stack:
             for part in (self._stream, self.updater, self._gradients):
                 stack.callback(part.close)
@@ -191,7 +191,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Of all gradients."""
+        """Returns the norm of all gradients, of all processes."""
         norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -202,7 +202,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Lets updates go that waited for the norm, and waits for them if the schedule does."""
+        """Releases updates that waited for the norm, and waits for them if the schedule does."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float32(1.0 if norm <= clip else clip / norm)
@@ -216,7 +216,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Hands a gradient to the updater, or with "one_step_stale" the one before."""
+        """Hands a gradient to the updater; with "one_step_stale", that of the step before."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -230,7 +230,7 @@ class Pipeline:
         self.updater.offer(group, gradient, version, deadline, partial)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Parameters on the device: in a thread, so no other process may have to take part."""
+        """Places parameters on the device from a thread, for which no other process is needed."""
         group = self._groups[name]
         if self._lent:
             # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
@@ -243,6 +243,6 @@ class Pipeline:
         return placed if self._lent and group.home.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Called where parameters cannot come any more: nobody shall wait for updates."""
+        """Stops the updater, as parameters cannot come any more."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)

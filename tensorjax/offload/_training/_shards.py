@@ -1,4 +1,4 @@
-"""A process's part of a model that several processes train: what of every array is its own.
+"""Part of a model that one of several processes keeps: the pieces that its devices hold.
 
 A sharding cuts an array into pieces, and says which devices hold which. A process keeps the pieces
 that its own devices hold, each once, joined along the first axis in the order of their places. So
@@ -23,7 +23,7 @@ from tensorjax.offload._training._host import to_host
 
 @dataclass(frozen=True)
 class Piece:
-    """One of the blocks that a sharding cuts an array into.
+    """Block that a sharding cuts out of an array, and the devices that hold it.
 
     Attributes:
       index: its place in the array, start and stop along each axis.
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Part:
-    """This process's part of one array.
+    """Part of one array that belongs to this process.
 
     Args:
       shape: of the whole array.
@@ -79,14 +79,14 @@ class Part:
         self.shape = (one[0] * len(self.pieces), *one[1:]) if one else ()
 
     def cut(self, whole: Any) -> np.ndarray:
-        """The part of an array that is here as a whole."""
+        """Returns this process's part of an array that is here as a whole."""
         array = np.asarray(whole)
         places = (tuple(slice(*bounds) for bounds in piece.index) for piece in self.pieces)
         found = [np.asarray(array[place]) for place in places]
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def take(self, array: jax.Array) -> jax.Array:
-        """The part of an array that lies on the devices of all processes, on this one's host.
+        """Returns this process's part of an array on the devices of all processes, on its host.
 
         No other process takes part in that.
         """
@@ -97,7 +97,7 @@ class Part:
         return jnp.concatenate(found) if len(found) > 1 else found[0]
 
     def place(self, part: Any) -> jax.Array:
-        """The array whose part this is, on the devices of all processes, each of which places its.
+        """Makes the array on the devices of all processes from their parts.
 
         What lies on the devices are copies, never views of the host's memory. Nothing is sent
         between processes, so this may be called from any thread.
@@ -111,7 +111,7 @@ class Part:
         return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
 
     def counted(self, part: Any) -> list[Any]:
-        """Those pieces of a part that this process counts: over all processes, each one once."""
+        """Returns the pieces of a part that this process counts; over all processes, each once."""
         blocks = zip(self.pieces, self._blocks(part), strict=True)
         return [block for piece, block in blocks if piece.counted]
 
@@ -123,7 +123,7 @@ class Part:
 
 
 class Shards:
-    """This process's parts of all groups of parameters: every method maps a pytree of one group.
+    """Parts of all parameter groups that belong to this process; methods map pytrees of one group.
 
     Args:
       shapes: of the parameters of each group: pytrees of `jax.ShapeDtypeStruct`.
@@ -146,29 +146,29 @@ class Shards:
             }
 
     def shapes(self, name: str, tree: Any) -> Any:
-        """Shapes of parts, from those of whole arrays."""
+        """Returns the shapes of parts, from those of whole arrays."""
         return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
 
     def cut(self, name: str, tree: Any) -> Any:
-        """Parts, from whole arrays of the host."""
+        """Returns the parts of whole arrays of the host."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
     def take(self, name: str, tree: Any) -> Any:
-        """Parts on the host of this process, from arrays on the devices of all; once there."""
+        """Returns parts on this process's host, from arrays on the devices of all; once there."""
         if not self._parts:
             return to_host(tree)
         return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
 
     def place(self, name: str, tree: Any) -> Any:
-        """Arrays on the devices of all processes, from parts; None in a single process."""
+        """Makes arrays on the devices of all processes from parts; None in a single process."""
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """What this process counts of its parts, where all processes count everything once."""
+        """Returns the pieces that this process counts; over all processes, each counts once."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:
-        """Whole arrays of NumPy, from parts. All processes have to call this together."""
+        """Gathers whole NumPy arrays from parts; all processes have to call this together."""
         if not self._parts:
             return tree
         return self._map(

@@ -1,4 +1,4 @@
-"""What happened when: spans of compute, reads, writes and updates, for Perfetto or a picture."""
+"""Trace of compute, reads, writes and updates as time spans, for Perfetto or Matplotlib."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ _BACKWARD = "#1f3864"
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time.
+    """Time span of one activity.
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
@@ -42,12 +42,12 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.stop - self.start
 
 
 class Trace:
-    """Spans, in the order they ended in; safe to use from many threads.
+    """Recorder of time spans, in the order they ended in; safe to use from many threads.
 
     Args:
       capacity: spans that are kept; the first ones are dropped when there are more.
@@ -68,7 +68,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Records how long the block takes."""
+        """Records how long a block takes, as a context."""
         start = time.perf_counter()
         try:
             yield
@@ -83,13 +83,13 @@ class Trace:
                 del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
-        """The spans of one track, or of all, from step ``first`` on."""
+        """Returns the spans of one track, or of all, from step ``first`` on."""
         with self._lock:
             held = list(self._spans)
         return [s for s in held if track in (None, s.track) and s.step >= first]
 
     def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
-        """Time that a track was busy, by step: overlapping spans count once."""
+        """Returns the seconds that a track was busy, by step; overlapping spans count once."""
         found: dict[int, float] = {}
         for step in sorted({s.step for s in self.spans(track, first=first)}):
             mine = [s for s in self.spans(track, first=step) if s.step == step]
@@ -119,7 +119,7 @@ class Trace:
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def picture(self, steps: Sequence[int] | None = None) -> "Figure":
-        """A Matplotlib figure of some steps: one row for each track.
+        """Draws some steps as a Matplotlib figure, one row for each track.
 
         Args:
           steps: which; the last two that were computed if None.
@@ -163,7 +163,7 @@ class Trace:
 
 
 def _limits(spans: Sequence[Span]) -> tuple[float, float]:
-    """From the first to the last span that can be seen."""
+    """Returns the start of the first and the end of the last span long enough to be seen."""
     start, stop = min(s.start for s in spans), max(s.stop for s in spans)
     seen = [s for s in spans if s.seconds >= 1e-3 * (stop - start)] or spans
     return min(s.start for s in seen), max(s.stop for s in seen)
@@ -178,7 +178,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans distributed so that none in one lane overlap."""
+    """Distributes spans over lanes so that none in one lane overlap."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.start):
         free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)

@@ -1,4 +1,4 @@
-"""Training layer by layer, with parameters and optimiser states that do not fit anywhere."""
+"""Trainer that computes layer by layer, with parameters and optimiser states offloaded."""
 
 import atexit
 import dataclasses
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("tensorjax.offload")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step of training found.
+    """Result of a training step: number, loss and gradient norm.
 
     Attributes:
       number: of steps, this one included.
@@ -47,7 +47,7 @@ class Step:
 
 
 class Trainer:
-    """Trains a list of layers, of which few need to be on the device at a time.
+    """Trainer of a list of layers, of which few need to be on the device at a time.
 
     The device computes layer after layer, forwards and backwards; parameters are read before they
     are needed, gradients go to the host, and the host updates, with reads and writes under way
@@ -165,7 +165,7 @@ class Trainer:
             schedule=schedule, commit_every=commit_every, lookahead=lookahead, key=key,
             engine=engine, trace=trace,
         )  # fmt: skip
-        self._closed = True  # until it is whole
+        self._closed = True  # until all of it has been made: `close` then has nothing to do
         self._turn = threading.Lock()
         _commits.take(store, self)
         self._store: Any = store
@@ -219,7 +219,7 @@ class Trainer:
                 raise
 
     def _begin(self, params: _groups.Params, *, spills: bool) -> bool:
-        """Whether the store has a state to go on from; else groups get what they begin with."""
+        """Resumes from the store, or writes the initial state; returns whether it resumed."""
         self._progress = Progress()
         resumed = self._store is not None and "trainer" in (self._store.meta or {})
         if self._store is not None and self._home is not None:
@@ -251,7 +251,7 @@ class Trainer:
         return resumed
 
     def _start(self, device_bytes: int) -> None:
-        """Starts the threads."""
+        """Starts the threads of the pipeline, and makes the committer if there is a store."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
@@ -268,17 +268,17 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """How many have been done, those before a restart included."""
+        """Number of steps done, those before a restart included."""
         return self._progress.steps
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: no step can be made any more."""
+        """Whether the trainer was closed: no step can be made any more."""
         return self._closed
 
     @property
     def data(self) -> Any:
-        """What the last step was given as ``data``, or the committed state had."""
+        """Position in the data, as given to the last step or found in the committed state."""
         return _index.plain("data", self._progress.data)
 
     def step(self, batch: Any, *, data: Any = None) -> Step:
@@ -314,7 +314,7 @@ class Trainer:
             self._turn.release()
 
     def evaluate(self, batch: Any) -> float:
-        """The loss of a batch by the parameters as they are, which stay so: a forward pass alone.
+        """Returns the loss of a batch by a forward pass alone, which changes no parameters.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
         read for the next step and has no room beside them is read again.
@@ -358,7 +358,7 @@ class Trainer:
             raise
 
     def _begin_updates(self) -> None:
-        """Called once the loss is known to be finite: from here on the step changes the state.
+        """Starts a due commit, once the loss is known to be finite and the step changes the state.
 
         What the step before has left, which gave that loss, is committed if that is due.
         """
@@ -378,7 +378,7 @@ class Trainer:
         self._pipeline.updater.settle()
 
     def commit(self) -> None:
-        """Makes the state after the last step the one that a restart goes on from.
+        """Commits the state after the last step, from which a restart goes on.
 
         What updates have made of the parameters is finite. Commits that ``commit_every`` makes wait
         for the next loss, so that it is finite too; this one does not look.
@@ -393,7 +393,7 @@ class Trainer:
         self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Name, parameters and optimiser state of each group by turns: copies, as NumPy arrays.
+        """Yields name, parameters and optimiser state of each group, as NumPy copies.
 
         Of several processes, each gets its own part.
 
@@ -416,14 +416,14 @@ class Trainer:
             )
 
     def params(self) -> dict[str, Any]:
-        """All parameters, whole, copied to the memory of the host.
+        """Returns all parameters, whole, copied to the memory of the host.
 
         Several processes have to call this together, and each gets them.
         """
         return {name: self._shards.whole(name, params) for name, params, _ in self.groups()}
 
     def statistics(self) -> dict[str, Any]:
-        """Bytes: the most that each has taken.
+        """Returns the peak memory of each kind, in bytes, and the statistics of the store.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
         home; these two together, with gradients that the host still adds to ("host"; those on their
@@ -470,14 +470,14 @@ class Trainer:
             self._failure = error
         self.close()
 
-    # Small things.
+    # Parts of the methods above.
 
     def _commit_due(self) -> bool:
         every = self._options.commit_every
         return bool(every and self.steps and self.steps % every == 0)
 
     def _warn(self) -> None:
-        """Says which steps are not committed."""
+        """Logs which steps are not committed."""
         if self._commits is not None and self._commits.steps < self.steps:
             _LOG.warning(
                 "closed after step %d, the store has step %d: call commit() before close() to keep "

@@ -1,4 +1,4 @@
-"""Whose turn it is: which state is read next, and which group is updated."""
+"""Scheduler of optimiser updates: picks the next state to read and the next group to update."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -7,18 +7,20 @@ from tensorjax.offload._training._ahead import Ahead
 from tensorjax.offload._training._group import Group
 from tensorjax.offload._training._jobs import Fetched, Ready
 
-_SOON = 3  # groups whose gradients come next; their states are read first
+_SOON = 3  # groups: the states of so many whose gradients come next are read first
 
 
 class Turns:
-    """What is known of updates, done and to come, and what follows from it.
+    """Scheduler of optimiser updates by deadline, with the state that its decisions need.
 
-    Of the groups whose gradient is there, that one is next whose parameters are needed first.
-    States are read ahead, in the order in which gradients will come, as far as those are more
-    urgent than what can be updated; then by deadline. Neither memory of states nor of results is
-    given to what has its gradient and can wait while something more urgent is to come.
+    Of the groups whose gradient has come, the one whose parameters are needed first is updated
+    next. States are read ahead, in the order in which gradients will come, as far as those groups
+    are more urgent than the ones that can be updated; then by deadline. A group that has its
+    gradient and can wait gets no memory, for its state or its results, while a more urgent one is
+    still to come.
 
-    The caller holds a lock, keeps the attributes true, and asks.
+    Holds no lock and starts no thread: the caller (`Updater`) holds its lock, keeps the attributes
+    up to date, and asks which group is next.
 
     Args:
       groups: by name.
@@ -65,10 +67,10 @@ class Turns:
         self.open, self.gated, self.blocked = True, False, False
         self.newest = math.inf
 
-    # What the threads ask.
+    # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """A group whose state should be asked for now, its new version and its deadline."""
+        """Returns the group whose state to read now, its new version and deadline, or None."""
         if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
         coming = self._coming() if self._early else {}
@@ -95,7 +97,7 @@ class Turns:
         return None
 
     def lacking(self) -> str | None:
-        """A group whose state was asked for, and whose gradient waits in the store."""
+        """Returns a group whose state was asked for but whose gradient is in the store, or None."""
         for name in self._order():
             fetched = self.fetched.get(name)
             if fetched is None or fetched.whole or fetched.gradient is not None:
@@ -105,7 +107,7 @@ class Turns:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """The most urgent group whose state and gradient are there; whether its results fit.
+        """Returns the most urgent group that can be updated, and whether its results fit.
 
         Where they do not, one that is updated in its place, and so gives memory back.
         """
@@ -129,11 +131,11 @@ class Turns:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether a home lacks a version of a group."""
+        """Whether the stored version of any group is below a given one."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """A group whose state is held for a gradient that cannot come, as another waits for room.
+        """Returns a group whose state is held for a gradient that cannot come now, or None.
 
         None where an update can be made.
         """
@@ -142,16 +144,16 @@ class Turns:
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Of the groups whose states have memory, that one whose turn is last."""
+        """Returns the least urgent group whose state holds memory, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
         return held[-1] if held else None
 
-    # From what they are told.
+    # Parts of these decisions, from the attributes.
 
     def _first(self, there: list[str]) -> str:
-        """Which of the groups, the most urgent first, whose state and gradient are there."""
+        """Picks the group to update: the most urgent, or that which held memory longest."""
         if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
             return there[0]
         # None is needed soon: the one that has held its memory longest, which others wait for.
@@ -160,7 +162,7 @@ class Turns:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Groups in the order in which their states are wanted."""
+        """Returns the groups in the order in which their states should be read."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -175,14 +177,14 @@ class Turns:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Groups with a gradient that may be updated, gate and commit notwithstanding."""
+        """Returns the groups with a gradient that neither the gate nor a commit holds back."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Groups without a gradient yet, in its order, as far as their states can be read."""
+        """Returns the groups whose gradients are still to come and whose states can be read."""
         found: dict[str, tuple[int, float]] = {}
         for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:
@@ -191,16 +193,16 @@ class Turns:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Groups without a gradient yet that are more urgent."""
+        """Returns the groups whose gradients are still to come and that are more urgent."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Not twice, and not before the update before it has been written."""
+        """Whether a state has not been asked for, and the update before has been written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether a group's state may be read before its gradient is there, or the gate open."""
+        """Whether a state may be read before its gradient has come, or before the gate is open."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

@@ -1,4 +1,4 @@
-"""Updates of parameters on the host, in the order in which the next step needs them."""
+"""Optimiser updates on the host: threads that read states, update, and write the results."""
 
 import logging
 import math
@@ -16,11 +16,11 @@ from tensorjax.offload._training._trace import Trace
 from tensorjax.offload._training._turns import Turns
 
 _LOG = logging.getLogger("tensorjax.offload")
-_TICK = 0.5  # seconds without anything new
+_TICK = 0.5  # seconds without a change, after which staging memory may be given back
 
 
 class Updater:
-    """Threads that read the state of the optimiser, update, and write.
+    """Updater of parameters: three threads read optimiser states, update, and write.
 
     `Turns` says which is next. Of gradients that do not fit, those wait in the store that are
     needed last.
@@ -84,7 +84,8 @@ class Updater:
             start=start,
         )
         self._due, self._updated, self._written, self._failed = due, updated, written, failed
-        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
         self._lock = threading.RLock()
         self._cond = threading.Condition(self._lock)
         self._scale: Any = None
@@ -107,7 +108,7 @@ class Updater:
             thread.start()
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Says in which order gradients will come, for which versions and deadlines.
+        """Announces the order in which gradients will come, with versions and deadlines.
 
         Gated ones wait for `release`.
         """
@@ -117,12 +118,12 @@ class Updater:
             self._cond.notify_all()
 
     def gate(self) -> None:
-        """Keeps what is offered from now on waiting until `release`."""
+        """Holds back updates whose gradients are offered from now on, until `release`."""
         with self._lock:
             self._turns.open = False
 
     def release(self, scale: Any = None) -> None:
-        """Lets updates begin, their gradients multiplied by ``scale`` if there is one."""
+        """Releases updates, their gradients multiplied by ``scale`` if there is one."""
         with self._lock:
             self._scale, self._turns.open = scale, True
             for ready in self._turns.ready.values():
@@ -131,7 +132,7 @@ class Updater:
             self._cond.notify_all()
 
     def hold_back(self, version: float) -> None:
-        """Lets no update begin that makes more than a version; with infinity, all may.
+        """Holds back updates beyond a version, for a commit; infinity lets all begin.
 
         The homes are about to be committed at that version: `settle_at` waits for it.
         """
@@ -142,7 +143,7 @@ class Updater:
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Takes the gradient of a group, which makes its parameters those of ``version``.
+        """Accepts the gradient of a group, whose update makes its parameters those of ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -171,20 +172,20 @@ class Updater:
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Looks how much there is; the lock is held."""
+        """Records the peaks of memory; the lock is held."""
         results = self._turns.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient has to wait for others to be used up; the lock is held."""
+        """Whether a gradient has to wait for memory that others use; the lock is held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """The gradient that should wait in the store, if one should; the lock is held."""
+        """Returns the group whose gradient should move to the store, or None; the lock is held."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -198,7 +199,7 @@ class Updater:
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient to the store; the lock is held, but for the writing."""
+        """Writes a gradient to the store; the lock is released during the write."""
         assert self._spill is not None
         ready, bundle = self._turns.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._turns.fetched.pop(name, None)) is not None:
@@ -217,7 +218,7 @@ class Updater:
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until everything offered has been updated and written to its home."""
+        """Waits until all gradients offered have been applied and the results written."""
         with self._lock:
             while self._turns.ready or self._turns.unwritten or self._spilling:
                 self._raise()
@@ -227,7 +228,7 @@ class Updater:
             home.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until the homes have a version of all groups, while others are held back.
+        """Waits until a version of all groups has been written, while later ones are held back.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -238,13 +239,13 @@ class Updater:
             self._raise()
 
     def fail(self, error: BaseException) -> None:
-        """Makes everything that waits here raise."""
+        """Makes all calls that wait here raise."""
         with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
-        """Ends the threads. What has not been updated is lost: `settle` first."""
+        """Ends the threads; updates that were not made are lost, so `settle` first."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -272,12 +273,12 @@ class Updater:
             self._failed(error)
 
     def _read_all(self) -> None:
-        """Thread: asks for states and for gradients in the store, also while an update goes on."""
+        """Thread: starts reads of states and of gradients in the store, also during an update."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Begins to read what is wanted next; None when there will be no more."""
+        """Starts the next read, once there is one to make; returns None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._turns.lacking()) is not None:
@@ -300,7 +301,7 @@ class Updater:
         return None
 
     def _give_way(self) -> None:
-        """Gives a state back that is wanted later, where all wait for memory that others hold.
+        """Releases a state, to be read again, where all reads wait for memory that others hold.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -317,19 +318,19 @@ class Updater:
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether a gradient is read with the state: it must not wait for memory beside it."""
+        """Whether a gradient is read with the state, so that both get their memory together."""
         here = self._groups[name].home is self._spill
         return self._together and here and self._turns.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Thread: updates, one group at a time."""
+        """Thread: updates one group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """The next group to update, with its state; None when there will be no more."""
+        """Waits for the next group to update, and returns it with its state; None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._turns.able()
@@ -345,7 +346,7 @@ class Updater:
             return None
 
     def _hasten(self, deadline: float) -> None:
-        """Brings writes forward that an update waits for; the lock is held, but for that."""
+        """Moves writes that an update waits for forward; the lock is released meanwhile."""
         self._cond.release()
         try:
             for home in self._homes:
@@ -373,7 +374,7 @@ class Updater:
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """New parameters, state, and parameters for the device if these are others."""
+        """Computes new parameters and state, and cast parameters for the device if needed."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -403,7 +404,7 @@ class Updater:
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Takes a gradient to update with; the lock is held."""
+        """Takes a gradient out of the schedule for its update; the lock is held."""
         group, ready = self._groups[name], self._turns.ready.pop(name)
         self._turns.unwritten += 1
         self._turns.results_bytes += group.results
@@ -416,7 +417,7 @@ class Updater:
         return ready
 
     def _bound_spare(self) -> None:
-        """Where memory is bounded, results and what is spare take no more than the largest."""
+        """Drops memory kept for reuse where it and the results would exceed the bound."""
         total = self._turns.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
@@ -426,7 +427,7 @@ class Updater:
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Thread: hands results to their homes, and keeps the memory that comes back."""
+        """Thread: writes results to their storage, and keeps memory that comes back for reuse."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:

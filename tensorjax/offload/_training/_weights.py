@@ -1,4 +1,4 @@
-"""Weights on the device: fetched before they are needed, by what is known of the uses to come."""
+"""Parameter stream to the device: prefetching, and eviction of the furthest next use (Belady)."""
 
 import math
 import queue
@@ -11,12 +11,12 @@ from tensorjax import _check
 from tensorjax.offload._training._homes import Held, Reading
 from tensorjax.offload._training._trace import Trace
 
-_AWAY = object()  # in the place of parameters that are not there yet
+_AWAY = object()  # placeholder of parameters that are not on the device yet
 
 
 @dataclass
 class _Entry:
-    """What lies, or will lie, on the device for a group."""
+    """Cache entry of a group on the device, whose parameters are there or on their way."""
 
     version: int
     params: Any = _AWAY
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class WeightStream:
-    """Keeps the parameters of the layers to come on the device, and no more than fit.
+    """Device cache of parameters, which prefetches the next layers within a memory bound.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. What is next is known, so the group whose next use
@@ -80,7 +80,8 @@ class WeightStream:
         self._ahead, self._version = ahead, version
         self._read, self._place, self._trace = read, place, trace
         self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
-        # Taken by itself: Python may be interrupted in what Condition does to take it.
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
         self._lock = threading.RLock()
         self._cond = threading.Condition(self._lock)
         self._cache: dict[str, _Entry] = {}
@@ -108,7 +109,7 @@ class WeightStream:
             thread.start()
 
     def take(self, position: int) -> tuple[Any, ...]:
-        """The parameters that a position needs, once they are on the device."""
+        """Waits until the parameters of a position are on the device, and returns them."""
         step, names = divmod(position, len(self._uses))
         version = self._version(step)
         with self._lock:
@@ -127,7 +128,7 @@ class WeightStream:
             return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
-        """Says that a position has been computed."""
+        """Marks a position as computed, which unpins its parameters."""
         with self._lock:
             for entry in self._cache.values():
                 entry.pins.discard(position)
@@ -135,7 +136,7 @@ class WeightStream:
             self._cond.notify_all()
 
     def rewind(self, position: int) -> None:
-        """Goes back to the first position of a step, which is to be computed again."""
+        """Resets the stream to the first position of a step, which is to be computed again."""
         with self._lock:
             self._now = self._rewound = position
             for entry in self._cache.values():
@@ -143,7 +144,7 @@ class WeightStream:
             self._cond.notify_all()
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
-        """Hands over new parameters; they are placed at once if there is room for them."""
+        """Receives new parameters of an update, and places them at once if there is room."""
         with self._lock:
             step = version
             while self._version(step) < version:
@@ -164,7 +165,7 @@ class WeightStream:
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Says that a version can be read from its home."""
+        """Records that a version can be read from its storage."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
@@ -175,13 +176,13 @@ class WeightStream:
         return self._error is not None
 
     def fail(self, error: BaseException) -> None:
-        """Makes `take` raise: somebody else cannot go on."""
+        """Makes `take` raise, as a thread cannot go on."""
         with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
-        """Ends the threads; nothing can be taken any more."""
+        """Ends the threads and drops all parameters; nothing can be taken any more."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -221,13 +222,13 @@ class WeightStream:
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Position of the next use of what lies there; infinite if only a newer version is used."""
+        """Returns the position at which a cached version is used next; infinity if it is not."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
 
     def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
-        """Keeps what was handed over for a use at ``position``, unless others are nearer."""
+        """Keeps new parameters on the host for a use at ``position``, unless others are nearer."""
         if group not in self._stored:
             return
         self._handed.pop(group, None)
@@ -244,11 +245,11 @@ class WeightStream:
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether a group was handed over at that version, and kept."""
+        """Whether a version of a group was handed over by its update, and kept on the host."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Whether a group has room for a use at ``position``, with others dropped if need be."""
+        """Evicts groups to make room for a use at ``position``; returns whether there is room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)
@@ -273,7 +274,7 @@ class WeightStream:
         self.peak = max(self.peak, self._used)
 
     def _guarded(self, body: Callable[[], None]) -> None:
-        """The body of a thread, without the lock: an error ends the training, not the thread."""
+        """Runs the body of a thread, without the lock; its error makes all waiting calls raise."""
         try:
             body()
         except BaseException as error:
@@ -282,7 +283,7 @@ class WeightStream:
                 self._failed(error)
 
     def _fetch(self) -> None:
-        """Thread, without the lock: asks for what is needed next."""
+        """Thread, without the lock: reserves device memory and reads what is needed next."""
         while not self._closed:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
@@ -299,7 +300,7 @@ class WeightStream:
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Without the lock: what was read early or handed over, if it was."""
+        """Returns a group's early read or handed-over arrays, or None; called without the lock."""
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:
@@ -309,7 +310,7 @@ class WeightStream:
             return reading
 
     def _read_early(self) -> None:
-        """Asks for what comes next and has no room on the device yet."""
+        """Starts reads of the next parameters before the device has room for them."""
         for position in range(max(self._cursor, self._now), self._now + self._ahead):
             step, number = divmod(position, len(self._uses))
             version = self._version(step)
@@ -325,7 +326,10 @@ class WeightStream:
                 self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
-        """Without the lock: pins a group, once that is possible; its place if it must be read."""
+        """Waits until a group can be pinned; returns its new entry if it has to be read, else None.
+
+        Called without the lock.
+        """
         with self._lock:
             while True:
                 # What was handed over has been used already, or this one comes again.
@@ -347,7 +351,7 @@ class WeightStream:
                 self._wait()
 
     def _place_all(self) -> None:
-        """Thread, without the lock: moves what was read to the device."""
+        """Thread, without the lock: copies parameters that were read to the device."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
             try:
@@ -369,7 +373,7 @@ def room(
     *,
     everything: bool,
 ) -> int:
-    """Bytes of the device for parameters: those given, all, or those of the two largest layers.
+    """Returns the device bytes for parameters: those given, all, or the two largest layers'.
 
     Raises:
       ValueError: the largest layer does not fit.

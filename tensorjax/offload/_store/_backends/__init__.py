@@ -1,4 +1,4 @@
-"""Who moves the bytes: one protocol, several ways, and the choice among them."""
+"""I/O backends, which move bytes between file and staging memory: protocol, kinds and choice."""
 
 from tensorjax.offload._store._backends._base import Backend
 from tensorjax.offload._store._backends._choose import available, choose

@@ -1,4 +1,4 @@
-"""The protocol of backends."""
+"""Protocol of the I/O backends of a store."""
 
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from tensorjax.offload._store._queue import Queue
 
 
 class Backend(Protocol):
-    """Moves bytes between the data file and staging memory.
+    """Protocol of an I/O backend, which moves bytes between the data file and staging memory.
 
     A backend takes `Op`s from the queue, in the queue's order, moves ``op.memory`` whole from or to
     ``op.offset`` of the file (looping on short transfers), and reports each by ``queue.done(op,
@@ -27,15 +27,15 @@ class Backend(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether it goes past the page cache."""
+        """Whether transfers bypass the page cache."""
         ...
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens the data file, and creates it if it is not there."""
+        """Opens the data file, and creates it if it is missing."""
         ...
 
     def size(self) -> int:
-        """Bytes of the data file."""
+        """Returns the size of the data file in bytes."""
         ...
 
     def allocate(self, size: int) -> None:
@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def start(self, queue: Queue) -> None:
-        """Begins to serve a queue."""
+        """Starts serving a queue of transfers."""
         ...
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class Backend(Protocol):
         ...
 
     def sync(self) -> None:
-        """Returns when everything written is on the disk."""
+        """Waits until everything written is on the disk."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which backend serves a store."""
+"""Choice of the I/O backend of a store, with fallbacks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ _METHODS = (
 
 
 def available() -> tuple[str, ...]:
-    """Names that ``backend=`` takes here.
+    """Returns the names that ``backend=`` accepts on this machine.
 
     Without "io_uring" where the extension was not built; with the plug-ins that are installed.
     """
@@ -45,7 +45,7 @@ def available() -> tuple[str, ...]:
 
 
 def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Makes the backend of a name, or passes one through that was made by the caller.
+    """Makes the backend of a name; returns one that the caller made as it is.
 
     Args:
         backend: A name, or anything with the methods of `Backend`.
@@ -87,7 +87,10 @@ def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) ->
 
 
 def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """io_uring where a block can be written and read by it, else threads."""
+    """Returns the io_uring backend if a trial block moves through it, else a pool of threads.
+
+    With options it is the pool of threads, whose options they are.
+    """
     if options:  # which are those of threads
         return _with(_threads.threads, "threads", options)
     if "io_uring" not in available():

@@ -1,4 +1,4 @@
-"""Optional ways that need hardware or drivers of their own. None of them is tested here.
+"""Optional backends that need special hardware or drivers: kvikio and entry points. Untested here.
 
 `kvikio` moves bytes by NVIDIA's cuFile (GPUDirect Storage where the driver has it). Others, an SPDK
 block device for example, register a function under the entry point group ``tensorjax.offload``; it
@@ -20,7 +20,7 @@ GROUP = "tensorjax.offload"
 
 
 class KvikioFile(DiskFile):
-    """A file whose bytes move by kvikio; untested: it needs an NVIDIA GPU and its driver."""
+    """File whose bytes move by kvikio; untested: it needs an NVIDIA GPU and its driver."""
 
     def __init__(self, path: Path, *, say: Say):
         super().__init__(path, direct=False, say=say)
@@ -30,7 +30,7 @@ class KvikioFile(DiskFile):
         say("kvikio: this way was never tested by the authors of tensorjax")
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Fills ``memory`` from ``offset`` on."""
+        """Reads bytes from ``offset`` on into all of ``memory``."""
         self._all(self._cufile.pread, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> None:
@@ -52,13 +52,13 @@ class KvikioFile(DiskFile):
 
 
 def kvikio(**options: Any) -> Backend:
-    """kvikio by a pool of threads."""
+    """Makes a thread-pool backend that moves bytes by kvikio."""
     options = {"name": "kvikio (untested)", **options}
     return ThreadBackend(lambda path, _, say: KvikioFile(path, say=say), **options)
 
 
 def plugins() -> dict[str, Callable[..., Backend]]:
-    """The plug-ins that are installed, by name."""
+    """Returns the constructors of the plug-in backends that are installed, by name."""
     found: dict[str, Callable[..., Backend]] = {}
     if importlib.util.find_spec("kvikio") is not None:
         found["kvikio"] = kvikio

@@ -1,4 +1,4 @@
-"""A pool of threads that read and write at offsets: the standard library and nothing else."""
+"""Thread-pool backend: blocking reads and writes at offsets, by the standard library alone."""
 
 import threading
 from collections.abc import Callable
@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 
 class ThreadBackend:
-    """Serves the queue by threads, each with one transfer at a time.
+    """Backend of a pool of threads, each of which does one transfer at a time.
 
-    The interpreter's lock is free during a transfer, a checksum and a large copy.
+    Python's global lock is free during a transfer, a checksum and a large copy.
 
     Args:
         file: Makes the file from its path, capacity and a way to tell of fallbacks.
@@ -40,7 +40,7 @@ class ThreadBackend:
 
     @property
     def direct(self) -> bool:
-        """Whether it goes past the page cache."""
+        """Whether transfers bypass the page cache."""
         return bool(getattr(self.file, "direct", False))
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
@@ -48,15 +48,15 @@ class ThreadBackend:
         self.file = self._make(path, capacity, say)
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Returns the size of the file in bytes."""
         return self.file.size()
 
     def allocate(self, size: int) -> None:
-        """Reserves blocks on the disk."""
+        """Reserves the first ``size`` bytes on the disk."""
         self.file.allocate(size)
 
     def start(self, queue: Queue) -> None:
-        """Starts the threads."""
+        """Starts the worker threads."""
         self._threads = [
             threading.Thread(
                 target=_serve, args=(self.file, queue), name=f"tensorjax-store-{i}", daemon=True
@@ -67,14 +67,14 @@ class ThreadBackend:
             thread.start()
 
     def stop(self) -> None:
-        """Waits for the threads."""
+        """Waits for the worker threads to end."""
         for thread in self._threads:
             if thread is not threading.current_thread():  # a store that was dropped there
                 thread.join()
         self._threads = []
 
     def sync(self) -> None:
-        """Waits for the disk."""
+        """Waits until everything written is on the disk."""
         self.file.sync()
 
     def close(self) -> None:
@@ -96,17 +96,17 @@ def _serve(file: Any, queue: Queue) -> None:
 
 
 def threads(**options: Any) -> ThreadBackend:
-    """O_DIRECT by a pool of threads."""
+    """Makes a thread-pool backend with O_DIRECT."""
     return ThreadBackend(lambda path, _, say: DiskFile(path, direct=True, say=say), **options)
 
 
 def buffered(**options: Any) -> ThreadBackend:
-    """The page cache by a pool of threads."""
+    """Makes a thread-pool backend that goes through the page cache."""
     options = {"name": "buffered", **options}
     return ThreadBackend(lambda path, _, say: DiskFile(path, direct=False, say=say), **options)
 
 
 def memory(**options: Any) -> ThreadBackend:
-    """A file in memory, gone when it is closed."""
+    """Makes a thread-pool backend on a file in memory, which is gone when closed."""
     options = {"name": "memory", "workers": 2, "volatile": True, **options}
     return ThreadBackend(lambda _, capacity, __: MemoryFile(capacity), **options)

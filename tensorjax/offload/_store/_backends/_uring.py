@@ -1,4 +1,4 @@
-"""io_uring by our own small extension on liburing: many transfers in flight from one thread.
+"""io_uring backend, by a small extension on liburing: many transfers in flight from one thread.
 
 Source: io_uring(7); fixed buffers as io_uring_register_buffers(3). What the ring does not finish
 (short transfers, EINVAL, EAGAIN) is finished by the file's own loop.
@@ -20,7 +20,7 @@ _BUFFER = 1 << 30  # the most that one registered buffer may have
 
 
 class UringBackend:
-    """Serves the queue by one thread with a ring.
+    """Backend of one thread that keeps many transfers in flight by io_uring.
 
     Args:
         depth: Transfers in flight.
@@ -58,7 +58,7 @@ class UringBackend:
 
     @property
     def direct(self) -> bool:
-        """Whether it goes past the page cache."""
+        """Whether transfers bypass the page cache."""
         return self._file.direct
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
@@ -70,11 +70,11 @@ class UringBackend:
                 self._flags[flag] = False
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Returns the size of the file in bytes."""
         return self._file.size()
 
     def allocate(self, size: int) -> None:
-        """Reserves blocks on the disk."""
+        """Reserves the first ``size`` bytes on the disk."""
         self._file.allocate(size)
 
     def start(self, queue: Queue) -> None:
@@ -93,7 +93,7 @@ class UringBackend:
         self._thread = None
 
     def sync(self) -> None:
-        """Waits for the disk."""
+        """Waits until everything written is on the disk."""
         self._file.sync()
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class UringBackend:
 
 
 def _registered(ring: Any, queue: Queue, say: Say) -> dict[bool, int]:
-    """Registers both pools; the number of the first buffer of each, by whether it is for writes."""
+    """Registers both staging pools as fixed buffers; returns the index of the first one of each."""
     parts, starts = [], {}
     for write, pool in ((False, queue.reading), (True, queue.writing)):
         starts[write] = len(parts)
@@ -119,7 +119,7 @@ def _registered(ring: Any, queue: Queue, say: Say) -> dict[bool, int]:
 
 
 class _Driver:
-    """The thread of a ring."""
+    """Event loop of the ring's thread: submits transfers and reports completions."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class _Driver:
         self._asleep = False
 
     def wake(self) -> None:
-        """Called with the queue's lock held when there is something to do."""
+        """Wakes the ring's thread if it sleeps; the caller holds the queue's lock."""
         if self._asleep:
             self._asleep = False
             self._ring.wake()
 
     def run(self) -> None:
-        """Until the queue is closed and empty."""
+        """Serves transfers until the queue is closed and empty."""
         flight: dict[int, Op] = {}
         landed: list[tuple[Op, int]] = []
         token = 0
@@ -217,7 +217,7 @@ class _Driver:
 
 
 def probe(folder: Path) -> dict[str, str]:
-    """What io_uring can do here: "" where it works, else why it does not.
+    """Tests io_uring, SQPOLL and IOPOLL here: "" for each that works, else the reason.
 
     Args:
         folder: On the disk that is meant; a small file is written there and removed.
@@ -243,7 +243,7 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 
 
 def _tried(path: Path, options: dict[str, bool]) -> str:
-    """Writes and reads one block by a ring alone."""
+    """Tries to write and read one block by a ring, and returns what failed."""
     from tensorjax.offload._store._backends import _uring_c  # type: ignore[attr-defined]
     from tensorjax.offload._store._staging import Pool
 
