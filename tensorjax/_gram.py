@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _native
-from tensorjax._factor import (
+from tensorjax._arrays import (
     Array,
     adjoint,
     epsilon,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas, _costs, _native
-from tensorjax._factor import adjoint, epsilon, qr
+from tensorjax._arrays import adjoint, epsilon
+from tensorjax._factor import qr
 from tensorjax._gram import host_energy, host_gram
 from tensorjax._spectral import eigh, svd
 from tensorjax._subspace import GRAM_NOISE, Method, choose, gram_floor

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._arrays import adjoint, epsilon, identity_like, matmul, where_positive
 from tensorjax._cores import (
     Cores,
     absorb,
@@ -31,14 +32,7 @@ from tensorjax._cores import (
     triangles,
     wide,
 )
-from tensorjax._factor import (
-    adjoint,
-    energy,
-    epsilon,
-    identity_like,
-    matmul,
-    where_positive,
-)
+from tensorjax._scaling import energy
 from tensorjax._spectral import eigh
 from tensorjax._subspace import choose, left_basis
 

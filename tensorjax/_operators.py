@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
-from tensorjax._factor import scaled
+from tensorjax._scaling import scaled
 
 
 def is_scalar(x: Any) -> bool:

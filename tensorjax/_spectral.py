@@ -8,7 +8,7 @@ import numpy as np
 import scipy.linalg
 from jax import lax
 
-from tensorjax._factor import Array, adjoint, eye_like, is_host, masked_reciprocal, matmul
+from tensorjax._arrays import Array, adjoint, eye_like, is_host, masked_reciprocal, matmul
 from tensorjax._placement import placed
 
 # Larger corrections are not taken: their first order would not hold, and many of them would leave

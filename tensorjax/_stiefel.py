@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import lax
 
-from tensorjax._factor import Array, adjoint, identity_like, is_host, namespace, where_positive
+from tensorjax._arrays import Array, adjoint, identity_like, is_host, namespace, where_positive
 
 # Sufficient decrease (Armijo): share of the decrease that the slope predicts; 1e-4 is customary.
 # Steps below the second value are given up.

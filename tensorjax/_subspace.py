@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax._factor import (
+from tensorjax._arrays import (
     Array,
     adjoint,
-    energy,
     epsilon,
     is_host,
     matmul,
-    qr,
     random_like,
     root,
     scale_columns,
 )
-from tensorjax._factor import namespace as _xp
+from tensorjax._arrays import namespace as _xp
+from tensorjax._factor import qr
 from tensorjax._gram import gram
+from tensorjax._scaling import energy
 from tensorjax._spectral import eigh, svd
 
 Method = Literal["auto", "svd", "gram", "randomized"]

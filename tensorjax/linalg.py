@@ -22,32 +22,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._factor import (
+from tensorjax._arrays import (
     Array,
     adjoint,
-    after,
-    energy,
     epsilon,
-    exponent_of,
-    exponents_held,
     factor_dtype,
     identity_like,
     is_host,
     matmul,
-    normalized,
-    power_of_two,
-    qr,
     random_like,
     root,
     scale_columns,
-    scaled,
-    squares_fit,
-    triangle,
     where_positive,
 )
+from tensorjax._factor import after, qr, triangle
 from tensorjax._gram import gram, host_energy, orthonormal_rows, project
 from tensorjax._leading import VERIFY_BELOW
 from tensorjax._placement import placed
+from tensorjax._scaling import (
+    energy,
+    exponent_of,
+    exponents_held,
+    normalized,
+    power_of_two,
+    scaled,
+    squares_fit,
+)
 from tensorjax._spectral import eigh, svd
 from tensorjax._subspace import (
     METHODS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt, tucker
-from tensorjax.tt import _entries, _reduce
+from tensorjax.tt import _entries, _evaluate
 from tests import oracles
 
 
@@ -43,8 +43,8 @@ def test_every_way_to_multiply_agrees_with_programs():
     ]:  # fmt: skip
         t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
         i = rng.integers(0, shape, (count, len(shape)))
-        expected = _reduce._evaluate(t, jnp.asarray(i))
-        found = _entries.entries(t, i, _reduce._groups(t, count))
+        expected = _evaluate._evaluate(t, jnp.asarray(i))
+        found = _entries.entries(t, i, _evaluate._groups(t, count))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -107,7 +107,7 @@ def test_contracted_modes_agree_with_programs_and_compile_nothing(seed, dtype):
         with oracles.compilations() as compiled:
             found = tt.contract_modes(t, vectors)
         assert compiled == []
-        expected = _reduce._contract_modes(t, {k: jnp.asarray(v) for k, v in vectors.items()})
+        expected = _evaluate._contract_modes(t, {k: jnp.asarray(v) for k, v in vectors.items()})
         leaves = [jax.tree.leaves(x) for x in (found, expected)]
         assert [(x.shape, x.dtype) for x in leaves[0]] == [(x.shape, x.dtype) for x in leaves[1]]
         a, b = (x if count == t.order else oracles.dense(x) for x in (found, expected))

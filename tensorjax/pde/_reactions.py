@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import Cores, balanced, cut_ranks
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import Cores, cut_ranks
 from tensorjax._train import TT
 from tensorjax.pde import _characteristics as characteristics
 from tensorjax.pde import _multipliers as multipliers

@@ -60,6 +60,7 @@ from tensorjax.tt._complete import CompleteInfo, complete
 from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._decompose import from_dense, matrix_from_dense
 from tensorjax.tt._eigs import EigInfo, eigsh
+from tensorjax.tt._evaluate import contract_modes, evaluate
 from tensorjax.tt._manifold import (
     retract,
     tangent_inner,
@@ -75,7 +76,7 @@ from tensorjax.tt._quantics import (
     quantics_grid,
     quantics_to_index,
 )
-from tensorjax.tt._reduce import contract_modes, distance, evaluate, inner, norm
+from tensorjax.tt._reduce import distance, inner, norm
 from tensorjax.tt._riemannian import (
     riemannian_cg,
     riemannian_descent,

@@ -15,8 +15,8 @@ from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _als as als
 from tensorjax.tt._build import feasible_ranks
+from tensorjax.tt._evaluate import _evaluate
 from tensorjax.tt._manifold import tangent_inner, tangent_sum
-from tensorjax.tt._reduce import _evaluate
 from tensorjax.tt._riemannian import riemannian_grad
 from tensorjax.tt._tangent_space import moved, project, split
 

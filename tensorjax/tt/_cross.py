@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import Cores, balanced
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import Cores
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _search

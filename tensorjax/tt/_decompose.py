@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _costs, _native, linalg
-from tensorjax._cores import balanced
+from tensorjax._core_scaling import balanced
 from tensorjax._leading import THREADS, Asked, asked_of, budget, in_single
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix

@@ -16,7 +16,8 @@ import numpy as np
 from jax.core import Tracer
 
 from tensorjax import _blas, _check, linalg
-from tensorjax._cores import Cores, absorb, balanced, tall, times_right, wide
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import Cores, absorb, tall, times_right, wide
 from tensorjax._first_calls import FirstCalls
 from tensorjax._placement import _is_alone
 from tensorjax._train import TT

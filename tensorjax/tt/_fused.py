@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _cores as balance
+from tensorjax import _core_scaling as balance
 from tensorjax import linalg
+from tensorjax._arrays import namespace
 from tensorjax._cores import Cores
-from tensorjax._factor import namespace
 from tensorjax.tt import _sweeps as sweeps
 from tensorjax.tt._interfaces import dot
 

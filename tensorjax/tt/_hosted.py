@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores import Cores, absorb, balanced, tall, times_right, wide
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import Cores, absorb, tall, times_right, wide
 from tensorjax.tt._round import _compress
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, near_one, settled, shared_out, tall
+from tensorjax._core_scaling import near_one, settled, shared_out
+from tensorjax._cores import absorb, tall
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt import _entries

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import balanced, cut_ranks, placed_like
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import cut_ranks, placed_like
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, known, single

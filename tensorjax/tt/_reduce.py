@@ -1,8 +1,7 @@
-"""Numbers out of tensor trains: inner products, norms, distances, entries, contracted modes."""
+"""Inner products, norms and distances of tensor trains."""
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,22 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import absorb, difference, shared_out, times_right
-from tensorjax._ids import counted
+from tensorjax._cores import difference
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._train import TT, single
+from tensorjax._train import TT
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tt import _entries, _on_host
+from tensorjax.tt import _on_host
 from tensorjax.tt._algebra import _aligned, as_train, conj
 
 _NOT_HELD = (0.0, math.inf)
 _HIGHEST = jax.lax.Precision.HIGHEST
-# Numbers gathered at a time by `evaluate`: 256 MiB of float64.
-_GATHER_LIMIT = 2**25
-# Numbers in a table of multiplied cores at the ends of a train, and between.
-_END_TABLE, _TABLE = 2**22, 2**17
 
 
 @placed
@@ -214,188 +208,3 @@ def distance(x: TT, y: TT) -> jax.Array:
 def _distance(xs: Any, ys: Any) -> Any:
     length, exponent = difference(xs, ys)
     return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)
-
-
-@placed
-def evaluate(t: TT, indices: Any) -> jax.Array:
-    """Entries x[i_1, …, i_d] at a batch of multi-indices.
-
-    Args:
-      t: TT of order d.
-      indices: integers (…, d), each in [−n_k, n_k) as in NumPy.
-
-    Returns:
-      (…,) entries.
-
-    Raises:
-      ValueError: the last axis is not d, or an index is out of range; of indices known only under
-        a transformation, such entries are NaN.
-      TypeError: the indices are not integers.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> print(tt.evaluate(tt.ones((2, 3)), [[0, 0], [1, 2]]))
-      [1. 1.]
-
-    O(r²) operations an entry and core at most: for long batches, neighbouring cores are first
-    multiplied out as far as a table of no more rows than the batch holds them. Memory stays
-    bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by NumPy,
-    and nothing is compiled until the same shapes and batch size have come ten times.
-    """
-    single("t", t, TT)
-    indices = _check.indices(indices, t.shape)
-    if _entries.is_hosted(t, indices):
-        host = np.asarray(indices).reshape(-1, t.order)
-        if _entries.pays(t, host):
-            out = _entries.entries(t, host, _groups(t, len(host)))
-            out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
-            return on_device([out])[0]
-    return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
-
-
-@jax.jit
-def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
-    tables: list[jax.Array] = []
-    rows: list[jax.Array] = []
-    exponent: Any = jnp.zeros((), jnp.int32)
-    valid = jnp.ones(indices.shape[:1], bool)
-    for a, b in _groups(t, indices.shape[0]):
-        table, e = _product(t.cores[a:b])
-        exponent = exponent + e
-        # Rows first: what is gathered lies together.
-        tables.append(table.transpose(1, 0, 2))
-        row = jnp.zeros((), jnp.int32)
-        for k in range(a, b):
-            i, held = counted(indices[:, k], t.shape[k])
-            row, valid = row * t.shape[k] + i, valid & held
-        rows.append(row)
-
-    def entry(rows: tuple[jax.Array, ...]) -> jax.Array:
-        v, power = tables[0][rows[0], 0], exponent
-        for table, row in zip(tables[1:], rows[1:], strict=True):
-            v, e = linalg.normalized(v)
-            power = power + e
-            # Not as a product of matrices: so the gather is fused, and never stored.
-            v = jnp.sum(v[:, None] * table[row], axis=0)
-        return linalg.scaled(v[0], power)
-
-    widest = max(table.shape[1] * table.shape[2] for table in tables)
-    piece = max(1, _GATHER_LIMIT // widest)
-    if indices.shape[0] <= piece:
-        out = jax.vmap(entry)(tuple(rows))
-    else:
-        out = jax.lax.map(entry, tuple(rows), batch_size=piece)
-    return jnp.where(valid, out, jnp.asarray(jnp.nan, out.dtype))
-
-
-def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
-    """Ranges of cores to multiply out, for a batch of so many entries.
-
-    Long ones at both ends, where products are vectors; small tables between, for the cache.
-    """
-    return _grouped(t.shape, t.ranks, batch)
-
-
-@functools.lru_cache(maxsize=1024)
-def _grouped(
-    shape: tuple[int, ...], ranks: tuple[int, ...], batch: int
-) -> tuple[tuple[int, int], ...]:
-    order = len(shape)
-
-    def fits(a: int, b: int) -> bool:
-        ends = a == 0 or b == order
-        rows = math.prod(shape[a:b])
-        return rows <= batch and rows * ranks[a] * ranks[b] <= (_END_TABLE if ends else _TABLE)
-
-    first = 1
-    while first < order and fits(0, first + 1):
-        first += 1
-    groups, last = [(0, first)], order
-    while last - 1 > first and fits(last - 1, order):
-        last -= 1
-    tail = [(last, order)] if last < order else []
-    while first < last:
-        b = first + 1
-        while b < last and fits(first, b + 1):
-            b += 1
-        groups.append((first, b))
-        first = b
-    return tuple(groups + tail)
-
-
-def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Neighbouring cores as one, (r, ∏ n, s), over 2^e; and e."""
-    out, exponent = cores[0], 0
-    for core in cores[1:]:
-        out, e = linalg.normalized(out)
-        exponent = exponent + e
-        out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
-        out = out.reshape(out.shape[0], -1, out.shape[-1])
-    return out, exponent
-
-
-@placed
-def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
-    """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k (no conjugation).
-
-    Args:
-      t: TT of order d.
-      vectors: {mode: vector (n_mode,)}; modes 0 … d−1, negative ones count from the end.
-
-    Returns:
-      TT of the remaining modes, or a scalar if none remains.
-
-    Raises:
-      ValueError: a mode is out of range or given twice, or a vector has the wrong length.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import tt
-      >>> tt.contract_modes(tt.ones((2, 3, 4)), {1: jnp.ones(3)}).shape
-      (2, 4)
-    """
-    single("t", t, TT)
-    chosen: dict[int, Any] = {}
-    for mode, vector in vectors.items():
-        k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-        v = _check.inexact(f"vectors[{mode}]", vector)
-        if k in chosen or v.shape != (t.shape[k],):
-            problem = "given twice" if k in chosen else f"shape {v.shape}"
-            raise ValueError(
-                f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
-            )
-        kind = jax.dtypes.canonicalize_dtype(v.dtype)
-        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
-    if _entries.is_hosted(t, chosen):
-        return _entries.contracted(t, chosen)
-    return _contract_modes(t, chosen)
-
-
-@jax.jit
-def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
-    dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
-    pending: Any = None  # what the modes contracted since the last core make of the bond
-    exponent: Any = jnp.zeros((), jnp.int32)
-    cores: list[jax.Array] = []
-    at = 0  # the core that takes the exponent
-    for k, core in enumerate(t.cores):
-        core = core.astype(dtype)
-        if k in vectors:
-            v, e = linalg.normalized(vectors[k].astype(dtype))
-            matrix = jnp.einsum("aib,i->ab", core, v, precision=_HIGHEST)
-            matrix = matrix if pending is None else linalg.matmul(pending, matrix)
-            pending, more = linalg.normalized(matrix)
-            exponent = exponent + e + more
-        elif pending is not None:
-            at = len(cores)
-            cores.append(absorb(pending, core))
-            pending = None
-        else:
-            cores.append(core)
-    if not cores:
-        assert pending is not None
-        return linalg.scaled(pending[0, 0], exponent)
-    if pending is not None:
-        at = len(cores) - 1
-        cores[-1] = times_right(cores[-1], pending)
-    return TT._unchecked(tuple(shared_out(cores, exponent, at=at) if vectors else cores))

@@ -18,16 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _native, linalg
-from tensorjax._cores import (
-    absorb,
-    balanced,
-    difference,
-    placed_like,
-    tall,
-    times_right,
-    triangles,
-    wide,
-)
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import absorb, difference, placed_like, tall, times_right, triangles, wide
 from tensorjax._leading import budget
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed

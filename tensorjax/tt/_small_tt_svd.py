@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _costs
-from tensorjax._factor import adjoint
+from tensorjax._arrays import adjoint
 from tensorjax._leading import Asked, Subspace, all_needed, columns_split, sketched
 from tensorjax._subspace import GRAM_NOISE, gram_floor
 from tensorjax.tt._tt_svd import _Group, _norm_to_the_right

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._cores import settled
-from tensorjax._factor import normalized
+from tensorjax._core_scaling import settled
 from tensorjax._placement import placed
+from tensorjax._scaling import normalized
 from tensorjax._train import TT
 from tensorjax.tt import _fused as fused
 from tensorjax.tt._build import feasible_ranks

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, cut_ranks, near_one, settled, tall
+from tensorjax._core_scaling import near_one, settled
+from tensorjax._cores import absorb, cut_ranks, tall
 from tensorjax._placement import placed, placed_by, spec_like
 from tensorjax._train import TT, single
 from tensorjax.tt import _entries

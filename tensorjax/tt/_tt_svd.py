@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas, _costs
+from tensorjax._arrays import adjoint
 from tensorjax._cores import absorb
-from tensorjax._factor import adjoint
 from tensorjax._gram import host_energy, host_gram, project
 from tensorjax._leading import (
     Asked,

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._cores import shared_out, zero_padded
+from tensorjax._core_scaling import shared_out
+from tensorjax._cores import zero_padded
 from tensorjax._operators import multiplied
 from tensorjax._placement import placed
 from tensorjax._train import TT

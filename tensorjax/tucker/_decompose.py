@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas, _check, _costs, linalg
-from tensorjax._cores import balanced
+from tensorjax._core_scaling import balanced
 from tensorjax._leading import (
     THREADS,
     Asked,

@@ -10,7 +10,8 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batches import rounded_up
-from tensorjax._cores import difference, near_one, short, tall, wide
+from tensorjax._core_scaling import near_one
+from tensorjax._cores import difference, short, tall, wide
 from tensorjax._ids import counted
 from tensorjax._placement import placed, returned
 from tensorjax._train import TT

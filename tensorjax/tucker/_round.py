@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _modes, linalg
-from tensorjax._cores import balanced, cut_ranks, short
+from tensorjax._core_scaling import balanced
+from tensorjax._cores import cut_ranks, short
 from tensorjax._placement import placed
 from tensorjax._train import TT
 from tensorjax.tucker._algebra import check_core_rank, pad

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import near_one, shared_out, times_mode
+from tensorjax._core_scaling import near_one, shared_out
+from tensorjax._cores import times_mode
 from tensorjax._export import serializable
 from tensorjax._operators import Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._train import TT, single

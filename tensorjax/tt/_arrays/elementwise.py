@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
 from tensorjax.tt._cross import CrossInfo, cross
-from tensorjax.tt._reduce import evaluate
+from tensorjax.tt._evaluate import evaluate
 
 
 @placed

@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
 from tensorjax._train import TT, single
-from tensorjax.tt._reduce import evaluate
+from tensorjax.tt._evaluate import evaluate
 from tensorjax.tt._round import orthogonal_cores
 
 # Local searches start from so many of the best candidates.

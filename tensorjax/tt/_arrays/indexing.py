@@ -15,7 +15,7 @@ from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._algebra import fold, unfold
 from tensorjax.tt._entries import is_hosted
-from tensorjax.tt._reduce import contract_modes, evaluate
+from tensorjax.tt._evaluate import contract_modes, evaluate
 
 _WHOLE = slice(None)
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import absorb, balanced, shared_out, tall, times_right
+from tensorjax._core_scaling import balanced, shared_out
+from tensorjax._cores import absorb, tall, times_right
 from tensorjax._placement import placed
 from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._build import feasible_ranks

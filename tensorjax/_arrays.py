@@ -1,0 +1,94 @@
+"""Helpers for JAX and NumPy arrays alike: factorisation dtypes, products, adjoints, roots."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
+
+
+def factor_dtype(dtype: Any) -> Any:
+    """Returns the dtype to factorise in: float32 for half precision, which LAPACK lacks."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
+
+
+@functools.cache
+def epsilon(dtype: Any) -> float:
+    """Returns the machine epsilon of a floating or complex dtype, half precision included."""
+    return float(jnp.finfo(dtype).eps)
+
+
+def is_host(a: Array) -> bool:
+    """Whether ``a`` is a NumPy array, to be factorised by LAPACK on the host."""
+    return isinstance(a, np.ndarray | np.generic)
+
+
+def namespace(a: Array) -> Any:
+    return np if is_host(a) else jnp
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Computes a @ b at the highest precision the backend has (accelerators default to less)."""
+    return a @ b if is_host(a) else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def adjoint(a: Array) -> Array:
+    """Returns the conjugate transpose over the last two axes."""
+    return a.mT.conj() if a.dtype.kind == "c" else a.mT
+
+
+def scale_columns(a: Array, s: Array) -> Array:
+    """Scales the columns of ``a``: a @ diag(s), with s real or of the dtype of ``a``."""
+    return a * s.astype(a.dtype)[..., None, :]
+
+
+def root(x: Array) -> Array:
+    """Computes √x of non-negative entries, with derivative 0 at 0; NaN of NaN."""
+    xp = namespace(x)
+    return xp.where(x <= 0, 0, xp.sqrt(xp.where(x <= 0, 1, x)))
+
+
+def identity_like(n: int, like: Array) -> Array:
+    """Returns the n × n identity, in the dtype and array library of ``like``."""
+    return namespace(like).eye(n, dtype=like.dtype)
+
+
+def where_positive(x: Array, otherwise: float) -> Array:
+    """Replaces entries of x that are not positive by ``otherwise``."""
+    return namespace(x).where(x > 0, x, otherwise)
+
+
+def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """Draws independent entries, uniform on [-1, 1], in the dtype and library of ``like``.
+
+    Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
+    the draw is a constant of the program, fixed once and for all.
+    """
+    if key is None or is_host(like):
+        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+        draw = np.random.default_rng(seed).uniform(-1, 1, shape).astype(like.dtype)
+        return draw if is_host(like) else jnp.asarray(draw)
+    real = jnp.finfo(like.dtype).dtype
+    draw = jax.random.uniform(key, shape, real, -1, 1).astype(like.dtype)
+    return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
+
+
+def _floor(magnitude: jax.Array, size: int) -> jax.Array:
+    """Returns the roundoff threshold beside entries of the given magnitudes, (…, 1)."""
+    return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
+
+
+def eye_like(a: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(
+        jnp.eye(a.shape[-1], dtype=a.dtype), (*a.shape[:-2], a.shape[-1], a.shape[-1])
+    )
+
+
+def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
+    """Computes 1/x, and 0 where |x| is roundoff beside ``scale``."""
+    alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
+    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
