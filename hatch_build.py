@@ -18,7 +18,7 @@ try:
 except ImportError:  # called by hand
     BuildHookInterface = object
 
-URING = Path("tensorjax/offload/_store/_backends/_uring_c.c")
+URING = Path("tensorjax/offload/_store/backends/_uring_c.c")
 COPIES = Path("tensorjax/offload/_store/_copies_c.c")
 SWEEPS = Path("tensorjax/_native/call.cc")
 

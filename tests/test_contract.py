@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tensorjax import contract
-from tensorjax._contract import paths
+from tensorjax.contract import _paths, _planning
 from tests.oracles import check_gradient, compilations, eps, normal, wide
 
 # Every form of expression, at a size where NumPy's plain einsum is the oracle.
@@ -406,12 +406,12 @@ def test_many_operands(monkeypatch, installed):
     """Optimal for a chain of 30 matrices, with cotengra and without, and repeatable."""
     expr, shapes = chain(30)
     if not installed:
-        monkeypatch.setattr(paths.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(_paths.importlib.util, "find_spec", lambda name: None)
     state = random.getstate()
     found = []
     for _ in range(2):
-        paths.search.cache_clear()
-        contract._plan.cache_clear()
+        _paths.search.cache_clear()
+        _planning._plan.cache_clear()
         found.append(contract.plan(expr, *shapes))
     assert found[0].path == found[1].path
     assert random.getstate() == state

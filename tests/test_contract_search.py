@@ -11,7 +11,7 @@ import opt_einsum
 import pytest
 
 from tensorjax import contract
-from tensorjax._contract import paths, trees
+from tensorjax.contract import _paths, _planning, _trees
 from tests.oracles import eps
 
 
@@ -42,7 +42,7 @@ def all_trees(items: tuple[int, ...]) -> Iterator[object]:
                     yield left, right
 
 
-def tree_cost(graph: trees.Graph, masks: list[int], needed: int, tree: object) -> int:
+def tree_cost(graph: _trees.Graph, masks: list[int], needed: int, tree: object) -> int:
     """Cost by definition: a label goes once nothing outside of the product carries it."""
 
     def visit(node) -> tuple[int, set[int], int]:
@@ -67,13 +67,13 @@ def test_windows_are_optimal(minimize: str) -> None:
         masks = [r.getrandbits(labels) | 1 << r.randrange(labels) for _ in range(count)]
         uses = [sum(mask >> label & 1 for mask in masks) for label in range(labels)]
         needed = sum(1 << k for k, u in enumerate(uses) if u == 1 or (u and r.random() < 0.3))
-        graph = trees.Graph([], [], [r.choice([1, 2, 3, 8, 50]) for _ in uses], minimize)
+        graph = _trees.Graph([], [], [r.choice([1, 2, 3, 8, 50]) for _ in uses], minimize)
         costs = [tree_cost(graph, masks, needed, t) for t in all_trees(tuple(range(count)))]
-        found = trees.all_subsets(graph, masks, needed, 1 << 200)
+        found = _trees.all_subsets(graph, masks, needed, 1 << 200)
         assert found
         # The cost that comes first is exact; ties in it may be broken another way.
         assert graph.first_cost(found[(1 << count) - 1].cost) == graph.first_cost(min(costs))
-        assert trees.all_subsets(graph, masks, needed, min(costs)) is None
+        assert _trees.all_subsets(graph, masks, needed, min(costs)) is None
 
 
 def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
@@ -88,7 +88,7 @@ def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
         return call
 
     monkeypatch.setattr(
-        trees, "all_subsets", counting("orders", trees.all_subsets, lambda g, m, *_: 3 ** len(m))
+        _trees, "all_subsets", counting("orders", _trees.all_subsets, lambda g, m, *_: 3 ** len(m))
     )
     finder = opt_einsum.path_random.RandomGreedy
     monkeypatch.setattr(finder, "setup", counting("trials", finder.setup, lambda *_: 1))
@@ -98,12 +98,12 @@ def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
         flops = {}
         for seconds in (0.0, 0.3):
             steps.update(orders=0, trials=0)
-            paths.search.cache_clear()
+            _paths.search.cache_clear()
             plan = contract.plan(expr, *shapes, seconds=seconds)
             flops[seconds] = plan.flops
-            assert steps["orders"] <= seconds * 2 * trees._ORDERS + 3**9
-            paths.search.cache_clear()
-            contract._plan.cache_clear()
+            assert steps["orders"] <= seconds * 2 * _trees._ORDERS + 3**9
+            _paths.search.cache_clear()
+            _planning._plan.cache_clear()
             assert contract.plan(expr, *shapes, seconds=seconds).path == plan.path
         greedy = contract.plan(expr, *shapes, optimize="greedy").flops
         assert flops[0.3] < flops[0.0] <= greedy

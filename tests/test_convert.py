@@ -387,7 +387,7 @@ def test_float32_trains_of_any_size_become_meras(size):
 
 def test_a_fallback_that_cannot_be_built_leaves_what_was_found(monkeypatch):
     hidden, t = hidden_mera(0, 4, 6, 2, layers=1)
-    module = sys.modules["tensorjax.convert._mera"]
+    module = sys.modules["tensorjax.convert._tt_to_mera"]
     monkeypatch.setattr(module, "_LARGEST_TOP", 20)
     m, info = convert.tt_to_mera(t, tol=1e-6, layers=1)
     assert m.size == hidden.size

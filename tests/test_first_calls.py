@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensorjax import _transfer, mera, sketch, tt, tucker
-from tensorjax.sketch import _on_host as sketch_on_host
-from tensorjax.tt import _on_host
+from tensorjax.sketch import _apply_on_host as sketch_on_host
+from tensorjax.tt import _products_on_host
 from tests.oracles import compilations
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -106,11 +106,11 @@ def test_zeros_and_nan_come_through():
 
 def test_a_habit_gets_a_program():
     x, y, *_ = drawn(9101)
-    served = [_on_host.inner(x, y) is not None for _ in range(12)]
+    served = [_products_on_host.inner(x, y) is not None for _ in range(12)]
     assert served[0]
     assert not served[-1]
     half = x.astype(jnp.float32).astype(jnp.bfloat16)
-    assert _on_host.inner(half, half) is None
+    assert _products_on_host.inner(half, half) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _blas, _native, sketch, tt
-from tensorjax.sketch import _dense
+from tensorjax import _blas_threads, _native, sketch, tt
+from tensorjax.sketch import _dense_input
 
 # The first thread is made, and the system refuses all others.
 FEW_THREADS = """
@@ -498,19 +498,21 @@ def test_inner_products_in_batches_and_their_gradients() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.skipif(_blas.controls("numpy.linalg._umath_linalg") is None, reason="no OpenBLAS")
+@pytest.mark.skipif(
+    _blas_threads.controls("numpy.linalg._umath_linalg") is None, reason="no OpenBLAS"
+)
 def test_the_threads_of_numpy_come_back() -> None:
-    get, put = _blas.controls("numpy.linalg._umath_linalg")
+    get, put = _blas_threads.controls("numpy.linalg._umath_linalg")
     before = get()
     put(2)
     try:
-        with _blas.one_thread(True):
-            with _blas.one_thread(True):
+        with _blas_threads.one_thread(True):
+            with _blas_threads.one_thread(True):
                 assert get() == 1
             assert get() == 1
-        with _blas.one_thread(False):
+        with _blas_threads.one_thread(False):
             assert get() == 2
-        with pytest.raises(KeyError), _blas.one_thread(True):
+        with pytest.raises(KeyError), _blas_threads.one_thread(True):
             raise KeyError
         assert get() == 2
     finally:
@@ -533,11 +535,11 @@ def test_one_pass_over_rows_is_the_map(
     modes: tuple[tuple[int, ...], ...], rows: int, rank: int, dtype: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(_dense, "_LARGE", 1)
+    monkeypatch.setattr(_dense_input, "_LARGE", 1)
     p = sketch.ttrp(jax.random.key(0), *modes, rank=rank, dtype=dtype)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, p.in_size)), dtype)
     assert "tensorjax_sketch" in jax.jit(sketch.apply).lower(p, x).as_text()
-    dense = _dense.merge(_dense.scaled_cores(p))[0, ..., 0]
+    dense = _dense_input.merge(_dense_input.scaled_cores(p))[0, ..., 0]
     np.testing.assert_allclose(
         sketch.apply(p, x), x @ dense.T, rtol=1e-10 if dtype == "float64" else 1e-3,
         atol=(1e-13 if dtype == "float64" else 1e-5) * np.sqrt(p.in_size),
@@ -547,7 +549,7 @@ def test_one_pass_over_rows_is_the_map(
 @built
 @pytest.mark.usefixtures("alone")
 def test_many_maps_of_the_same_rows_copy_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense, "_LARGE", 1)
+    monkeypatch.setattr(_dense_input, "_LARGE", 1)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 180)))
 
     def image(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -577,7 +579,7 @@ def test_a_system_that_gives_few_threads(tmp_path: Path) -> None:
 @built
 @pytest.mark.usefixtures("alone")
 def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense, "_LARGE", 1)
+    monkeypatch.setattr(_dense_input, "_LARGE", 1)
     p = sketch.ttrp(jax.random.key(0), (9, 20), (3, 2), rank=2, dtype="float64")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 180)))
     y = sketch.apply(p, x)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorjax.offload._store import _checksums
+from tensorjax.offload._store.disk import checksums as _checksums
 
 SIZES = [0, 1, 63, 64, 65, 4096, (1 << 16) - 1, 1 << 16, (1 << 18) + 5, (1 << 20) + 13]
 built = pytest.mark.skipif(_checksums._copies_c is None, reason="copies were not built")

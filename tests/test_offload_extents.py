@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tensorjax.offload._store import _extents
-from tensorjax.offload._store._extents import ALIGN, Extent, Layouts
+from tensorjax.offload._store.disk import extents as _extents
+from tensorjax.offload._store.disk.extents import ALIGN, Extent, Layouts
 
 BLOCK = 4 * ALIGN
 

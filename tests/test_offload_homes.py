@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tensorjax.offload import TensorStore
-from tensorjax.offload._training._bundle import Bundle
-from tensorjax.offload._training._homes import StoreHome
-from tensorjax.offload._training._trace import Trace
+from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.trace import Trace
 
 MIB = 1 << 20
 

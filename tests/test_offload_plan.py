@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._planning import _placement
-from tensorjax.offload._training._groups import make_groups
-from tensorjax.offload._training._optimizer import HostOptimizer
+from tensorjax.offload._planning import placement_search
+from tensorjax.offload._training.storage.trainer_groups import make_groups
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)
@@ -185,29 +185,29 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
         groups = make_groups(shapes, host, store=None, in_memory=())
         speeds = dict(zip(("read", "write", "update"), 10 ** rng.uniform(5, 7, 3), strict=True))
         forward = 10 ** rng.uniform(-3, 0)
-        work = _placement.Work(
+        work = placement_search.Work(
             activations="keep",
             layers=[offload.Layer(name=name, apply=lambda *_: None) for name in shapes],
             groups=groups, machine=offload.Machine(place=1e9, **speeds), forward=forward,
             backward=2 * forward, on_device=0, on_host=0, clip=rng.random() < 0.4,
         )  # fmt: skip
-        total, needed = int(4 * sizes.sum()), _placement.choose(work, 1 << 30, 0).refusal
+        total, needed = int(4 * sizes.sum()), placement_search.choose(work, 1 << 30, 0).refusal
         budget = int(needed.split()[1]) + int(rng.integers(5 * total))
         device = int(rng.choice([1 << 30, 8 * sizes.max() + total // 3]))
-        found = _placement.choose(work, device, budget)
+        found = placement_search.choose(work, device, budget)
         assert found.refusal == ""
         assert found.host_bytes <= budget
         assert found.seconds >= found.times.bound
         room = budget - int(needed.split()[1])
-        room += _placement._under_way(groups, ())
+        room += placement_search._under_way(groups, ())
         two = 0 if work.clip else 4 * int(np.sort(sizes)[-2:].sum())
         best = min(
-            _placement._choice(work, found.weights, list(some), room, "").seconds
+            placement_search._choice(work, found.weights, list(some), room, "").seconds
             for count in range(len(groups) + 1)
             for some in itertools.combinations(groups, count)
             if not some
-            or sum(_placement._lives(groups[name]) for name in some)
-            <= room - two - _placement._under_way(groups, some)
+            or sum(placement_search._lives(groups[name]) for name in some)
+            <= room - two - placement_search._under_way(groups, some)
         )
         assert found.seconds <= (1.15 if work.clip else 1.05) * best  # with fewer to store
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorjax.offload._store._staging import Pool
+from tensorjax.offload._store.transfers.staging import Pool
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax.offload import _processes
 from tensorjax.offload._processes import Processes
-from tensorjax.offload._training import _commits
-from tensorjax.offload._training._shards import Part, Shards
+from tensorjax.offload._training import commits
+from tensorjax.offload._training.model.shards import Part, Shards
 
 
 class Device:
@@ -123,16 +123,16 @@ def test_processes_that_do_not_come_are_waited_for_only_so_long(monkeypatch: Any
     with pytest.raises(RuntimeError, match=r"commit of step 3: process 0 of 2 .* 0.5 s .* task 1"):
         processes.wait("commit of step 3")
     with pytest.raises(RuntimeError, match="opening the stores"):
-        _commits.same_step(processes, 3)
+        commits.same_step(processes, 3)
 
 
 def test_stores_at_different_steps_are_refused() -> None:
     processes: Any = SimpleNamespace(number=1, count=3, exchange=lambda what, mine: [4, mine, None])
     with pytest.raises(ValueError, match="0 at step 4, of process 1 at step 5, of process 2 new"):
-        _commits.same_step(processes, 5)
+        commits.same_step(processes, 5)
     store = SimpleNamespace(process=(0, 1))
     with pytest.raises(ValueError, match="expected that of process 1 of 3, got that of process 0"):
-        _commits.same_process(processes, store)
+        commits.same_process(processes, store)
 
 
 def test_alone_there_is_nobody_to_wait_for() -> None:

@@ -22,7 +22,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import _queue, _transport
+from tensorjax.offload._store.transfers import lifecycle
+from tensorjax.offload._store.transfers import queue as _queue
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
@@ -327,7 +328,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
 
     with filled(tmp_path, staging=None) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(_transport, "Pool", refuse)
+            patch.setattr(lifecycle, "Pool", refuse)
             with pytest.raises(
                 offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):

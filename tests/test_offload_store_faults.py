@@ -22,8 +22,9 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import _folder, _index
-from tensorjax.offload._store._backends import _choose, _uring
+from tensorjax.offload._store.backends import choose, uring
+from tensorjax.offload._store.disk import folder as _folder
+from tensorjax.offload._store.disk import index as _index
 
 MIB = 1 << 20
 SIZE = MIB // 8  # of float64, so 1 MiB
@@ -545,7 +546,7 @@ def test_a_forbidden_io_uring_falls_back_and_says_so(
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(_uring.UringBackend, "_make", refuse)
+    monkeypatch.setattr(uring.UringBackend, "_make", refuse)
     with pytest.warns(offload.StoreWarning, match=r"io_uring cannot be used here \(.*not"):
         store = made(folder, "io_uring")
     with store:
@@ -559,7 +560,7 @@ def test_a_forbidden_io_uring_falls_back_and_says_so(
 def test_auto_takes_what_the_probe_allows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with made(folder, "auto") as store:
         assert store.statistics().backend == "io_uring"
-    monkeypatch.setattr(_choose._uring, "probe", lambda _: {"io_uring": "forbidden"})
+    monkeypatch.setattr(choose._uring, "probe", lambda _: {"io_uring": "forbidden"})
     with pytest.warns(offload.StoreWarning, match=r"io_uring does not work here \(forbidden\)"):
         store = made(folder, "auto")
     with store:
@@ -587,7 +588,7 @@ def test_a_full_disk_is_no_reason_not_to_open(
 def test_what_a_ring_leaves_is_finished(
     folder: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
-    real = _uring._Driver._landed
+    real = uring._Driver._landed
 
     def short(self: Any, op: Any, _: int) -> None:
         if not op.write:  # what was not moved is not there
@@ -596,7 +597,7 @@ def test_what_a_ring_leaves_is_finished(
 
     committed(folder, "io_uring")
     with monkeypatch.context() as patch:
-        patch.setattr(_uring._Driver, "_landed", short)
+        patch.setattr(uring._Driver, "_landed", short)
         with made(folder, "io_uring") as store:
             assert all(holds(store, name, i) for i, name in enumerate("abc"))
 
@@ -615,8 +616,8 @@ def test_memory_that_cannot_be_registered_is_told_of(
         def __getattr__(self, name: str) -> Any:
             return refuse if name == "register" else getattr(self.ring, name)
 
-    make = _uring.UringBackend._make
-    monkeypatch.setattr(_uring.UringBackend, "_make", lambda self: Limited(make(self)))
+    make = uring.UringBackend._make
+    monkeypatch.setattr(uring.UringBackend, "_make", lambda self: Limited(make(self)))
     with pytest.warns(offload.StoreWarning, match="cannot be registered"):
         store = made(folder, "io_uring")
     with store:
@@ -629,7 +630,7 @@ def test_memory_that_cannot_be_registered_is_told_of(
 @pytest.mark.parametrize("option", ["sqpoll", "iopoll", "fixed"])
 def test_options_of_the_ring_work_or_say_why_not(folder: Path, option: str) -> None:
     value = option != "fixed"
-    why = _uring.probe(folder.parent).get(option, "")
+    why = uring.probe(folder.parent).get(option, "")
     if why:
         with pytest.warns(offload.StoreWarning, match=option):
             store = made(folder, "io_uring", options={option: value})
@@ -916,7 +917,7 @@ def test_a_ring_is_filled_again_before_what_has_landed_is_looked_at() -> None:
         take=take, done=lambda op: events.append("landed"), lock=threading.Lock(), wake=None
     )
     file: Any = SimpleNamespace(descriptor=0)
-    _uring._Driver(Disk(), queue, file, 2, {}, polls=False).run()
+    uring._Driver(Disk(), queue, file, 2, {}, polls=False).run()
     batch = ["prepare", "prepare", "submit", "landed", "landed", "wait"]
     assert events == ["prepare", "prepare", "wait", *batch, *batch, "submit", "landed", "landed",
                       "close"]  # fmt: skip

@@ -14,8 +14,8 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import _queue
-from tensorjax.offload._store._checksums import digest
+from tensorjax.offload._store.disk.checksums import digest
+from tensorjax.offload._store.transfers import queue
 
 BACKENDS = tuple(n for n in ("threads", "io_uring", "memory") if n in offload.backends())
 KIB = 1 << 10
@@ -221,7 +221,7 @@ def test_a_write_cut_off_while_it_looks_at_the_neighbours_changes_nothing(
     for place in ("enter", "_attach_beside", "_attach", "until"):
         with committed(folder / place) as store:
             with monkeypatch.context() as patch:
-                patch.setattr(_queue.Queue, place, cut)
+                patch.setattr(queue.Queue, place, cut)
                 with pytest.raises(Cut):
                     store.write("t1", np.full(8, 7.0))
             assert [value(store, f"t{i}") for i in range(3)] == [0, 1, 2]

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tensorjax.offload._training._ahead import Ahead
-from tensorjax.offload._training._bundle import Bundle
-from tensorjax.offload._training._group import Group
-from tensorjax.offload._training._homes import Held, HostHome
-from tensorjax.offload._training._jobs import Fetched, Ready
-from tensorjax.offload._training._optimizer import HostOptimizer
-from tensorjax.offload._training._turns import Turns
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import Held, HostHome
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.jobs import Fetched, Ready
+from tensorjax.offload._training.updates.read_budget import Ahead
+from tensorjax.offload._training.updates.scheduler import Turns
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 

@@ -14,15 +14,15 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._training import _updates
-from tensorjax.offload._training._bundle import Bundle
-from tensorjax.offload._training._group import Group
-from tensorjax.offload._training._groups import begin, make_groups, specs
-from tensorjax.offload._training._homes import HostHome, Reading, StoreHome
-from tensorjax.offload._training._optimizer import HostOptimizer
-from tensorjax.offload._training._shards import Shards
-from tensorjax.offload._training._trace import Trace
-from tensorjax.offload._training._updates import Updater
+from tensorjax.offload._training.model.shards import Shards
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import HostHome, Reading, StoreHome
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.trainer_groups import begin, make_groups, specs
+from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates import updates as _updates
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.updates import Updater
 
 
 class SlowHome(HostHome):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensorjax.offload._training._trace import Trace
-from tensorjax.offload._training._weights import WeightStream
+from tensorjax.offload._training.model.weight_stream import WeightStream
+from tensorjax.offload._training.trace import Trace
 
 
 class Asked:

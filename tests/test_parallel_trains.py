@@ -13,7 +13,7 @@ pytest.importorskip("flax", reason="the layers have an extra of their own")
 from flax import nnx
 
 from tensorjax import nn, parallel
-from tensorjax.parallel import _trains
+from tensorjax.parallel import _tt_linear
 from tests import tiny_decoder as tiny
 from tests.test_parallel_layouts import error, make
 
@@ -112,10 +112,10 @@ def test_modes_send_ranks_where_tokens_send_features() -> None:
 
 def test_trains_that_do_not_split_by_modes_are_told() -> None:
     up, _ = layers()
-    assert _trains.splits(up, 4, (3, WIDE))
-    assert not _trains.splits(up, 3, (3, WIDE))
-    assert not _trains.splits(up, 4, (9, WIDE // 3))
+    assert _tt_linear.splits(up, 4, (3, WIDE))
+    assert not _tt_linear.splits(up, 3, (3, WIDE))
+    assert not _tt_linear.splits(up, 4, (9, WIDE // 3))
     padded = nn.TTLinear(FEATURES, 22, rank=4, in_shape=(8, 2), out_shape=(8, 3), rngs=nnx.Rngs(0))
-    assert not _trains.splits(padded, 2, ())
-    assert not _trains.splits(layers(memory_limit=2**20)[0], 4, (3, WIDE))
-    assert not _trains.splits(nn.CPLinear(16, 16, rank=2, rngs=nnx.Rngs(0)), 2, ())
+    assert not _tt_linear.splits(padded, 2, ())
+    assert not _tt_linear.splits(layers(memory_limit=2**20)[0], 4, (3, WIDE))
+    assert not _tt_linear.splits(nn.CPLinear(16, 16, rank=2, rngs=nnx.Rngs(0)), 2, ())

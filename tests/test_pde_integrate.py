@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde import _steppers
-from tensorjax.pde._mass import corrected, mass_of, quadrature
-from tensorjax.pde._sums import Train, rounded
+from tensorjax.pde._stepping import step_truncation
+from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
+from tensorjax.pde._stepping.rounded_sums import Train, rounded
 
 NOTHING = tt.TT([np.full((1, 24, 1), np.nan)] * 2)
 TURN = np.array([[0.0, 1.0], [-1.0, 0.0]])
@@ -88,7 +88,7 @@ def test_truncation_takes_little_of_the_mass(monkeypatch: Any, method: Any):
     options: dict[str, Any] = {"t1": 0.5, "dt": 1 / 80, "tol": 1e-3, "coordinates": "fixed"}
     drifts, errors = [], []
     for most in (np.inf, 1.0, 0.0):  # in units of the tolerance
-        monkeypatch.setattr(_steppers, "_LOST", most)
+        monkeypatch.setattr(step_truncation, "_LOST", most)
         solution = pde.integrate(problem, method=method, **options)
         assert solution.result == pde.Result.successful
         assert solution.stats["edge_mass"].max() < 1e-5
@@ -102,7 +102,7 @@ def test_truncation_takes_little_of_the_mass(monkeypatch: Any, method: Any):
 
 
 def test_a_restart_knows_what_mass_was_lost(monkeypatch: Any):
-    monkeypatch.setattr(_steppers, "_LOST", 1.0)
+    monkeypatch.setattr(step_truncation, "_LOST", 1.0)
     problem = chain(3)
     options: dict[str, Any] = {"dt": 1 / 80, "tol": 1e-3, "coordinates": "fixed"}
     whole = pde.integrate(problem, t1=0.5, saveat=pde.SaveAt(ts=[0.25], t1=True), **options)

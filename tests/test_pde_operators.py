@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax._train import TT
-from tensorjax.pde import _multipliers as multipliers
-from tensorjax.pde import _operators as operators
+from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization import operators as operators
+from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tests.oracles import dense, error, norm
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax._train import TT
-from tensorjax.pde import _characteristics as characteristics
-from tensorjax.pde import _skeleton as skeleton
-from tensorjax.pde._characteristics import flow
-from tensorjax.pde._maps import Remembered
-from tensorjax.pde._reactions import polynomial
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates import characteristics as characteristics
+from tensorjax.pde._coordinates.affine_maps import Remembered
+from tensorjax.pde._coordinates.characteristics import flow
+from tensorjax.pde._initial_states import concentrated_functions as skeleton
+from tensorjax.pde._problems.reactions import polynomial
 from tests.oracles import dense, error, norm, tails
 
 ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde
-from tensorjax.pde._programs import separated
+from tensorjax.pde._stepping.compiled_once import separated
 from tests.oracles import compilations
 
 TURN = np.array([[0.0, 1.0], [-1.0, 0.0]])

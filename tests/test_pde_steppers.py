@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde._operators import affine_generator, affine_states, differentiated
-from tensorjax.pde._path import Moment, Path, jumps, told
-from tensorjax.pde._rates import hosted_cores
-from tensorjax.pde._sums import Applied, Train, relative_norm, rounded
+from tensorjax.pde._coordinates.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._discretization.operators import affine_generator, affine_states, differentiated
+from tensorjax.pde._stepping.right_side import hosted_cores
+from tensorjax.pde._stepping.rounded_sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed
-from tensorjax.tt import _hosted as hosted
+from tensorjax.tt import _numpy_arithmetic as hosted
 
 T1 = 0.5
 DRIFT = np.array([[-0.15, 0.45], [-0.35, -0.1]])

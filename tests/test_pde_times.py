@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensorjax import pde
-from tensorjax.pde._solution import save_times
-from tensorjax.pde._times import reaches, snapped, step_count
+from tensorjax.pde._integration.solution import save_times
+from tensorjax.pde._stepping.times import reaches, snapped, step_count
 
 
 def resting(n: int = 16) -> pde.OrnsteinUhlenbeck:

@@ -15,7 +15,7 @@ import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 from tensorjax import sketch, tt
-from tensorjax.sketch import _apply, _bounds, _factor, _groups, _pairings
+from tensorjax.sketch import _apply, _balanced_factors, _bounds, _fourth_moments, _mode_groups
 
 KEY = jax.random.key(7)
 N3 = (3, 4, 5)
@@ -88,14 +88,14 @@ def written_out(p: Any) -> np.ndarray:
 
 
 def test_factors_are_balanced_and_padded_only_if_they_must() -> None:
-    assert _factor.shapes(784, 24) == ((28, 28), (6, 4), 784, 24)
-    assert _factor.shapes(10**4, 24, order=3) == ((20, 20, 25), (4, 3, 2), 10**4, 24)
-    assert _factor.shapes((25, 25, 16), 24).out_shape == (3, 2, 4)  # large m with small n
-    assert _factor.shapes(10**4, (2, 3, 4)).in_shape == (25, 20, 20)
-    assert _factor.shapes((3, 5), (2, 2)) == ((3, 5), (2, 2), 15, 4)
-    assert _factor.shapes(1, 1) == ((1, 1), (1, 1), 1, 1)
+    assert _balanced_factors.shapes(784, 24) == ((28, 28), (6, 4), 784, 24)
+    assert _balanced_factors.shapes(10**4, 24, order=3) == ((20, 20, 25), (4, 3, 2), 10**4, 24)
+    assert _balanced_factors.shapes((25, 25, 16), 24).out_shape == (3, 2, 4)  # large m with small n
+    assert _balanced_factors.shapes(10**4, (2, 3, 4)).in_shape == (25, 20, 20)
+    assert _balanced_factors.shapes((3, 5), (2, 2)) == ((3, 5), (2, 2), 15, 4)
+    assert _balanced_factors.shapes(1, 1) == ((1, 1), (1, 1), 1, 1)
     for prime in (7, 101, 10007, 999983):
-        n, m, in_size, out_size = _factor.shapes(prime, 23)
+        n, m, in_size, out_size = _balanced_factors.shapes(prime, 23)
         assert in_size == prime <= math.prod(n) <= 1.3 * prime
         assert max(n) <= 2 * min(n)
         assert out_size == 23 <= math.prod(m)
@@ -103,37 +103,39 @@ def test_factors_are_balanced_and_padded_only_if_they_must() -> None:
 
 
 def test_huge_sizes_are_factored_at_once() -> None:
-    n, m, in_size, _ = _factor.shapes(10**30, 24)
+    n, m, in_size, _ = _balanced_factors.shapes(10**30, 24)
     assert math.prod(n) == in_size == 10**30
     assert max(n) <= 4096
     assert math.prod(m) >= 24
-    n = _factor.columns(10**18 + 9, 5)  # a prime
+    n = _balanced_factors.columns(10**18 + 9, 5)  # a prime
     assert 10**18 < math.prod(n) <= 1.01 * 10**18
     assert max(n) < 1.3 * min(n)
-    assert max(_factor.rows(1000003, 3)) <= 102
+    assert max(_balanced_factors.rows(1000003, 3)) <= 102
 
 
 def test_row_cuts_have_nearly_the_least_worst_variance() -> None:
     for size in (6, 23, 24, 26, 60, 97):
         for order in (2, 3):
-            chosen = _pairings.total(_factor.rows(size, order), size, (1, 1), 3.0)
+            chosen = _fourth_moments.total(_balanced_factors.rows(size, order), size, (1, 1), 3.0)
             every = itertools.product(range(1, size + 1), repeat=order)
             shapes = [m for m in every if size <= math.prod(m) <= 1.5 * size + 2]
-            least = min(_pairings.total(m, size, (1, 1), 3.0) for m in shapes)
+            least = min(_fourth_moments.total(m, size, (1, 1), 3.0) for m in shapes)
             assert chosen <= 1.25 * least * (1 + 1e-12)
 
 
 def test_rows_of_many_modes_are_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _factor.rows(2**60, 60) == (2,) * 60
-    assert _factor.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
-    cuts = _factor._near_equal(10**9 + 7, 30)
+    assert _balanced_factors.rows(2**60, 60) == (2,) * 60
+    assert _balanced_factors.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
+    cuts = _balanced_factors._near_equal(10**9 + 7, 30)
     assert 0 < len(cuts) <= 8
     assert all(10**9 < math.prod(m) <= 1.5 * 10**9 + 13 for m in cuts)
     for size in (23, 59, 1000, 1021, 10**5 + 3):  # few modes, by both ways
-        wanted = _pairings.total(_factor.rows(size, 5), size, (1,) * 4, 3.0)
+        wanted = _fourth_moments.total(_balanced_factors.rows(size, 5), size, (1,) * 4, 3.0)
         with monkeypatch.context() as patch:
-            patch.setattr(_factor, "_FEW_MODES", 1)
-            found = _pairings.total(_factor.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0)
+            patch.setattr(_balanced_factors, "_FEW_MODES", 1)
+            found = _fourth_moments.total(
+                _balanced_factors.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0
+            )
         assert found <= 1.05 * wanted
 
 
@@ -596,26 +598,26 @@ def test_equal_shapes_compile_once(rng: np.random.Generator) -> None:
 
 def test_groups_read_the_input_about_once() -> None:
     floor = 1000 * 250_000
-    plan = _groups.choose(1000, 250_000, (25, 25, 20, 20), (4, 3, 2, 1), (1,) * 5)
+    plan = _mode_groups.choose(1000, 250_000, (25, 25, 20, 20), (4, 3, 2, 1), (1,) * 5)
     assert plan.cuts == (0, 2, 4)  # measured best too
     assert plan.cost < 1.25 * floor
-    assert _groups.choose(1000, 250_000, (500, 500), (6, 4), (1,) * 3).cost < 1.25 * floor
-    single = _groups._group_cost(1000, (500, 500), (6, 4), (1,) * 3, 0, 2)
+    assert _mode_groups.choose(1000, 250_000, (500, 500), (6, 4), (1,) * 3).cost < 1.25 * floor
+    single = _mode_groups._group_cost(1000, (500, 500), (6, 4), (1,) * 3, 0, 2)
     assert single > 1.9 * floor
-    small = _groups.choose(1000, 10_000, (25, 25, 16), (4, 3, 2), (1,) * 4)
+    small = _mode_groups.choose(1000, 10_000, (25, 25, 16), (4, 3, 2), (1,) * 4)
     assert small.cuts == (0, 1, 3)
 
 
 def test_groups_are_few_however_many_modes() -> None:
-    plan = _groups.choose(64, 2**20, (2,) * 20, (2,) * 4 + (1,) * 16, (1,) * 21)
+    plan = _mode_groups.choose(64, 2**20, (2,) * 20, (2,) * 4 + (1,) * 16, (1,) * 21)
     assert len(plan.cuts) - 1 <= 4
     assert plan.cost < 2 * 64 * 2**20
 
 
 def test_a_short_input_is_padded_only_if_that_is_cheaper() -> None:
-    large = _groups.choose(1000, 10_007, (91, 110), (6, 4), (1, 1, 1))
+    large = _mode_groups.choose(1000, 10_007, (91, 110), (6, 4), (1, 1, 1))
     assert large == (large.cuts, False, large.cost)
-    many_rows = _groups.choose(1000, 10_007, (91, 110), (60, 40), (1, 1, 1))
+    many_rows = _mode_groups.choose(1000, 10_007, (91, 110), (60, 40), (1, 1, 1))
     assert many_rows.pads_input
 
 
@@ -626,7 +628,7 @@ def test_every_grouping_gives_the_same(
     p = drawn("ttrp ranks")
     x = rng.standard_normal((11, 60))
     expected = x @ written_out(p).T
-    monkeypatch.setattr(_groups, "choose", lambda *_: _groups.Groups(cuts, False, 0.0))
+    monkeypatch.setattr(_mode_groups, "choose", lambda *_: _mode_groups.Groups(cuts, False, 0.0))
     np.testing.assert_allclose(_apply.project(p, jnp.asarray(x)), expected, atol=1e-12)
 
 
@@ -638,7 +640,7 @@ def test_every_cut_of_the_rows_gives_the_same(
 ) -> None:
     p = drawn(name)
     x = rng.standard_normal((11, 60))
-    monkeypatch.setattr(_groups, "split_rows", lambda *_: cut)
+    monkeypatch.setattr(_mode_groups, "split_rows", lambda *_: cut)
     np.testing.assert_allclose(_apply.project(p, jnp.asarray(x)), x @ written_out(p).T, atol=1e-12)
 
 

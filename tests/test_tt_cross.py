@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tensorjax.tt import _maxvol
+from tensorjax.tt._cross import maxvol
 from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm
 
 
@@ -587,7 +587,7 @@ def test_maxvol_rows_bound_all_coefficients(rng, dtype):
     a = rng.standard_normal((60, 6)).astype(dtype)
     if dtype == np.complex128:
         a = a + 1j * rng.standard_normal((60, 6))
-    rows = _maxvol.maxvol(a)
+    rows = maxvol.maxvol(a)
     assert len(set(rows.tolist())) == 6
     assert np.abs(np.linalg.solve(a[rows].T, a.T)).max() <= 1.05 + 1e-9
     random = [abs(np.linalg.det(a[rng.choice(60, 6, replace=False)])) for _ in range(200)]
@@ -596,7 +596,7 @@ def test_maxvol_rows_bound_all_coefficients(rng, dtype):
 
 def test_right_sets_of_a_train_span_its_unfoldings(rng):
     x = cores(rng, (4, 5, 3, 6), 3, np.float64)
-    sets = _maxvol.right_sets(x)
+    sets = maxvol.right_sets(x)
     whole = dense(tt.TT(x))
     for k, right in enumerate(sets, start=1):
         unfolding = whole.reshape(math.prod(whole.shape[:k]), -1)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.bench import _drawn, _plain
-from tensorjax import _costs, _leading, linalg, tt, tucker
-from tensorjax._leading import Asked, leading
-from tensorjax.tt import _tt_svd
+from tensorjax import linalg, tt, tucker
+from tensorjax.linalg import _predicted_times, _subspaces_on_host
+from tensorjax.linalg._subspaces_on_host import Asked, leading
+from tensorjax.tt._tt_svd import on_host
 from tests.oracles import compilations, dense, eps, error, norm
 
 
@@ -56,13 +57,13 @@ def forecast(shape, guess: int) -> tuple[float, float]:
             side = math.prod(out) * (right if cut.right else left)
             side = min(side, size // side)
             rank = min(guess, side)
-            spent += _costs.cut(size, side, rank, cut.right)
+            spent += _predicted_times.cut(size, side, rank, cut.right)
             modes = modes[: -cut.modes] if cut.right else modes[cut.modes :]
             left, right = (left, rank) if cut.right else (rank, right)
         return spent
 
-    first = _tt_svd._Cut(1, False)
-    chosen = walk(lambda a, modes, b: _tt_svd._next_cut(a, modes, b, guess))
+    first = on_host._Cut(1, False)
+    chosen = walk(lambda a, modes, b: on_host._next_cut(a, modes, b, guess))
     return chosen, walk(lambda *_: first)
 
 
@@ -87,8 +88,10 @@ def test_no_shape_falls_off_a_cliff(guess):
 def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
     rng = np.random.default_rng(5)
     seen = []
-    real = _leading.sketched
-    monkeypatch.setattr(_leading, "sketched", lambda *a: seen.append(real(*a)) or seen[-1])
+    real = _subspaces_on_host.sketched
+    monkeypatch.setattr(
+        _subspaces_on_host, "sketched", lambda *a: seen.append(real(*a)) or seen[-1]
+    )
     for rank, noise in ((4, 0), (4, 3e-4), (400, 0)):
         shape = (400, 500)
         a = _drawn.normal(rng, (400, rank), dtype) @ _drawn.normal(rng, (rank, 500), dtype)
@@ -168,7 +171,7 @@ def test_host_gram_matrices_agree_with_plain_ones():
             b = a.T.copy() if right else a
             exact = wide.conj() @ wide.T if right else wide @ wide.conj().T
             for narrow in (False, True):
-                g = _leading.host_gram(b, right=right, narrow=narrow)
+                g = _subspaces_on_host.host_gram(b, right=right, narrow=narrow)
                 single = narrow and np.finfo(dtype).bits == 32
                 assert error(g, exact) <= (1e-6 if single else 1e-13) * norm(exact)
     assert linalg.gram(np.ones((2, 3, 4))).shape == (2, 3, 3)
@@ -181,7 +184,9 @@ def test_data_of_full_rank_cost_no_eigenvectors(seed, monkeypatch):
     shape = tuple(int(n) for n in rng.integers(33, 60, 3))
     x = _drawn.normal(rng, shape, dtype)
     asked = []
-    monkeypatch.setattr(_leading, "eigh", lambda g: asked.append(len(g)) or np.linalg.eigh(g))
+    monkeypatch.setattr(
+        _subspaces_on_host, "eigh", lambda g: asked.append(len(g)) or np.linalg.eigh(g)
+    )
     t, u = tt.from_dense(x, tol=1e-5), tucker.from_dense(x, tol=1e-5)
     assert asked == []
     assert t.ranks == (1, shape[0], shape[2], 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt, tucker
-from tensorjax.tt import _entries, _evaluate
+from tensorjax.tt import _evaluate, _evaluate_on_host
 from tests import oracles
 
 
@@ -44,7 +44,7 @@ def test_every_way_to_multiply_agrees_with_programs():
         t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
         i = rng.integers(0, shape, (count, len(shape)))
         expected = _evaluate._evaluate(t, jnp.asarray(i))
-        found = _entries.entries(t, i, _evaluate._groups(t, count))
+        found = _evaluate_on_host.entries(t, i, _evaluate._groups(t, count))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -79,7 +79,7 @@ def test_batches_compile_nothing_until_one_is_a_habit():
     assert compiled == []
     t = tt.TT(oracles.cores(rng, (3, 4), 2, np.float32))
     i = rng.integers(0, 3, (6, 2))
-    values = [np.asarray(tt.evaluate(t, i)) for _ in range(_entries._HABIT + 2)]
+    values = [np.asarray(tt.evaluate(t, i)) for _ in range(_evaluate_on_host._HABIT + 2)]
     assert np.ptp(values, axis=0).max() <= 1e-5
 
 

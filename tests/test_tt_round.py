@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import linalg, tt
-from tensorjax.tt import _sweeps as sweeps
+from tensorjax.tt._rounding import sweeps as sweeps
 from tests.oracles import (
     DTYPES,
     bond_tails,
@@ -58,7 +58,7 @@ def test_tol_is_kept_with_the_ranks_of_tt_svd(rng, shape, dtype):
 @pytest.fixture
 def accelerator(monkeypatch):
     """Rounding with tol as on an accelerator: compiled, with bucketed ranks, trimmed after."""
-    monkeypatch.setattr("tensorjax.tt._round._on_host", lambda *_: False)
+    monkeypatch.setattr("tensorjax.tt._rounding.rounding._on_host", lambda *_: False)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128])

@@ -250,7 +250,7 @@ def _direct(
     It moves memory that is there already; a whole one moves the arrays, with our own copies, and
     their checksums, which it verifies.
     """
-    from tensorjax.offload._store._checksums import copy, digest
+    from tensorjax.offload._store.disk.checksums import copy, digest
 
     size, total = arrays[0].nbytes, sum(a.nbytes for a in arrays)
     block = min(size, MIB)

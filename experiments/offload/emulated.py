@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tensorjax import offload
-from tensorjax.offload._store._staging import Pool
+from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Emulated(offload.Engine):

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _blas
+from tensorjax import _blas_threads as _blas
 from tensorjax._native.level import level
 
 # Largest number of columns of a basis: LAPACK counts its workspaces in 32 bits.

@@ -12,7 +12,7 @@ Example:
 """
 
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo, TuckerInfo
-from tensorjax.convert._mera import tt_to_mera
-from tensorjax.convert._tucker import tt_to_tucker
+from tensorjax.convert._tt_to_mera import tt_to_mera
+from tensorjax.convert._tt_to_tucker import tt_to_tucker
 
 __all__ = ["CutInfo", "LayerInfo", "MERAInfo", "TuckerInfo", "tt_to_mera", "tt_to_tucker"]

@@ -29,9 +29,9 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.convert._closed_form import candidates
-from tensorjax.convert._entropy import least_entropy
-from tensorjax.convert._procrustes import lowered_tail, normal
+from tensorjax.convert._disentangle_closed_form import candidates
+from tensorjax.convert._disentangle_entropy import least_entropy
+from tensorjax.convert._disentangle_procrustes import lowered_tail, normal
 
 # A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
 # searched for, nor one with more elements than the whole train.

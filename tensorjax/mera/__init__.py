@@ -10,8 +10,8 @@ Example:
 """
 
 from tensorjax._optax import Transformation
-from tensorjax.mera._build import random, to_dense, to_tt, wirings
-from tensorjax.mera._cone import expectation, inner, norm, sample
+from tensorjax.mera._causal_cone import expectation, inner, norm, sample
+from tensorjax.mera._constructors import random, to_dense, to_tt, wirings
 from tensorjax.mera._refine import (
     RefineInfo,
     conjugate_gradient,

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._formats.trains import TT
+from tensorjax._formats.trains import single as single_train
 from tensorjax._optax import transformation
 from tensorjax._placement import placed
-from tensorjax._stiefel import line_search
-from tensorjax._train import TT
-from tensorjax._train import single as single_train
 from tensorjax.contract import einsum
-from tensorjax.mera._cone import _network
+from tensorjax.linalg._stiefel import line_search
+from tensorjax.mera._causal_cone import _network
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST

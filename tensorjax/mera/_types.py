@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._export import serializable
-from tensorjax._operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.serialization import serializable
 from tensorjax._placement import placed
 
 

@@ -25,17 +25,17 @@ say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmb
 the ranks in training.
 """
 
-from tensorjax.nn._base import TensorLinear
-from tensorjax.nn._convert import Certificate, from_linear, to_linear
-from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
-from tensorjax.nn._embedding_base import Embedding
-from tensorjax.nn._embedding_convert import from_embedding, to_embedding
-from tensorjax.nn._embedding_plan import LookupPlan
+from tensorjax.nn._contraction_plans import Candidate, LayerPlan
+from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
+from tensorjax.nn._embeddings.base import Embedding
+from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+from tensorjax.nn._embeddings.from_dense import from_embedding, to_embedding
+from tensorjax.nn._embeddings.lookup_plan import LookupPlan
+from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._general import TensorLinearGeneral
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._modes import factor
-from tensorjax.nn._padded import PaddedEmbed
-from tensorjax.nn._plan import Candidate, LayerPlan
+from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._mode_factors import factor
 from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
 from tensorjax.nn._tensorize import summary, tensorize
 

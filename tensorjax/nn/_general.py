@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._placement import like_first, placed_by, sharded
-from tensorjax.nn._base import TensorLinear
+from tensorjax.nn._linear_base import TensorLinear
 
 
 class TensorLinearGeneral(nnx.Module):

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from tensorjax.nn import _initial, _networks
-from tensorjax.nn._base import TensorLinear, ones, values
-from tensorjax.nn._initial import Init
-from tensorjax.nn._modes import bounded, train_ranks
-from tensorjax.nn._networks import Network
+from tensorjax.nn import _initializers, _weight_networks
+from tensorjax.nn._initializers import Init
+from tensorjax.nn._linear_base import TensorLinear, ones, values
+from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._weight_networks import Network
 
 
 class TTLinear(TensorLinear):
@@ -79,9 +79,9 @@ class TTLinear(TensorLinear):
 
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         ranks = train_ranks(rank, self.modes)
-        shapes = _networks.train(self.modes, len(self.in_shape), ranks).shapes
+        shapes = _weight_networks.train(self.modes, len(self.in_shape), ranks).shapes
         split = len(self.in_shape)
-        drawn = _initial.train(init, rngs, shapes, split, variance, self.param_dtype)
+        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
         self.cores = nnx.List(drawn)
         self.gates = ones(ranks, self.param_dtype)
 
@@ -92,11 +92,11 @@ class TTLinear(TensorLinear):
 
     def network(self) -> Network:
         """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
-        return _networks.train(self.modes, len(self.in_shape), self.ranks)
+        return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
         """Returns the cores with the gates absorbed."""
-        return _networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
+        return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TuckerLinear(TensorLinear):
@@ -140,7 +140,7 @@ class TuckerLinear(TensorLinear):
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         ranks = bounded(rank, self.modes, "mode")
         factors, split = list(zip(self.modes, ranks, strict=True)), len(self.in_shape)
-        drawn = _initial.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
+        drawn = _initializers.tucker(init, rngs, ranks, factors, split, variance, self.param_dtype)
         self.core, self.factors = drawn[0], nnx.List(drawn[1:])
         self.gates = ones(ranks, self.param_dtype)
 
@@ -151,12 +151,12 @@ class TuckerLinear(TensorLinear):
 
     def network(self) -> Network:
         """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
-        return _networks.tucker(self.modes, len(self.in_shape), self.ranks)
+        return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
         """Returns input factors, core and output factors, with the gates absorbed."""
         factors, gates = values(self.factors), values(self.gates)
-        return _networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
+        return _weight_networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
 
 
 class CPLinear(TensorLinear):
@@ -198,7 +198,7 @@ class CPLinear(TensorLinear):
         enough = math.prod(self.modes) // max(self.modes)
         (terms,) = bounded(rank, [enough], "sum")
         shapes = [(n, terms) for n in self.modes]
-        drawn = _initial.canonical(init, rngs, shapes, variance, self.param_dtype)
+        drawn = _initializers.canonical(init, rngs, shapes, variance, self.param_dtype)
         self.factors = nnx.List(drawn)
         self.gates = ones([terms], self.param_dtype)
 
@@ -209,8 +209,8 @@ class CPLinear(TensorLinear):
 
     def network(self) -> Network:
         """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
-        return _networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
+        return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
         """Returns the factors with the gate absorbed."""
-        return _networks.gated_canonical(values(self.factors), self.gates[0][...])
+        return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])

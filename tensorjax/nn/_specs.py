@@ -7,14 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._base import TensorLinear
-from tensorjax.nn._convert import Certificate, Format, from_linear
-from tensorjax.nn._embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
-from tensorjax.nn._embedding_convert import from_embedding
-from tensorjax.nn._embedding_ids import OutOfRange
-from tensorjax.nn._initial import Init
+from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
+from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+from tensorjax.nn._embeddings.from_dense import from_embedding
+from tensorjax.nn._embeddings.ids import OutOfRange
+from tensorjax.nn._embeddings.padded import PaddedEmbed
+from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._padded import PaddedEmbed
+from tensorjax.nn._linear_base import TensorLinear
 
 
 @dataclasses.dataclass(frozen=True)

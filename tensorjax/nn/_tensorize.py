@@ -8,11 +8,11 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from tensorjax.nn._base import TensorLinear
-from tensorjax.nn._dense import check_plain
-from tensorjax.nn._embedding_base import Embedding
+from tensorjax.nn._dense_checks import check_plain
+from tensorjax.nn._embeddings.base import Embedding
+from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._general import TensorLinearGeneral, flat
-from tensorjax.nn._padded import PaddedEmbed
+from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._specs import Dense, Spec
 
 # What rules may replace; other subclasses do more than their layer.

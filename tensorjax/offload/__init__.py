@@ -59,22 +59,22 @@ from tensorjax.offload._errors import (
     StoreError,
     StoreWarning,
 )
-from tensorjax.offload._planning._bound import Times
-from tensorjax.offload._planning._machine import Machine, layer_seconds, measure
-from tensorjax.offload._planning._placement import Choice
-from tensorjax.offload._planning._plan import Plan, plan
-from tensorjax.offload._store._backends import Backend
-from tensorjax.offload._store._backends import available as backends
-from tensorjax.offload._store._extents import capacity
-from tensorjax.offload._store._lease import Lease, Leases
-from tensorjax.offload._store._statistics import Statistics, Traffic
-from tensorjax.offload._store._store import TensorStore
-from tensorjax.offload._training._export import to_orbax, to_safetensors
-from tensorjax.offload._training._groups import tensors
-from tensorjax.offload._training._layers import Activations, Engine, Layer
-from tensorjax.offload._training._options import Overflow, Schedule
-from tensorjax.offload._training._trace import Span, Trace
-from tensorjax.offload._training._trainer import Step, Trainer
+from tensorjax.offload._planning.machine_speed import Machine, layer_seconds, measure
+from tensorjax.offload._planning.memory_plan import Plan, plan
+from tensorjax.offload._planning.placement_search import Choice
+from tensorjax.offload._planning.step_time_bound import Times
+from tensorjax.offload._store.backends import Backend
+from tensorjax.offload._store.backends import available as backends
+from tensorjax.offload._store.disk.extents import capacity
+from tensorjax.offload._store.lease import Lease, Leases
+from tensorjax.offload._store.statistics import Statistics, Traffic
+from tensorjax.offload._store.store import TensorStore
+from tensorjax.offload._training.export import to_orbax, to_safetensors
+from tensorjax.offload._training.model.layers import Activations, Engine, Layer
+from tensorjax.offload._training.options import Overflow, Schedule
+from tensorjax.offload._training.storage.trainer_groups import tensors
+from tensorjax.offload._training.trace import Span, Trace
+from tensorjax.offload._training.trainer import Step, Trainer
 
 __all__ = [
     "Activations",

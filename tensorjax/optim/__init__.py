@@ -34,10 +34,10 @@ Optimization" (arXiv 2405.14377).
 """
 
 from tensorjax.optim._adaptive import rank_adaptive
-from tensorjax.optim._canonical import canonical
-from tensorjax.optim._importance import prune
-from tensorjax.optim._measure import labels, ranks, size
+from tensorjax.optim._canonical_gates import canonical
+from tensorjax.optim._importance_cuts import prune
 from tensorjax.optim._shrink import shrink, shrink_model
+from tensorjax.optim._sizes_and_ranks import labels, ranks, size
 from tensorjax.optim._state import RankAdaptiveState, Status, status
 
 __all__ = [

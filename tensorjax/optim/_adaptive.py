@@ -8,13 +8,13 @@ import numpy as np
 import optax
 
 from tensorjax import _check
-from tensorjax.optim._layout import Layout, gated
 from tensorjax.optim._options import Options, Switch, Weight, known
-from tensorjax.optim._polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._prune import Gates
+from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
-from tensorjax.optim._step import Step
-from tensorjax.optim._watch import fresh
+from tensorjax.optim._tensorised_leaves import Layout, gated
+from tensorjax.optim._trial_cuts import fresh
+from tensorjax.optim._update import Step
 
 # Weights γ and β of the planted-rank experiment, where γ grows from zero:
 # python -m experiments run comera/planted.

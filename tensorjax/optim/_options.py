@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.optim._polynomial import Measure
+from tensorjax.optim._size_polynomial import Measure
 
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tensorjax.optim._layout import Layout
-from tensorjax.optim._polynomial import Polynomial
+from tensorjax.optim._size_polynomial import Polynomial
+from tensorjax.optim._tensorised_leaves import Layout
 
 
 def widest(*arrays: Any) -> Any:

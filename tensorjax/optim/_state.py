@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._watch import UNKNOWN, limit
+from tensorjax.optim._trial_cuts import UNKNOWN, limit
 
 # A fall of the smoothed loss by less than this share of itself is no progress.
 PROGRESS = 1e-2

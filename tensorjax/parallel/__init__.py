@@ -15,13 +15,13 @@ A model is written once, on local blocks, and calls its layout for all communica
     (2, 3, 4)
 """
 
+from tensorjax.parallel._array_placement import shard, shardings, state_shardings
+from tensorjax.parallel._hlo_traffic import Memory, Traffic, memory, traffic
 from tensorjax.parallel._layout import Layout
-from tensorjax.parallel._layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
+from tensorjax.parallel._layout_planner import Candidate, Machine, Plan, plan
 from tensorjax.parallel._mesh import mesh
-from tensorjax.parallel._place import shard, shardings, state_shardings
-from tensorjax.parallel._plan import Candidate, Machine, Plan, plan
+from tensorjax.parallel._named_layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
 from tensorjax.parallel._summa import summa
-from tensorjax.parallel._traffic import Memory, Traffic, memory, traffic
 
 __all__ = [
     "NAMES",

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from tensorjax import _ids, linalg
 from tensorjax.parallel import _collectives as collectives
-from tensorjax.parallel import _trains
-from tensorjax.parallel._placing import Placing
+from tensorjax.parallel import _tt_linear
+from tensorjax.parallel._sharding_rules import Placing
 
 __all__ = ["Layout"]
 
@@ -193,7 +193,7 @@ class Layout(Placing):
         if callable(w):
             layer = self._layer(w, x)
             if self._by_modes(layer, fold):
-                return _trains.product(layer, x, self.features, fold)
+                return _tt_linear.product(layer, x, self.features, fold)
             y = layer(self._own(x))
             y = y.reshape(*y.shape[:-1], *(fold or y.shape[-1:]))
             return collectives.exchange(y, self.wide, -1, 1)
@@ -221,7 +221,7 @@ class Layout(Placing):
         if callable(w):
             layer = self._layer(w, x)
             if self._by_modes(layer, ()):
-                return _trains.product(layer, x, self.features, ())
+                return _tt_linear.product(layer, x, self.features, ())
             return self._shared(layer(collectives.exchange(x, self.wide, 1, -1)))
         if self.rows == "gather":
             y = self._joined(x, self._stored(w, 0, x.dtype))
@@ -233,7 +233,7 @@ class Layout(Placing):
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
         """Checks whether a layer's modes split over the devices that split the features."""
-        return bool(self.features) and _trains.splits(layer, self.ways(self.features), fold)
+        return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
         """Reshards x so that this device has all features of its part of the sequence."""

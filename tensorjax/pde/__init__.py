@@ -4,20 +4,20 @@ Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
 from tensorjax.pde import coords, flows, problems
-from tensorjax.pde._checkpoint import Checkpoint, load, save
-from tensorjax.pde._controllers import ConstantStepSize, PIDController
-from tensorjax.pde._drifts import Power, Product, Separable, Sin
-from tensorjax.pde._fields import FieldMotion, field_motion
-from tensorjax.pde._fokker_planck import FokkerPlanck
-from tensorjax.pde._grid import Axis, Box
-from tensorjax.pde._initial import Function, Gaussian, Mixture
-from tensorjax.pde._integrate import integrate
-from tensorjax.pde._maps import AffineMap, affine
-from tensorjax.pde._operators import Coefficients, affine_generator
-from tensorjax.pde._problem import Problem, RightSide
-from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde._reactions import AdvectionDiffusionReaction
-from tensorjax.pde._solution import Result, SaveAt, Solution, State
+from tensorjax.pde._coordinates.affine_maps import AffineMap, affine
+from tensorjax.pde._coordinates.vector_fields import FieldMotion, field_motion
+from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.operators import Coefficients, affine_generator
+from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
+from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
+from tensorjax.pde._integration.integrate import integrate
+from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
+from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
 from tensorjax.pde.flows import Fields, Flowed, FlowMap
 from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments, resolution

@@ -17,11 +17,11 @@ from typing import Any, get_args
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._train import TT
-from tensorjax.pde import _normal as normal
-from tensorjax.pde import _nuclear as nuclear
-from tensorjax.pde._canonical import leading, truncated, truncated_ranks
-from tensorjax.pde._setting import Gauge, Motion, Setting, filtered, visible
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates import normal_component as normal
+from tensorjax.pde._coordinates import nuclear_norm as nuclear
+from tensorjax.pde._coordinates.canonical_form import leading, truncated, truncated_ranks
+from tensorjax.pde._coordinates.generator_inputs import Gauge, Motion, Setting, filtered, visible
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
 
@@ -142,8 +142,8 @@ class Convex:
 
     Source: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds" (arXiv
     2307.05914), of which we know abstract and introduction. Whether the paper regularises in this
-    way is not known to us. Ours: how the normal equations are computed (`tensorjax.pde._normal`),
-    and the gauge.
+    way is not known to us. Ours: how the normal equations are computed
+    (`tensorjax.pde._coordinates.normal_component`), and the gauge.
     """
 
     _: dataclasses.KW_ONLY

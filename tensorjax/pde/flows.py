@@ -25,20 +25,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde import _integrate
-from tensorjax.pde import _multipliers as multipliers
-from tensorjax.pde._checkpoint import checkpointer
-from tensorjax.pde._fields import FieldMotion, field_motion
-from tensorjax.pde._flow_map import Fields, FlowMap
-from tensorjax.pde._maps import AffineMap
-from tensorjax.pde._path import Moment, told
-from tensorjax.pde._problem import Problem, RightSide
-from tensorjax.pde._smooth import smooth
-from tensorjax.pde._solution import Result, SaveAt, Solution, State, save_times
-from tensorjax.pde._statuses import Stopped, failed
-from tensorjax.pde._times import check_span, step_count
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.coordinate_path import Moment, told
+from tensorjax.pde._coordinates.flow_map import Fields, FlowMap
+from tensorjax.pde._coordinates.vector_fields import FieldMotion, field_motion
+from tensorjax.pde._discretization import variable_coefficients as multipliers
+from tensorjax.pde._initial_states.smooth_functions import smooth
+from tensorjax.pde._integration import integrate as _integrate
+from tensorjax.pde._integration.checkpoint import checkpointer
+from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
+from tensorjax.pde._integration.statuses import Stopped, failed
+from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._stepping.times import check_span, step_count
 from tensorjax.pde.physical import evaluate
-from tensorjax.tt import _hosted as hosted
+from tensorjax.tt import _numpy_arithmetic as hosted
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 

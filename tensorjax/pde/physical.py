@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, single
-from tensorjax.pde._grid import Box
-from tensorjax.pde._maps import AffineMap, floats
+from tensorjax.pde._coordinates.affine_maps import AffineMap, floats
+from tensorjax.pde._discretization.grid import Box
 
 __all__ = ["edge_mass", "evaluate", "marginal", "mass", "moments", "resolution"]
 

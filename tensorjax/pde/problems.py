@@ -6,12 +6,12 @@ with reactions and variable conductivity: `AdvectionDiffusionReaction`. Drifts a
 `Function`.
 """
 
-from tensorjax.pde._drifts import Power, Product, Separable, Sin, Term
-from tensorjax.pde._fokker_planck import FokkerPlanck
-from tensorjax.pde._initial import Function, Gaussian, Mixture
-from tensorjax.pde._problem import Problem, RightSide
-from tensorjax.pde._processes import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde._reactions import AdvectionDiffusionReaction
+from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
+from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 
 __all__ = [
     "AdvectionDiffusionReaction",

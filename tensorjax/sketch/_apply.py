@@ -11,9 +11,9 @@ from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
 from tensorjax._placement import placed
-from tensorjax.sketch import _on_host, _sparse
-from tensorjax.sketch._dense import as_dtype, project
-from tensorjax.sketch._structured import project_train
+from tensorjax.sketch import _apply_on_host, _sparse_input
+from tensorjax.sketch._dense_input import as_dtype, project
+from tensorjax.sketch._train_input import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
@@ -76,7 +76,7 @@ def apply(p: Any, x: Any) -> Any:
         return _apply_train(p, x)
     if isinstance(x, jsparse.BCOO):
         return _apply_bcoo(p, x)
-    if _sparse.is_scipy_sparse(x):
+    if _sparse_input.is_scipy_sparse(x):
         return _apply_scipy(p, x)
     return _apply_dense(p, x)
 
@@ -109,8 +109,8 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-    if _on_host.serves(p, x):
-        y, finite = _on_host.project(p, x, lead)
+    if _apply_on_host.serves(p, x):
+        y, finite = _apply_on_host.project(p, x, lead)
     elif x.size and not _check.is_traced(p) and (isinstance(x, np.ndarray) or _is_small(x)):
         y, finite = _project_host(p, np.asarray(x), lead)
     else:
@@ -221,7 +221,7 @@ def _apply_bcoo(p: Projection, x: jsparse.BCOO) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=2)
 def _project_bcoo(p: Any, x: jsparse.BCOO, folded: bool) -> jax.Array:
     lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
-    return _project_sparse(p, _sparse.from_bcoo(x, p.in_shape, folded), lead)
+    return _project_sparse(p, _sparse_input.from_bcoo(x, p.in_shape, folded), lead)
 
 
 def _apply_scipy(p: Projection, x: Any) -> jax.Array:
@@ -230,7 +230,7 @@ def _apply_scipy(p: Projection, x: Any) -> jax.Array:
     _check.finite("x", x.data)
     folded = is_folded(p, x.shape)
     lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
-    nonzeros = _sparse.from_scipy(x, p.in_shape, folded)
+    nonzeros = _sparse_input.from_scipy(x, p.in_shape, folded)
     count = math.prod(lead)
     if count == 0 or not all(map(_check.on_cpu, jax.tree.leaves(p))):
         return _project_sparse(p, nonzeros, lead)
@@ -245,5 +245,5 @@ def _project_sparse(p: Any, nonzeros: Any, lead: tuple[int, ...]) -> jax.Array:
     values, rows, digits = nonzeros
     dtype = promoted(p.dtype, values.dtype)
     wide = accumulator(dtype)
-    y = _sparse.project(as_dtype(p, wide), values.astype(wide), rows, digits, math.prod(lead))
+    y = _sparse_input.project(as_dtype(p, wide), values.astype(wide), rows, digits, math.prod(lead))
     return y.astype(dtype).reshape(*lead, p.out_size)

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from tensorjax import _check
-from tensorjax.sketch import _pairings
-from tensorjax.sketch._moments import family
+from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._types import Projection
+from tensorjax.sketch._variance import family
 
 
 def variance_bound(p: Any) -> float:
@@ -32,7 +32,7 @@ def variance_bound(p: Any) -> float:
     delta = max(kind.delta, 3.0)
     if kind.out_shape is None:
         return (delta - 1) / kind.copies
-    one = _pairings.total(kind.out_shape, kind.rows, kind.ranks, delta)
+    one = _fourth_moments.total(kind.out_shape, kind.rows, kind.ranks, delta)
     return (one / kind.terms + 2 * (1 - 1 / kind.terms)) / kind.copies
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._export import serializable
-from tensorjax._operators import shown
+from tensorjax._formats.operators import shown
+from tensorjax._formats.serialization import serializable
 
 Cls = TypeVar("Cls", bound=type)
 

@@ -16,10 +16,10 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tensorjax import tt
-from tensorjax.sketch import _bounds, _sparse
+from tensorjax.sketch import _bounds, _sparse_input
 from tensorjax.sketch._apply import apply
-from tensorjax.sketch._draw import ttrp
-from tensorjax.sketch._structured import to_tt_matrix
+from tensorjax.sketch._constructors import ttrp
+from tensorjax.sketch._train_input import to_tt_matrix
 from tensorjax.sketch._types import Kronecker
 
 _DTYPES = [np.float64, np.float32]
@@ -273,6 +273,6 @@ def _gram(p: Kronecker) -> np.ndarray:
     unused = np.arange(p.in_size, math.prod(p.in_shape))
     if unused.size:
         digits = np.stack(np.unravel_index(unused, p.in_shape)).astype(np.int32)
-        columns = np.asarray(_sparse.columns(p, jnp.asarray(digits)))
+        columns = np.asarray(_sparse_input.columns(p, jnp.asarray(digits)))
         out = out - columns.T @ columns
     return out

@@ -15,7 +15,7 @@ Example:
 
 import sys
 
-from tensorjax._train import TT, TTMatrix
+from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -43,7 +43,9 @@ from tensorjax.tt._arrays.reductions import (
     var,
 )
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
-from tensorjax.tt._build import (
+from tensorjax.tt._chain_operators import chain_operator
+from tensorjax.tt._completion.completion import CompleteInfo, complete
+from tensorjax.tt._constructors import (
     effective_ranks,
     identity,
     ones,
@@ -55,18 +57,23 @@ from tensorjax.tt._build import (
     trim,
     zeros,
 )
-from tensorjax.tt._chain import chain_operator
-from tensorjax.tt._complete import CompleteInfo, complete
-from tensorjax.tt._cross import CrossInfo, CrossProgress, cross
-from tensorjax.tt._decompose import from_dense, matrix_from_dense
-from tensorjax.tt._eigs import EigInfo, eigsh
+from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
+from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluate import contract_modes, evaluate
-from tensorjax.tt._manifold import (
+from tensorjax.tt._inner import distance, inner, norm
+from tensorjax.tt._linear.solve import SolveInfo, solve
+from tensorjax.tt._manifold.projections import (
     retract,
     tangent_inner,
     tangent_project,
     tangent_sum,
     transport,
+)
+from tensorjax.tt._manifold.riemannian_gradients import (
+    riemannian_cg,
+    riemannian_descent,
+    riemannian_grad,
+    value_and_riemannian_grad,
 )
 from tensorjax.tt._normalize import log_norm, normalize
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
@@ -76,17 +83,10 @@ from tensorjax.tt._quantics import (
     quantics_grid,
     quantics_to_index,
 )
-from tensorjax.tt._reduce import distance, inner, norm
-from tensorjax.tt._riemannian import (
-    riemannian_cg,
-    riemannian_descent,
-    riemannian_grad,
-    value_and_riemannian_grad,
-)
-from tensorjax.tt._round import orthogonalize, round
+from tensorjax.tt._rounding.rounding import orthogonalize, round
+from tensorjax.tt._rounding.streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._sample import sample
-from tensorjax.tt._solve import SolveInfo, solve
-from tensorjax.tt._stream import Stream, stream, stream_add, stream_train
+from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
 
 __all__ = [
     "TT",

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
+from tensorjax._formats.operators import multiplied
+from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
-from tensorjax._operators import multiplied
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.contract import einsum
 
 Train = TypeVar("Train", TT, TTMatrix)

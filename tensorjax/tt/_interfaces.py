@@ -10,7 +10,7 @@ from typing import Any
 from jax import lax
 
 from tensorjax import linalg
-from tensorjax._arrays import namespace
+from tensorjax.linalg._arrays import namespace
 
 Array = Any
 _HIGHEST = lax.Precision.HIGHEST

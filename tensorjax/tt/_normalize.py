@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import linalg
+from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix
 from tensorjax.tt._algebra import as_train
-from tensorjax.tt._reduce import _squared_norm, squared_norm
+from tensorjax.tt._inner import _squared_norm, squared_norm
 
 Train = TypeVar("Train", TT, TTMatrix)
 

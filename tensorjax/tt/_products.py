@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._core_scaling import balanced
-from tensorjax._cores import cut_ranks, placed_like
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.cores import cut_ranks, placed_like
+from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, known, single
-from tensorjax.tt import _fused as fused
-from tensorjax.tt import _on_host
-from tensorjax.tt import _sweeps as sweeps
+from tensorjax.tt import _products_on_host
 from tensorjax.tt._algebra import (
     _aligned,
     add,
@@ -27,8 +25,10 @@ from tensorjax.tt._algebra import (
     scale,
     unfold,
 )
-from tensorjax.tt._build import pad, padded_ranks, rank_bounds
-from tensorjax.tt._round import round
+from tensorjax.tt._constructors import pad, padded_ranks, rank_bounds
+from tensorjax.tt._rounding import rounded_sums as fused
+from tensorjax.tt._rounding import sweeps as sweeps
+from tensorjax.tt._rounding.rounding import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Rank = int | Sequence[int] | None
@@ -79,7 +79,7 @@ def hadamard(
     single("x", x)
     single("y", y)
     if tol is None and rank is None:
-        return _on_host.product(x, y, "hadamard") or exact_hadamard(x, y)
+        return _products_on_host.product(x, y, "hadamard") or exact_hadamard(x, y)
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = _rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
         return unfold(out, x.row_shape, x.col_shape)
@@ -130,7 +130,9 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        return _on_host.product(a, x, "matvec") or exact_product(a, x, "aijb,cjd->acibd", TT)
+        return _products_on_host.product(a, x, "matvec") or exact_product(
+            a, x, "aijb,cjd->acibd", TT
+        )
     return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
@@ -166,7 +168,7 @@ def matmul(
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
-        out = _on_host.product(a, b, "matmul")
+        out = _products_on_host.product(a, b, "matmul")
         return out or exact_product(a, b, "aijb,cjkd->acikbd", TTMatrix)
     return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 

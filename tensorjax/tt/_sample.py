@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._batches import rounded_up
+from tensorjax._batch_sizes import rounded_up
+from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, single
 from tensorjax._transfer import on_device
-from tensorjax.tt._round import orthogonal_cores, orthogonalize
+from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
 
 # Random numbers that are drawn before the sweep: more are drawn mode by mode, by a program.
 _NOISE = 2**23

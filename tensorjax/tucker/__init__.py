@@ -25,9 +25,9 @@ from tensorjax.tucker._algebra import (
     scale,
     to_dense,
 )
-from tensorjax.tucker._decompose import from_dense
-from tensorjax.tucker._reduce import distance, evaluate, inner, norm
-from tensorjax.tucker._round import round
+from tensorjax.tucker._hosvd import from_dense
+from tensorjax.tucker._inner import distance, evaluate, inner, norm
+from tensorjax.tucker._rounding import round
 from tensorjax.tucker._types import Tucker
 
 __all__ = [

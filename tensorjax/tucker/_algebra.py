@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._core_scaling import shared_out
-from tensorjax._cores import zero_padded
-from tensorjax._operators import multiplied
+from tensorjax._formats.core_scaling import shared_out
+from tensorjax._formats.cores import zero_padded
+from tensorjax._formats.operators import multiplied
+from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax._train import TT
 from tensorjax.contract import einsum
 from tensorjax.tucker._types import (
     Tucker,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.models.gpt2._fused import fused
+from tensorjax.models.gpt2._fused_attention import fused
 
 # Least queries in a block, and most blocks: more of them save little and take longer to compile.
 _QUERIES = 64

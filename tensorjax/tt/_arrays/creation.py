@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, known, single
 from tensorjax.tt._algebra import ones_like
-from tensorjax.tt._build import rank_one
+from tensorjax.tt._constructors import rank_one
 
 Train = TypeVar("Train", TT, TTMatrix)
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, single
-from tensorjax.tt._cross import CrossInfo, cross
+from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluate import evaluate
 
 

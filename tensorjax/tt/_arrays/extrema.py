@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, single
 from tensorjax.tt._evaluate import evaluate
-from tensorjax.tt._round import orthogonal_cores
+from tensorjax.tt._rounding.rounding import orthogonal_cores
 
 # Local searches start from so many of the best candidates.
 _STARTS = 8

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._ids import counted
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, single
 from tensorjax.tt._algebra import fold, unfold
-from tensorjax.tt._entries import is_hosted
 from tensorjax.tt._evaluate import contract_modes, evaluate
+from tensorjax.tt._evaluate_on_host import is_hosted
 
 _WHOLE = slice(None)
 

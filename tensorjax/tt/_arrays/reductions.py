@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._core_scaling import shared_out
-from tensorjax._cores import absorb, times_right
+from tensorjax._formats.core_scaling import shared_out
+from tensorjax._formats.cores import absorb, times_right
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, single
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale
 from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._evaluate import contract_modes
+from tensorjax.tt._inner import distance
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._reduce import distance
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._core_scaling import balanced, shared_out
-from tensorjax._cores import absorb, tall, times_right
+from tensorjax._formats.core_scaling import balanced, shared_out
+from tensorjax._formats.cores import absorb, tall, times_right
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax._train import TT, TTMatrix, single
-from tensorjax.tt._build import feasible_ranks
-from tensorjax.tt._entries import is_hosted
-from tensorjax.tt._round import orthogonal_cores, round
+from tensorjax.tt._constructors import feasible_ranks
+from tensorjax.tt._evaluate_on_host import is_hosted
+from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.

@@ -1,1 +1,0 @@
-"""Private parts of `tensorjax.contract`: parsing, path search, costs, slicing, execution."""

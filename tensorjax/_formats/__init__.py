@@ -1,0 +1,1 @@
+"""Types that all formats stand on: trains, their cores, operators and serialisation."""

@@ -1,0 +1,63 @@
+"""Cores of trains scaled near one by powers of two, shared out over all cores in the end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores
+from tensorjax.linalg._arrays import is_host
+from tensorjax.linalg._scaling import exponent_of, exponents_held, normalized, power_of_two, scaled
+
+_NEAR = 8  # powers of two that the largest part of a host core may be off one
+
+
+def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
+    """Multiplies host cores by 2^exponent, in the last core or spread over all of them.
+
+    The last one takes it all if its largest part is then between the powers of two ``fit``.
+    """
+    *first, last = cores
+    if fit[0] < exponent + exponent_of(last) < fit[1]:
+        return [*first, scaled(last, exponent)]
+    small = [normalized(c) for c in cores]
+    share, rest = divmod(exponent + sum(e for _, e in small), len(cores))
+    return [scaled(c, share + (rest if k == 0 else 0)) for k, (c, _) in enumerate(small)]
+
+
+def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
+    """Scales every array by a power of two to magnitude near 1; returns the total exponent too.
+
+    On the host only those far from one: others are not copied.
+    """
+    small, exponents = [], []
+    for x in arrays:
+        e = exponent_of(x)
+        if is_host(x) and abs(e) <= _NEAR:
+            small.append(x)
+        else:
+            small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
+            exponents.append(e)
+    return small, settled(sum(exponents))
+
+
+def settled(exponent: Any) -> Any:
+    """Returns an exponent behind a barrier, so that XLA does not recompute it in every use."""
+    return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
+
+
+def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
+    """Multiplies JAX cores by 2^exponent: in one core, or spread over all if it would overflow."""
+    at = at % len(cores)
+    own = [exponent_of(c) for c in cores]
+    low, high = exponents_held(cores[at].dtype)
+    exponent = jnp.asarray(exponent, jnp.int32)
+    share, rest = settled(jnp.divmod(exponent + sum(own), len(cores)))
+    fits = settled((low < own[at] + exponent) & (own[at] + exponent < high))
+    moves = [
+        jnp.where(fits, exponent if k == at else 0, share + (k < rest).astype(share.dtype) - e)
+        for k, e in enumerate(own)
+    ]
+    return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]

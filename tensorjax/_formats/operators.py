@@ -1,0 +1,351 @@
+"""Arithmetic operators of tensor formats with scalars (+ − * /), and dtype promotion.
+
+A format is a multilinear function of its arrays, so one of them carries a scalar. Dtypes are those
+that `jax.numpy` gives an array and that scalar: numbers of Python are weak, integers and booleans
+never change a floating dtype. Scalars are brought to that dtype before anything is done to them,
+for −x of an unsigned integer and 1/x in the scalar's own dtype are other numbers.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorjax import _check
+from tensorjax.linalg._scaling import scaled
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
+    if isinstance(x, int | float | complex):
+        return True
+    if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
+        return False
+    # The kinds first: jnp.issubdtype, which knows bfloat16 too, takes a microsecond.
+    return getattr(x.dtype, "kind", "key") in "biufc" or jnp.issubdtype(x.dtype, jnp.number)
+
+
+class NoArray:
+    """Base class of tensor formats that keeps NumPy from treating them as array elements.
+
+    Attributes:
+      dense_name: public name of the function that gives the dense array.
+    """
+
+    dense_name: ClassVar[str]
+    # NumPy must hand `array * t` over to the format instead of looping over the array.
+    __array_ufunc__ = None
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError(
+            f"expected an array, got a {type(self).__name__} object, which is none by itself; "
+            f"the dense array is that of {self.dense_name}"
+        )
+
+
+class Scalable(NoArray):
+    """Base class of tensor formats that can be multiplied and divided by scalars."""
+
+    @property
+    def dtype(self) -> Any:
+        """Common dtype of the arrays, by JAX's promotion rules."""
+        raise TypeError("an abstract format holds no arrays")
+
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
+        """Returns the format in ``dtype`` with a linear function applied to one of its arrays."""
+        raise TypeError("an abstract format holds no arrays")
+
+    def __neg__(self) -> Self:
+        return multiplied(self, -1)
+
+    def __mul__(self, other: Any) -> Any:
+        return multiplied(self, other) if is_scalar(other) else refused(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.__mul__(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return divided(self, other) if is_scalar(other) else refused(self, other)
+
+
+class Summable(Scalable):
+    """Base class of formats that also support + and − with tensors of their kind and scalars."""
+
+    namespace: ClassVar[Any]  # the module of its functions
+
+    def __add__(self, other: Any) -> Any:
+        if is_scalar(other):
+            if _is_zero(other):  # as sum() begins with: a constant of zeros would only add to ranks
+                return self._carry(lambda a: a, promoted(self.dtype, other))
+            other = self._constant(other)
+        return (
+            self.namespace.add(self, other) if type(other) is type(self) else refused(self, other)
+        )
+
+    def __radd__(self, other: Any) -> Any:
+        return self.__add__(other)
+
+    def __sub__(self, other: Any) -> Any:
+        if is_scalar(other):
+            if _is_zero(other):
+                return self.__add__(other)
+            other = self._constant(other)  # whose dtype has negative numbers, as uint8 has not
+        return self.__add__(-other) if type(other) is type(self) else refused(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self).__add__(other)
+
+    def _constant(self, number: Any) -> Self:
+        return multiplied(self.namespace.ones_like(self), number)
+
+
+def refused(x: Scalable, other: Any) -> Any:
+    """Returns NotImplemented for an unsupported operand; raises TypeError if it is an array."""
+    if not isinstance(other, np.generic | np.ndarray | jax.Array):
+        return NotImplemented
+    kind = type(x).__name__
+    raise TypeError(
+        f"expected a {kind} or a scalar (a number, or an array of shape ()) beside a {kind}, got "
+        f"an array of dtype {other.dtype} and shape {other.shape}; bring it into the format first "
+        f"(from_dense), or take the dense array by {x.dense_name}"
+    )
+
+
+def _is_zero(x: Any) -> bool:
+    """Whether a Python or NumPy scalar is zero; JAX scalars, perhaps traced, are never tested."""
+    return not isinstance(x, jax.Array) and not x
+
+
+def promoted(dtype: Any, scalar: Any) -> Any:
+    """Returns the dtype of an array of ``dtype`` times a scalar, by JAX's promotion rules."""
+    held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
+    if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
+        return dtype
+    if isinstance(scalar, np.generic | np.ndarray):
+        scalar = _check.inexact("scalar", scalar) if _is_inexact(scalar) else 1
+    elif isinstance(scalar, jax.Array) and not _is_inexact(scalar):
+        scalar = 1
+    if isinstance(scalar, int | float):  # weak
+        return dtype
+    return jnp.result_type(dtype, scalar)
+
+
+def _is_inexact(x: Any) -> bool:
+    return x.dtype.kind not in "biu" and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def multiplied(x: Any, factor: Any) -> Any:
+    """Multiplies a format by a scalar."""
+    if not is_scalar(factor):
+        shape = getattr(factor, "shape", ())
+        got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
+        kind = ValueError if shape else TypeError
+        raise kind(f"factor: expected a scalar, a number or an array of shape (), got {got}")
+    dtype = promoted(x.dtype, factor)
+    _check.held("x", x)
+    number, exponent = _prepared(factor, dtype)
+
+    def product(a: Any) -> Any:
+        out = a * number  # a number of Python is weak: it takes the dtype of the array
+        return scaled(out, exponent) if exponent else out
+
+    return x._carry(product, dtype)
+
+
+def divided(x: Any, divisor: Any) -> Any:
+    """Divides a format by a scalar, without a reciprocal, which could overflow.
+
+    Raises:
+      ZeroDivisionError: a divisor of Python or NumPy is zero; of JAX, entries are NaN or Inf.
+    """
+    if _is_zero(divisor):
+        raise ZeroDivisionError(
+            f"expected a divisor that is not zero, got {divisor!r}; the entries of a "
+            f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
+        )
+    dtype = promoted(x.dtype, divisor)
+    _check.held("x", x)
+    number, exponent = _prepared(divisor, dtype)
+    if isinstance(number, float) and not exponent and dtype.kind != "c":
+        return x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
+    if not isinstance(number, jax.Array):
+        number = np.asarray(number, dtype)
+    return x._carry(lambda a: _quotient(a, number, exponent), dtype)
+
+
+def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
+    """Splits a scalar into (m, e), with value m · 2^e, m in ``dtype`` or a Python number.
+
+    The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
+    with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
+    """
+    if isinstance(scalar, jax.Array):
+        return (scalar if scalar.dtype == dtype else scalar.astype(dtype)), 0
+    low, high = _range(dtype)
+    if type(scalar) is float and low <= abs(scalar) <= high:  # what is most common
+        return scalar, 0
+    value = scalar if type(scalar) in (int, float) else _python(scalar, dtype)
+    parts = [value.real, value.imag] if isinstance(value, complex) else [value]
+    size = max(map(abs, parts))
+    if low <= size <= high or not size or not _is_finite(size):
+        return (value if isinstance(value, complex) else float(value)), 0
+    exponent = size.bit_length() if isinstance(size, int) else math.frexp(size)[1]
+    parts = [_halved(p, exponent) for p in parts]
+    return (complex(*parts) if len(parts) > 1 else parts[0]), exponent
+
+
+def _python(scalar: Any, dtype: Any) -> Any:
+    if isinstance(scalar, int):
+        return int(scalar)
+    value = np.asarray(scalar).astype(np.complex128).item()
+    return value if jnp.issubdtype(dtype, jnp.complexfloating) else value.real
+
+
+@functools.cache
+def _range(dtype: Any) -> tuple[float, float]:
+    """Returns the least and the largest normal number of a dtype."""
+    info = jnp.finfo(dtype)
+    return float(info.smallest_normal), float(info.max)
+
+
+def _is_finite(size: Any) -> bool:
+    return isinstance(size, int) or math.isfinite(size)
+
+
+def _halved(part: Any, exponent: int) -> float:
+    """Computes part / 2^exponent, for Python integers of any length too."""
+    return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
+
+
+@jax.jit
+def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
+    return _divide(a, divisor, exponent)
+
+
+@jax.custom_jvp
+def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
+    """Computes a / (divisor · 2^exponent) without intermediate overflow; all of one dtype."""
+    small, shift = _near_one(divisor)
+    shift = shift + exponent
+    # Towards the result: what is then divided neither overflows nor vanishes on the way.
+    small = jnp.where(shift > 0, 2 * small, small)
+    shift = jnp.where(shift > 0, shift - 1, shift)
+    return scaled(_over(a, small), -shift)
+
+
+@_divide.defjvp
+def _of_divide(primals: Any, tangents: Any) -> Any:
+    (a, divisor, exponent), (da, ds, _) = primals, tangents
+    out = _divide(a, divisor, exponent)
+    # The divisor was scaled by its bits, which have no derivative.
+    return out, _divide(da - scaled(out * ds, exponent), divisor, exponent)
+
+
+def _over(a: Any, s: Any) -> Any:
+    if not jnp.iscomplexobj(s):
+        return a / s
+    # Two real divisions where s is real: those of complex numbers round more often.
+    real = lax.complex(a.real / s.real, a.imag / s.real)
+    return jnp.where(s.imag == 0, real, a / jnp.where(s.imag == 0, jnp.ones_like(s), s))
+
+
+def _near_one(s: Any) -> tuple[Any, Any]:
+    """Splits s into (m, e), s = m·2^e with the larger part of m in [1/2, 1); subnormal s too."""
+    if not jnp.iscomplexobj(s):
+        return _frexp(s)
+    (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
+    e = jnp.maximum(jnp.where(x == 0, q, p), jnp.where(y == 0, p, q))
+    return lax.complex(scaled(x, p - e), scaled(y, q - e)), e
+
+
+def _frexp(s: Any) -> tuple[Any, Any]:
+    """Splits s into (m, e) like `frexp`, by its bits: arithmetic may flush subnormals."""
+    info = jnp.finfo(s.dtype)
+    integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
+    raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
+    size = raw & jnp.iinfo(integer).max
+    tiny = (size >> info.nmant) == 0
+    # A subnormal number is an integer times the least of them.
+    whole = jnp.where(raw < 0, -size, size).astype(s.dtype)
+    m = jnp.where(tiny, whole, s)
+    bits = lax.bitcast_convert_type(lax.stop_gradient(m), integer) & jnp.iinfo(integer).max
+    e = (bits >> info.nmant).astype(jnp.int32) - (top - 2)
+    e = jnp.where(bits == 0, 0, e)
+    least = int(info.minexp) - int(info.nmant)
+    return scaled(m, -e), e + jnp.where(tiny & (bits != 0), least, 0)
+
+
+# Copies and pickles ------------------------------------------------------------------------------
+
+
+def dtypes_of(x: Any) -> tuple[Any, ...]:
+    """Returns the dtype of every leaf; None where a leaf has none."""
+    return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
+
+
+def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
+    """Rebuilds a format from a copy or pickle, whatever its leaves are (abstract, None, Booleans).
+
+    Raises:
+      TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
+    """
+    made = kind._unchecked(*fields)
+    for then, now in zip(dtypes, dtypes_of(made), strict=True):
+        if then != now:
+            _check.available(f"a pickled {kind.__name__}", then)
+    return made
+
+
+def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Decorates __repr__ or __str__ to list the raw fields where the leaves are not arrays.
+
+    JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
+    """
+
+    @functools.wraps(text)
+    def wrapped(self: Any) -> str:
+        try:
+            return text(self)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            fields = (f.name for f in dataclasses.fields(self))
+            listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+            return f"{type(self).__name__}({listed})"
+
+    return wrapped
+
+
+# Casts -------------------------------------------------------------------------------------------
+
+
+def floating(x: Any, dtype: Any, advice: str) -> None:
+    """Raises TypeError if casting the arrays to ``dtype`` would not cast the tensor they stand for.
+
+    Args:
+      x: the format.
+      dtype: to cast to.
+      advice: how to get at real numbers from complex ones.
+    """
+    target = jnp.dtype(dtype)
+    if not all(isinstance(c, np.ndarray) for c in jax.tree.leaves(x)):
+        _check.available("dtype", target)
+    given = next((c.dtype for c in jax.tree.leaves(x) if c.dtype.kind == "c"), None)
+    if target.kind == "c" or (target.kind == "f" and given is None):
+        return
+    kind = type(x).__name__
+    if not jnp.issubdtype(target, jnp.inexact):
+        raise TypeError(
+            f"dtype: expected a floating-point or complex dtype, got {target}: the "
+            f"entries of a {kind} are sums of products of its arrays, so that rounding each of "
+            f"these is no rounding of the tensor; cast the dense array, by {x.dense_name}"
+        )
+    if given is not None:
+        raise TypeError(
+            f"dtype: expected a complex dtype for a {kind} of {given}, got {target}: "
+            f"the real part of a product is not the product of real parts; {advice}"
+        )

@@ -1,0 +1,283 @@
+"""Tensor-train types TT and TTMatrix: frozen pytrees of cores, with NumPy's operators.
+
+They lie under all formats, for a Tucker tensor may hold a train as its core and a MERA turns into
+one, and peers do not import each other. The functions on trains are those of `tensorjax.tt`, which
+names itself here: a train carries its namespace, as arrays do in the array API standard.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check
+from tensorjax._formats.operators import Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.serialization import serializable
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class _Train(Summable):
+    """Base class of TT and TTMatrix: a tuple of cores linked by bonds.
+
+    Everything is read off trailing axes, so that `jax.vmap` over trains gives a train whose cores
+    carry leading batch axes and whose ``shape`` and ``ranks`` are still right.
+    """
+
+    cores: tuple[jax.Array, ...]
+    _core_ndim: ClassVar[int]
+    _core_axes: ClassVar[str]
+    dense_name: ClassVar[str] = "tt.to_dense"
+    picker: ClassVar[Callable[[Any, Any], Any]]  # of indexing
+
+    def __init__(self, cores: Iterable[Any]):
+        object.__setattr__(self, "cores", _checked_cores(type(self), cores))
+
+    def __init_subclass__(cls) -> None:
+        jax.tree_util.register_pytree_with_keys(
+            cls,
+            lambda t: (((jax.tree_util.GetAttrKey("cores"), t.cores),), None),
+            lambda _, children: cls._unchecked(*children),
+            lambda t: ((t.cores,), None),
+        )
+        serializable(cls)
+
+    @classmethod
+    def _unchecked(cls, cores: Any) -> Self:
+        """Builds a train without validating its cores, for pytree leaves of any kind."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "cores", cores)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), (self.cores,), dtypes_of(self))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks (r_0, …, r_d), with r_0 = r_d = 1."""
+        first = tuple(c.shape[-self._core_ndim] for c in self.cores)
+        return (*first, self.cores[-1].shape[-1])
+
+    @property
+    def order(self) -> int:
+        """Number of cores d."""
+        return len(self.cores)
+
+    @property
+    def dtype(self) -> Any:
+        """Common dtype of the cores, by JAX's promotion rules."""
+        dtypes = {c.dtype for c in self.cores}
+        return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+
+    @property
+    def size(self) -> int:
+        """Number of stored entries in all cores (of one train, batch axes left out)."""
+        return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
+
+    def astype(self, dtype: Any) -> Self:
+        """Returns the train with every core cast to ``dtype``.
+
+        Raises:
+          TypeError: complex cores and a real dtype, see `tensorjax.tt.real`; an integer dtype.
+        """
+        floating(self, dtype, "take tt.real(t) or tt.imag(t) first")
+        if all(c.dtype == dtype for c in self.cores):
+            return self
+        return self._unchecked(tuple(c.astype(dtype) for c in self.cores))
+
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
+        cores = self.cores
+        if any(c.dtype != dtype for c in cores):
+            cores = tuple(c.astype(dtype) for c in self.astype(dtype).cores)
+        return self._unchecked((*cores[:-1], f(cores[-1])))
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(self).picker(self, key)
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is type(self):
+            return self.namespace.hadamard(self, other)
+        return super().__mul__(other)
+
+    @shown
+    def __repr__(self) -> str:
+        batch = self.cores[0].shape[: -self._core_ndim]
+        prefix = f"batch={batch}, " if batch else ""
+        return (
+            f"{type(self).__name__}({prefix}{self._shape_repr()}, ranks={self.ranks}, "
+            f"dtype={jnp.dtype(self.dtype).name})"
+        )
+
+    def _shape_repr(self) -> str:
+        raise TypeError("an abstract train has no shape")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class TT(_Train):
+    """Tensor in tensor-train format: x[i_1, …, i_d] = G_1[:, i_1, :] ⋯ G_d[:, i_d, :].
+
+    Attributes:
+      cores: d arrays; ``cores[k]`` has shape (r_{k-1}, n_k, r_k), with r_0 = r_d = 1. Leading
+        axes, equal in all cores, are a batch (as `jax.vmap` makes them).
+
+    Raises:
+      ValueError: cores do not chain.
+      TypeError: a dtype that is neither floating nor complex; 64-bit cores, of NumPy too, where
+        jax_enable_x64 is off. All functions refuse trains of such cores. Dense data follow JAX's
+        rule, which rounds them to 32 bits there: so do `tensorjax.tt.from_dense` and its like.
+
+    Operators are NumPy's: ``+``, ``-`` and ``*`` are entry-wise between trains or with a scalar;
+    ``@`` treats a train as the vector of its entries, as ``TTMatrix @ TT`` does.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> t = TT([jnp.ones((1, 4, 2)), jnp.ones((2, 5, 1))])
+      >>> t
+      TT(shape=(4, 5), ranks=(1, 2, 1), dtype=float32)
+      >>> (t + t).ranks, t[:, 1:4].shape, float(t[0, 0])
+      ((1, 4, 1), (4, 3), 2.0)
+
+    Source: I. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), eq. (1.3).
+    """
+
+    _core_ndim: ClassVar[int] = 3
+    _core_axes: ClassVar[str] = "(r_left, n, r_right)"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Mode sizes (n_1, …, n_d)."""
+        return tuple(c.shape[-2] for c in self.cores)
+
+    @property
+    def ndim(self) -> int:
+        """Number of modes d."""
+        return self.order
+
+    @property
+    def T(self) -> "TT":
+        """Train with its modes in reverse order, as `numpy.ndarray.T`."""
+        return self.namespace.reverse(self)
+
+    def _shape_repr(self) -> str:
+        return f"shape={self.shape}"
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, TT):
+            return self.namespace.inner(self.namespace.conj(self), other)
+        if isinstance(other, TTMatrix):
+            return self.namespace.matvec(self.namespace.transpose(other), self)
+        return NotImplemented
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class TTMatrix(_Train):
+    """Matrix in tensor-train format, with rows (i_1, …, i_d) and columns (j_1, …, j_d).
+
+    A[i, j] = G_1[:, i_1, j_1, :] ⋯ G_d[:, i_d, j_d, :].
+
+    Attributes:
+      cores: d arrays; ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k): m_k rows, n_k columns.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> a = TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
+      >>> a
+      TTMatrix(row_shape=(2, 4), col_shape=(3, 5), ranks=(1, 2, 1), dtype=float32)
+      >>> a.shape
+      (8, 15)
+
+    Source: Oseledets (2011), section 4.3.
+    """
+
+    _core_ndim: ClassVar[int] = 4
+    _core_axes: ClassVar[str] = "(r_left, m, n, r_right)"
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Row mode sizes (m_1, …, m_d)."""
+        return tuple(c.shape[-3] for c in self.cores)
+
+    @property
+    def col_shape(self) -> tuple[int, ...]:
+        """Column mode sizes (n_1, …, n_d)."""
+        return tuple(c.shape[-2] for c in self.cores)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (∏ m_k, ∏ n_k) of the matrix that the train stands for."""
+        return math.prod(self.row_shape), math.prod(self.col_shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the matrix, always 2."""
+        return 2
+
+    @property
+    def T(self) -> "TTMatrix":
+        """Transposed matrix, without conjugation."""
+        return self.namespace.transpose(self)
+
+    def _shape_repr(self) -> str:
+        return f"row_shape={self.row_shape}, col_shape={self.col_shape}"
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, TT):
+            return self.namespace.matvec(self, other)
+        if isinstance(other, TTMatrix):
+            return self.namespace.matmul(self, other)
+        return NotImplemented
+
+
+def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:
+    out = tuple(_check.core(f"cores[{k}]", c) for k, c in enumerate(cores))
+    ndim = cls._core_ndim
+    if not out:
+        raise ValueError("cores: expected at least one core, got none")
+    batch = out[0].shape[:-ndim]
+    for k, c in enumerate(out):
+        if c.ndim < ndim or c.shape[:-ndim] != batch:
+            lead = f" after batch axes {batch}" if batch else ""
+            raise ValueError(f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}")
+        if 0 in c.shape[-ndim:]:
+            raise ValueError(f"cores[{k}]: expected modes and ranks of at least 1, got {c.shape}")
+    left = [c.shape[-ndim] for c in out]
+    right = [c.shape[-1] for c in out]
+    if left[0] != 1 or right[-1] != 1:
+        raise ValueError(
+            "cores: expected first and last rank 1 (open boundary), "
+            f"got r_0 = {left[0]} and r_d = {right[-1]}"
+        )
+    for k in range(len(out) - 1):
+        if right[k] != left[k + 1]:
+            raise ValueError(
+                f"cores[{k}], cores[{k + 1}]: expected the bond between them to have one rank, "
+                f"got {right[k]} and {left[k + 1]}"
+            )
+    return out
+
+
+def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
+    """Checks that ``t`` is a train, or a batch of them, which JAX can hold.
+
+    Trains of NumPy's arrays are for functions that stay on the host (``host`` False) in any dtype.
+    """
+    kinds = kinds or (TT, TTMatrix)
+    if not isinstance(t, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(
+            f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
+        )
+    _check.held(name, t, host=host)
+
+
+def single(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
+    """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none)."""
+    known(name, t, *kinds, host=host)
+    if t.cores[0].ndim != t._core_ndim:
+        batch = t.cores[0].shape[: -t._core_ndim]
+        raise ValueError(
+            f"{name}: expected one {type(t).__name__}, got a batch of them {batch}; "
+            "map the function over it with jax.vmap"
+        )

@@ -1,0 +1,68 @@
+"""Data structure of a planned contraction, shared by the cost model and the executor."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from tensorjax.contract._einsum import Network
+from tensorjax.contract._steps import Step
+
+Slices = Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """Planned contraction: network, steps and dtype sizes, without slicing or rematerialisation.
+
+    Attributes:
+        network: the parsed expression.
+        steps: its products in the order in which they run.
+        operand_sizes: bytes per entry of each operand as given.
+        common_size: bytes per entry of the type to which operands are converted.
+        item_size: bytes per entry of intermediates and of the result.
+        sum_size: bytes per entry of what sums over slices are held in.
+        differentiable: whether a gradient reaches each operand.
+    """
+
+    network: Network
+    steps: tuple[Step, ...]
+    operand_sizes: tuple[int, ...]
+    common_size: int
+    item_size: int
+    sum_size: int
+    differentiable: tuple[bool, ...]
+
+    def ready(self, operand: int) -> bool:
+        """Whether an operand enters its product without conversion (up to a reshape)."""
+        same = self.network.squeezed(operand) == self.network.reduced[operand]
+        return same and self.operand_sizes[operand] == self.common_size
+
+    def operand_bytes(self, operand: int) -> int:
+        return math.prod(self.network.shapes[operand]) * self.operand_sizes[operand]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of the operands and the result."""
+        operands = range(len(self.network.shapes))
+        return sum(map(self.operand_bytes, operands)) + self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return self.network.elements(self.network.output) * self.item_size
+
+
+def looped(model: Model, slices: Slices) -> frozenset[int]:
+    """Returns the numbers of the operands and steps that depend on a sliced label."""
+    n = len(model.network.reduced)
+    found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
+    for k, step in enumerate(model.steps):
+        if step.left in found or step.right in found:
+            found.add(n + k)
+    return frozenset(found)
+
+
+def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
+    """Returns the sliced labels and their numbers of slices, the outermost loop first."""
+    output = model.network.reduced_output
+    outer = [(label, slices[label]) for label in output if label in slices]
+    return outer + [(label, count) for label, count in slices.items() if label not in output]

@@ -1,0 +1,296 @@
+"""Executor of a planned contraction with `jax.lax` operations.
+
+Every product is one `jax.lax.dot_general`, so that XLA sees batched matrix products and
+nothing else. Slices are taken inside `jax.lax.scan`; the body of the scan is a
+`jax.checkpoint`, so that the backward pass keeps the operands and no intermediate of any slice.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorjax.contract._cost_model import Model, Slices, levels, looped
+from tensorjax.contract._steps import Step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Executable contraction: model, slices, precision and rematerialisation.
+
+    Attributes:
+        model: the contraction and the order of its products.
+        slices: number of slices of each sliced label.
+        remat: whether the backward pass recomputes intermediates instead of keeping them.
+        precision: precision of the products.
+        preferred_element_type: type in which products are summed and returned.
+        merge_axes: whether factors are reshaped into matrices before they are multiplied.
+    """
+
+    model: Model
+    slices: Slices
+    remat: bool
+    precision: Any
+    preferred_element_type: Any
+    merge_axes: bool
+
+    def __call__(self, *operands: jax.Array) -> jax.Array:
+        """Contracts operands whose shapes were checked before."""
+        run = self._sliced if self.slices else self._whole
+        if self.remat and not self.slices:
+            run = jax.checkpoint(run)
+        return run(*self._promoted(operands))
+
+    def _promoted(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        # The promotion is meant, so it has to pass under JAX's strict promotion as well.
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(*operands)
+        return [jnp.asarray(x).astype(dtype) for x in operands]
+
+    def _whole(self, *operands: jax.Array) -> jax.Array:
+        values = {i: self._reduced(i, x) for i, x in enumerate(operands)}
+        self._run(values, self._nodes(inside=False))
+        result = self._ordered(values).reshape(self.model.network.output_shape)
+        if self.preferred_element_type is not None:
+            result = result.astype(self.preferred_element_type)
+        return result
+
+    def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
+        """Squeezes axes of size 1, takes diagonals, and sums labels of one operand alone."""
+        network = self.model.network
+        labels = network.squeezed(operand)
+        x = x.reshape([n for n in network.shapes[operand] if n != 1])
+        for label in dict.fromkeys(labels):
+            x, labels = _diagonal(x, labels, label)
+        kept = network.reduced[operand]
+        axes = tuple(i for i, label in enumerate(labels) if label not in kept)
+        if axes:
+            x = self._sum(x, axes)
+            labels = "".join(label for label in labels if label in kept)
+        return lax.transpose(x, [labels.index(label) for label in kept])
+
+    def _sum(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+        if x.dtype == jnp.bool_:
+            return jnp.any(x, axes)
+        return jnp.sum(x, axes, dtype=self.preferred_element_type or x.dtype)
+
+    def _labels(self, node: int, thin: frozenset[str] = frozenset()) -> str:
+        n = len(self.model.network.reduced)
+        reduced, steps = self.model.network.reduced, self.model.steps
+        labels = reduced[node] if node < n else steps[node - n].labels
+        return "".join(label for label in labels if label not in thin)
+
+    def _output(self, thin: frozenset[str]) -> str:
+        return "".join(c for c in self.model.network.reduced_output if c not in thin)
+
+    def _nodes(self, inside: bool) -> list[int]:
+        """Returns the numbers of the steps inside or outside the loop over slices."""
+        n = len(self.model.network.reduced)
+        depends = looped(self.model, self.slices)
+        return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
+
+    def _run(
+        self,
+        values: dict[int, jax.Array],
+        nodes: list[int],
+        thin: frozenset[str] = frozenset(),
+    ) -> None:
+        """Computes the products ``nodes``, taking factors out of ``values``."""
+        n = len(self.model.network.reduced)
+        for node in nodes:
+            step = self.model.steps[node - n]
+            left, right = values.pop(step.left), values.pop(step.right)
+            values[node] = self._product(step.without(thin), left, right)
+
+    def _ordered(
+        self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
+    ) -> jax.Array:
+        """Returns the last remaining value, its axes in the order of the output."""
+        ((root, value),) = values.items()
+        labels = self._labels(root, thin)
+        return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
+
+    def _product(self, step: Step, left: jax.Array, right: jax.Array) -> jax.Array:
+        # Factors differ in type only where an intermediate has the preferred type.
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(left, right)
+        left, right = left.astype(dtype), right.astype(dtype)
+        merge = self.merge_axes and not (_sharded(left) or _sharded(right))
+        if not (merge and step.summed):
+            axes = [
+                tuple(labels.index(c) for c in chosen)
+                for chosen in (step.summed, step.batch)
+                for labels in (step.left_labels, step.right_labels)
+            ]
+            return self._dot(left, right, ((axes[0], axes[1]), (axes[2], axes[3])))
+        labels = step.left_labels + step.right_labels
+        sizes = dict(zip(labels, left.shape + right.shape, strict=True))
+        a, axis_a = _matrices(step, step.left_labels, left, summed_last=True)
+        b, axis_b = _matrices(step, step.right_labels, right, summed_last=False)
+        batch = ((0,), (0,)) if step.batch else ((), ())
+        result = self._dot(a, b, (((axis_a,), (axis_b,)), batch))
+        return result.reshape([sizes[c] for c in step.labels])
+
+    def _dot(self, left: jax.Array, right: jax.Array, axes: Any) -> jax.Array:
+        return lax.dot_general(
+            left,
+            right,
+            axes,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+
+    # Slices.
+
+    def _sliced(self, *operands: jax.Array) -> jax.Array:
+        values = {i: self._reduced(i, x) for i, x in enumerate(operands)}
+        self._run(values, self._nodes(inside=False))
+        result = self._loop(levels(self.model, self.slices), values, None, frozenset())
+        return result.astype(self._dtype(values)).reshape(self.model.network.output_shape)
+
+    def _dtype(self, values: dict[int, jax.Array]) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return self.preferred_element_type or jnp.result_type(*values.values())
+
+    def _loop(
+        self,
+        todo: Sequence[tuple[str, int]],
+        values: dict[int, jax.Array],
+        total: jax.Array | None,
+        thin: frozenset[str],
+    ) -> jax.Array:
+        """Contracts ``values`` in a loop over slices of the labels ``todo``, added to ``total``.
+
+        There is one scan per label, those of the output outside. Labels that were cut into
+        slices of one, ``thin``, have no axis any more.
+        """
+        if not todo:
+            values = dict(values)
+            self._run(values, self._nodes(inside=True), thin)
+            part = self._ordered(values, thin)
+            return part if total is None else _add(total, part)
+        (label, count), *rest = todo
+        inner = thin if self.model.network.sizes[label] > count else thin | {label}
+        # A scan reads slices of a first axis, and writes their gradients, in place.
+        first = {n: x for n, x in values.items() if self._labels(n, thin).startswith(label)}
+        stacked = {n: _split(x, count) for n, x in first.items()}
+        whole = {n: x for n, x in values.items() if n not in first}
+
+        # Without the checkpoint every slice would leave its intermediates to the backward pass.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def contract(total: jax.Array | None, k: jax.Array, parts: Any, whole: Any) -> jax.Array:
+            cut = {n: _slice(x, self._labels(n, thin), label, count, k) for n, x in whole.items()}
+            return self._loop(rest, parts | cut, total, inner)
+
+        rounds = (jnp.arange(count, dtype=jnp.int32), stacked)
+        shape, dtype = self._shape(values, thin), self._dtype(values)
+        if label in self.model.network.output:
+            return _place(
+                lambda k, parts: contract(None, k, parts, whole).astype(dtype),
+                jax.ShapeDtypeStruct(shape, dtype),
+                self._output(thin).index(label),
+                rounds,
+            )
+        if total is None:
+            total = jnp.zeros(shape, sum_dtype(dtype))
+        return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
+
+    def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
+        """Returns the shape of the result of contracting ``values``, in output order."""
+        sizes: dict[str, int] = {}
+        for node, x in values.items():
+            sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
+        return tuple(sizes[label] for label in self._output(thin))
+
+
+def _split(x: jax.Array, count: int) -> jax.Array:
+    """Splits the first axis into stacked slices; slices of length 1 lose that axis.
+
+    An axis of size 1 would make XLA copy the array.
+    """
+    length = x.shape[0] // count
+    return x if length == 1 else x.reshape(count, length, *x.shape[1:])
+
+
+def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
+    """Takes slice ``k`` of ``count`` along the axis ``label``, if there is one."""
+    if label not in labels:
+        return x
+    axis = labels.index(label)
+    length = x.shape[axis] // count
+    if length == 1:
+        return lax.dynamic_index_in_dim(x, k, axis, keepdims=False)
+    return lax.dynamic_slice_in_dim(x, k * length, length, axis)
+
+
+def _place(
+    part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
+) -> jax.Array:
+    """Computes the slices ``part(k, …)`` of a result and writes them side by side along an axis."""
+    if axis == 0:
+        parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
+        return parts.reshape(result.shape)
+    length = result.shape[axis] // len(rounds[0])
+    shape = (*result.shape[:axis], length, *result.shape[axis + 1 :])
+
+    def step(whole: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+        new = part(*xs).reshape(shape)
+        return lax.dynamic_update_slice_in_dim(whole, new, xs[0] * length, axis), None
+
+    return lax.scan(step, jnp.zeros(result.shape, result.dtype), rounds)[0]
+
+
+def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
+    """Reshapes a factor into a batch of matrices (or one matrix); returns its summed axis too.
+
+    Axes already in one of the two possible orders stay in place; others are transposed into
+    the order that matrix products like best on that side.
+    """
+    size = dict(zip(labels, x.shape, strict=True))
+    free = step.free(labels)
+    if step.copied(labels):
+        target = free + step.summed if summed_last else step.summed + free
+        x = lax.transpose(x, [labels.index(c) for c in step.batch + target])
+    else:
+        summed_last = step.summed_last(labels)
+    groups = (free, step.summed) if summed_last else (step.summed, free)
+    shape = [math.prod(size[c] for c in group) for group in groups]
+    if step.batch:
+        shape.insert(0, math.prod(size[c] for c in step.batch))
+    return x.reshape(shape), len(shape) - (1 if summed_last else 2)
+
+
+def _sharded(x: jax.Array) -> bool:
+    """Whether an axis is sharded in JAX's explicit mode, which forbids some reshapes."""
+    return any(axis is not None for axis in jax.typeof(x).sharding.spec)
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """Returns the dtype in which slices are summed: at least single precision."""
+    short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if short else jnp.dtype(dtype)
+
+
+def _add(total: jax.Array, term: jax.Array) -> jax.Array:
+    return total | term if term.dtype == jnp.bool_ else total + term.astype(total.dtype)
+
+
+def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
+    """Merges the axes that share ``label`` into one, which comes first."""
+    times = labels.count(label)
+    if times < 2:
+        return x, labels
+    rest = [i for i, c in enumerate(labels) if c != label]
+    axes = [i for i, c in enumerate(labels) if c == label]
+    size = x.shape[axes[0]]
+    x = lax.transpose(x, [*axes, *rest]).reshape(size**times, *(x.shape[i] for i in rest))
+    # The diagonal of an n × … × n block is every (1 + n + n² + …)-th entry: a strided slice,
+    # where a mask or a gather would read, or compute, n times as much.
+    stride = sum(size**p for p in range(times))
+    x = lax.slice_in_dim(x, 0, max((size - 1) * stride + 1, 0), max(stride, 1))
+    return x, label + "".join(labels[i] for i in rest)

@@ -1,0 +1,253 @@
+"""Contraction-order search: which pair of operands to multiply next.
+
+The search is opt_einsum's `optimal` for a few operands. For more, greedy and randomised
+orders (by cotengra where it is installed, by opt_einsum otherwise) are the starting points
+for two exact methods: re-ordering every small subtree optimally until nothing improves, and
+dynamic programming over all connected subsets while that is affordable.
+
+How long a search takes is counted in steps, of which the times are known roughly, not measured: all
+processes of a program have to find the same order, however busy their machines are.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import opt_einsum
+
+from tensorjax.contract._trees import (
+    Effort,
+    Graph,
+    Path,
+    Tree,
+    bits,
+    connected_subsets,
+    path_cost,
+)
+
+Strategy = str | Callable[..., Any] | tuple[tuple[int, ...], ...]
+
+_OPTIMAL = 6  # operands up to which opt_einsum's exhaustive search takes milliseconds
+_WINDOW = 8  # leaves of the subtrees that are re-ordered
+_WHOLE = 11  # operands up to which one such subtree is the whole network
+_TRIALS = 16  # randomised orders tried, at most, and eight times as many by cheaper methods
+_REFINED = 3  # of which the best are refined
+# Seconds an operand that one randomised order takes, by opt_einsum and by cotengra; and the share
+# of the time that is left that goes to each of these methods.
+_GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
+# By default a search takes a second, or as long as the greedy order takes to run at so many
+# operations a second, up to half a minute.
+_LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
+
+_NAMED = (
+    "optimal", "dp", "dynamic-programming", "greedy", "eager", "opportunistic", "auto-hq",
+    "branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128",
+)  # fmt: skip
+
+
+def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
+    """Converts a path into pairs in single assignment form, and validates it.
+
+    A step over many operands goes left to right.
+    """
+    nodes, pairs = list(range(n)), []
+    steps = list(path)
+    if steps and steps[0] == "einsum_path":  # what numpy.einsum_path puts first
+        steps = steps[1:]
+    for step in steps:
+        inside = all(isinstance(i, int) and 0 <= i < len(nodes) for i in step)
+        if not (inside and step and len(set(step)) == len(step)):
+            raise ValueError(
+                f"optimize: expected steps of distinct positions below {len(nodes)} (operands "
+                f"left at that step), got {tuple(step)}; a product goes to the end of the list"
+            )
+        chosen = [nodes[i] for i in step]
+        nodes = [node for i, node in enumerate(nodes) if i not in step]
+        while len(chosen) > 1:
+            pairs.append((chosen[0], chosen[1]))
+            chosen = [n + len(pairs) - 1, *chosen[2:]]
+        nodes.extend(chosen)
+    if len(nodes) != 1:
+        raise ValueError(
+            f"optimize: expected a path that leaves one operand, got {len(nodes)} left of {n}; "
+            "add the missing steps"
+        )
+    return tuple(pairs)
+
+
+def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
+    """Converts a path into opt_einsum's form: positions in a list that products are appended to."""
+    if n == 1:
+        return ((0,),)
+    nodes, steps = list(range(n)), []
+    for k, (a, b) in enumerate(path):
+        i, j = sorted((nodes.index(a), nodes.index(b)))
+        steps.append((i, j))
+        del nodes[j], nodes[i]
+        nodes.append(n + k)
+    return tuple(steps)
+
+
+def _by_opt_einsum(graph: Graph, finder: Callable[..., Any]) -> Path:
+    inputs = [frozenset(bits(mask)) for mask in graph.terms]
+    with _fixed_seed():
+        linear = finder(inputs, frozenset(bits(graph.output)), dict(enumerate(graph.sizes)), None)
+    return _linear_to_ssa(linear, len(graph.terms))
+
+
+def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
+    import cotengra
+
+    inputs = [tuple(bits(mask)) for mask in graph.terms]
+    with _fixed_seed(), warnings.catch_warnings():
+        # cotengra warns about its own optional dependencies, which this search does not use. Its
+        # other methods would start worker processes; subtrees are re-ordered here afterwards.
+        warnings.simplefilter("ignore")
+        optimizer: Any = cotengra.HyperOptimizer
+        search = optimizer(
+            methods=["greedy"],
+            max_repeats=repeats,
+            optlib="random",
+            parallel=False,
+            reconf_opts=None,
+        )
+        linear = search(inputs, tuple(bits(graph.output)), dict(enumerate(graph.sizes)))
+    return _linear_to_ssa(linear, len(graph.terms))
+
+
+@contextlib.contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """Context manager that seeds Python's random generator for a search, then restores it."""
+    state = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
+    """Finds initial contraction orders, and returns the time left to improve them."""
+    n = len(graph.terms)
+    if n <= _OPTIMAL:
+        return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
+    found = [_by_opt_einsum(graph, opt_einsum.paths.greedy)]
+    if seconds is None:
+        seconds = min(max(graph.first_cost(path_cost(graph, found[0])) / _RATE, _LEAST), _MOST)
+        seconds = seconds if n > _WHOLE else math.inf
+    effort = Effort(seconds - n * _GREEDY)
+    random_greedy = opt_einsum.path_random.RandomGreedy
+    for minimize, most in (("flops", 8 * _TRIALS), ("size", _TRIALS)):
+        trials = effort.trials(n * _GREEDY, most, _SHARE)
+        if trials:
+            finder = random_greedy(minimize=minimize, max_repeats=trials)
+            found.append(_by_opt_einsum(graph, finder))
+    if n > _WHOLE and importlib.util.find_spec("cotengra"):
+        trials = effort.trials(n * _COTENGRA, 4 * _TRIALS, _SHARE)
+        if trials:
+            found.append(_by_cotengra(graph, trials))
+    return list(dict.fromkeys(found)), effort
+
+
+def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
+    n = len(graph.terms)
+    found, effort = _starting_points(graph, seconds)
+    found.sort(key=lambda path: path_cost(graph, path))
+    refined, parts = [], min(_REFINED, len(found)) + (n > _WHOLE)
+    for path in found[:_REFINED]:
+        tree, part = Tree(graph, path), effort.part(parts)
+        tree.refine(n if n <= _WHOLE else _WINDOW, part)
+        refined.append(tree.path())
+        effort.left += part.left
+        parts -= 1
+    best = min(refined, key=lambda path: path_cost(graph, path))
+    if n > _WHOLE:
+        exact = connected_subsets(graph, path_cost(graph, best), effort.part(2))
+        if exact:
+            tree = Tree(graph, exact)
+            tree.refine(_WINDOW, effort)
+            best = tree.path()
+    others = [Tree(graph, path).path() for path in found]
+    return list(dict.fromkeys([best, *refined, *others]))
+
+
+def check_seconds(seconds: Any) -> float | None:
+    """Checks the time limit of a search, in seconds."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
+        raise TypeError(f"seconds: expected a number or None, got {seconds!r}")
+    if not seconds >= 0:
+        raise ValueError(f"seconds: expected at least 0, got {seconds}")
+    return float(seconds)
+
+
+def check_strategy(optimize: Any) -> Strategy:
+    """Checks ``optimize`` and makes it hashable."""
+    if isinstance(optimize, str):
+        if optimize not in ("auto", "cotengra", *_NAMED):
+            names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))
+            raise ValueError(
+                f"optimize: expected one of {names}, or a path, got {optimize!r}; "
+                "'auto' is the default"
+            )
+        if optimize == "cotengra" and not importlib.util.find_spec("cotengra"):
+            raise ValueError("optimize: 'cotengra' is not installed; install it or use 'auto'")
+        return optimize
+    if callable(optimize):
+        return optimize
+    if isinstance(optimize, list | tuple) and all(
+        isinstance(step, list | tuple) or step == "einsum_path" for step in optimize
+    ):
+        return tuple(tuple(s) if isinstance(s, list | tuple) else s for s in optimize)
+    raise TypeError(
+        "optimize: expected the name of a strategy, a path (a list of tuples of operand positions) "
+        f"or a callable as opt_einsum takes, got {optimize!r}; 'auto' is the default"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def search(
+    terms: tuple[tuple[int, ...], ...],
+    output: tuple[int, ...],
+    sizes: tuple[int, ...],
+    strategy: Strategy,
+    minimize: str,
+    seconds: float | None = None,
+) -> tuple[Path, ...]:
+    """Finds contraction orders, the cheapest first, each scheduled for the least memory.
+
+    An explicit path keeps the order of its steps.
+
+    Args:
+        terms: labels of each operand; every label in two of them or in the output as well.
+        output: labels of the result.
+        sizes: size of each label.
+        strategy: what `check_strategy` returned.
+        minimize: ``"flops"`` or ``"bytes"``.
+        seconds: that ``"auto"`` takes, about; None is chosen by what the contraction costs.
+
+    Returns:
+        One path for a given strategy, several different ones for ``"auto"``.
+
+    Raises:
+        ValueError: if an explicit path does not fit the operands.
+    """
+    # Empty axes must not make every order look free.
+    graph = Graph(terms, output, [max(size, 1) for size in sizes], minimize)
+    if isinstance(strategy, tuple):
+        return (_linear_to_ssa(strategy, len(terms)),)
+    if len(terms) < 3:
+        return (((0, 1),),) if len(terms) == 2 else ((),)
+    if strategy == "auto":
+        return tuple(_automatic(graph, seconds))
+    if strategy == "cotengra":
+        return (Tree(graph, _by_cotengra(graph)).path(),)
+    finder = opt_einsum.paths.get_path_fn(strategy) if isinstance(strategy, str) else strategy
+    return (Tree(graph, _by_opt_einsum(graph, finder)).path(),)

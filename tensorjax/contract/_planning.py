@@ -1,0 +1,428 @@
+"""Plans of contractions: the order of their products, what they cost, and how they run."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from tensorjax import _symbolic
+from tensorjax._placement import by_axes, placed_by
+from tensorjax.contract import _costs, _execute, _on_host, _options, _paths, _slicing, _steps
+from tensorjax.contract import _einsum as syntax
+from tensorjax.contract._cost_model import Model, Slices
+from tensorjax.contract._costs import Cost
+
+
+def _by_labels(out: Any, arguments: Any) -> list[Any]:
+    """Shards each axis of a result as the first operand that has its label sharded."""
+    (plan, *arrays), _ = arguments
+    terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
+    sources = (
+        [(x, axis) for x, term in terms for axis, c in enumerate(term) if c == label]
+        for label in plan._program.model.network.output
+    )
+    return [by_axes(out.shape, list(sources))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """Planned contraction: a callable for arrays of the planned shapes, with its _costs.
+
+    Arrays of another dtype than planned are accepted; the costs are those of the planned
+    one. Plans are compared and hashed by identity.
+
+    Attributes:
+        expr: the expression, with ellipses expanded and the output explicit.
+        shapes: shapes of the operands.
+        shape: shape of the result.
+        dtype: dtype of the result.
+        path: order of the products as opt_einsum writes it.
+        flops: operations of one call.
+        bytes: bytes that all steps of one call read and write.
+        peak_bytes: largest number of bytes alive at a time, operands and result included.
+        grad: the same three for forward + backward, with respect to every operand of
+            floating or complex dtype.
+        residual_bytes: bytes that the forward pass leaves to the backward one, beside the
+            operands and the result.
+        real_flops: `flops` in operations on real numbers; larger for complex dtypes only.
+        slices: number of slices of each sliced index; empty unless `memory_limit` asked for it.
+        remat: whether a backward pass recomputes intermediates instead of keeping them.
+        precision: precision of the products.
+        preferred_element_type: type in which products are summed and returned, or None.
+    """
+
+    expr: str
+    shapes: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    path: tuple[tuple[int, ...], ...]
+    flops: int
+    bytes: int
+    peak_bytes: int
+    grad: Cost
+    residual_bytes: int
+    real_flops: int
+    slices: Mapping[str, int]
+    remat: bool
+    precision: Any
+    preferred_element_type: np.dtype | None
+    _program: _execute.Program = dataclasses.field(repr=False)
+    _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
+
+    def __copy__(self) -> "Plan":
+        return self  # frozen, and known by its identity
+
+    def __deepcopy__(self, memo: Any) -> "Plan":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither a read-only view nor a compiled function can be pickled.
+        kept = {k: v for k, v in vars(self).items() if k != "_call"}
+        return {**kept, "slices": dict(self.slices)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        called = {"slices": MappingProxyType(state["slices"]), "_call": _call(state["_program"])}
+        for name, value in {**state, **called}.items():
+            object.__setattr__(self, name, value)
+
+    @placed_by(_by_labels)
+    def __call__(self, *arrays: Any) -> jax.Array:
+        """Contracts arrays of the planned shapes.
+
+        Args:
+            *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
+                (`jax.export.symbolic_shape`) go with a plan for 1024 in their place.
+
+        Returns:
+            The result, of shape `shape`.
+
+        Raises:
+            ValueError: if the number of arrays or a shape is not the planned one.
+            TypeError: if an operand is not an array.
+        """
+        self._check(arrays)
+        found = tuple(map(np.shape, arrays))
+        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
+
+    def on_host(self, *arrays: Any) -> np.ndarray:
+        """Contracts arrays by NumPy, on the host, without compilation.
+
+        Args:
+            *arrays: as of a call, concrete.
+
+        Returns:
+            NumPy array of shape `shape` and the dtype that a call returns.
+
+        Raises:
+            ValueError: if the number of arrays or a shape is not the planned one.
+            TypeError: if an operand is not an array, or is traced.
+
+        Example:
+            >>> plan("ij,jk->ik", (2, 3), (3, 2)).on_host(np.ones((2, 3)), np.ones((3, 2))).sum()
+            np.float32(12.0)
+        """
+        for i, x in enumerate(arrays):
+            if isinstance(x, Tracer):
+                raise TypeError(f"operand {i}: expected a concrete array, got one that is traced")
+        self._check(arrays)
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = self.preferred_element_type or jnp.result_type(*arrays)
+        wide = np.dtype(_execute.sum_dtype(dtype))
+        found = [np.asarray(x) for x in arrays]
+        return np.asarray(_on_host.run(self._program.model, self.slices, found, wide), dtype)
+
+    def _check(self, arrays: tuple[Any, ...]) -> None:
+        if len(arrays) != len(self.shapes):
+            raise ValueError(
+                f"operands: expected {len(self.shapes)} for {self.expr!r}, got {len(arrays)}; "
+                "pass one array per operand"
+            )
+        for i, (x, shape) in enumerate(zip(arrays, self.shapes, strict=True)):
+            if not _options.is_array(x):
+                raise TypeError(
+                    f"operand {i}: expected an array, got {type(x).__name__}; "
+                    "shapes are for contract.plan, convert data by jnp.asarray"
+                )
+            if np.shape(x) != shape and tuple(map(_symbolic.planned, np.shape(x))) != shape:
+                raise ValueError(
+                    f"operand {i}: expected shape {shape} as planned for {self.expr!r}, got "
+                    f"{np.shape(x)}; make another plan for other shapes"
+                )
+
+    def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
+        """Returns the program for shapes with symbolic sizes (`jax.export`)."""
+        if self.slices or self.remat:
+            raise _symbolic.no_limit(shapes)
+        model = self._program.model
+        network = syntax.parse(self.expr, shapes)
+        model = dataclasses.replace(model, network=network)
+        return dataclasses.replace(self._program, model=model)
+
+    def table(self) -> str:
+        """Formats the products as a text table, one a line, with their operations and bytes."""
+        return _table(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def plan(
+    expr: Any,
+    *operands: Any,
+    dtype: Any = "float32",
+    optimize: Any = "auto",
+    seconds: float | None = None,
+    minimize: str = "flops",
+    memory_limit: int | None = None,
+    limit_grad: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    merge_axes: bool = True,
+) -> Plan:
+    """Plans the contraction of a network of arrays.
+
+    Plans are cached: the same expression, shapes, dtypes and options give the same object.
+
+    Args:
+        expr: subscripts as in `numpy.einsum`, for example ``"ij,jk->ik"``: explicit or implicit
+            output, ``...``, repeated labels (diagonals), labels in any number of operands, and
+            any letter or non-ASCII symbol (`opt_einsum.get_symbol`) as a label. NumPy's
+            interleaved form ``plan(x, [0, 1], y, [1, 2], [0, 2])`` is understood too.
+        *operands: for each operand an array, a tracer, a `jax.ShapeDtypeStruct` or a tuple of
+            ints, its shape. Axes of size 1 stretch as in NumPy.
+        dtype: dtype of operands that are given by a shape alone.
+        optimize: ``"auto"`` (the cheapest of several searches), a strategy of opt_einsum
+            such as ``"optimal"``, ``"greedy"`` or ``"dp"``, ``"cotengra"``, an explicit path
+            (a list of tuples of positions, as opt_einsum and NumPy write it), or a callable as
+            opt_einsum takes.
+        seconds: time that ``"auto"`` may take, about. It is counted in steps of the search, so
+            that all processes of a program find the same order. None is one second, or, for a
+            large network whose greedy order takes longer than that to run at 10 Gflop/s, as long
+            as it takes, up to 30. Searches over fewer than twelve operands run to their end.
+        minimize: what ``"auto"`` minimises: ``"flops"``, ``"bytes"`` or ``"peak"``.
+        memory_limit: bytes that `Plan.peak_bytes` may not exceed. Indices are cut into slices
+            until it holds, and intermediates are recomputed in the backward pass where keeping
+            them would exceed it.
+        limit_grad: whether `memory_limit` holds for forward + backward
+            (`Plan.grad.peak_bytes`) as well.
+        precision: as in `jax.lax.dot_general`.
+        preferred_element_type: type in which products are summed and returned, intermediates
+            included; None is the common type of the operands.
+        merge_axes: whether factors are reshaped into matrices before they are multiplied, which
+            saves copies. Set it to False for arrays that are sharded along an inner axis, say
+            the sequence axis of (batch, sequence, features): merging would gather them. Axes
+            sharded in JAX's explicit mode are never merged. The costs are those of merged axes.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: if the expression, shapes or options do not fit, or `memory_limit` cannot be
+            reached.
+        TypeError: if an argument has the wrong type.
+
+    Example:
+        >>> p = plan("ab,bc,cd->ad", (64, 64), (64, 64), (64, 64), memory_limit=80_000)
+        >>> p.peak_bytes <= 80_000, len(p.slices)
+        (True, 1)
+    """
+    if not isinstance(expr, str):
+        expr, operands = syntax.interleaved((expr, *operands))
+    described = tuple(_options.describe(i, x, dtype) for i, x in enumerate(operands))
+    network = syntax.parse(expr, tuple(shape for shape, _, _ in described))
+    # The promotion is meant, so it has to pass under JAX's strict promotion as well.
+    with jax.numpy_dtype_promotion("standard"):
+        common = np.dtype(jnp.result_type(*(kind for _, _, kind in described)))
+    return _plan(
+        network.expr,
+        network.shapes,
+        tuple(kind for _, kind, _ in described),
+        common,
+        _paths.check_strategy(optimize),
+        _paths.check_seconds(seconds),
+        _options.check_minimize(minimize),
+        _options.check_limit(memory_limit, limit_grad),
+        bool(limit_grad),
+        _options.check_precision(precision),
+        _options.check_preferred(preferred_element_type, common),
+        bool(merge_axes),
+    )
+
+
+def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
+    """Contracts arrays by an einsum expression: ``plan(expr, *arrays, **options)(*arrays)``.
+
+    Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
+
+    Args:
+        expr: subscripts as in `plan`.
+        *arrays: the operands.
+        **options: keyword options of `plan`.
+
+    Returns:
+        The result.
+
+    Raises:
+        ValueError, TypeError: as `plan`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> einsum("ij,j->i", jnp.ones((2, 3)), jnp.ones(3)).tolist()
+        [3.0, 3.0]
+    """
+    if not isinstance(expr, str):
+        expr, arrays = syntax.interleaved((expr, *arrays))
+    described = [_symbolic.like(x) for x in arrays]
+    open_sizes = any(a is not b for a, b in zip(described, arrays, strict=True))
+    if open_sizes and options.get("memory_limit") is not None:
+        raise _symbolic.no_limit([np.shape(x) for x in arrays])
+    return plan(expr, *described, **options)(*arrays)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    expr: str,
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[np.dtype, ...],
+    common: np.dtype,
+    strategy: _paths.Strategy,
+    seconds: float | None,
+    minimize: str,
+    memory_limit: int | None,
+    limit_grad: bool,
+    precision: Any,
+    preferred: np.dtype | None,
+    merge_axes: bool,
+) -> Plan:
+    network = syntax.parse(expr, shapes)
+    result = preferred or common
+    models = [
+        Model(
+            network=network,
+            steps=_steps.build_steps(network, path),
+            operand_sizes=tuple(dtype.itemsize for dtype in dtypes),
+            common_size=common.itemsize,
+            item_size=result.itemsize,
+            sum_size=_execute.sum_dtype(result).itemsize,
+            differentiable=tuple(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes),
+        )
+        for path in _search(network, strategy, minimize, seconds)
+    ]
+    model, slices = _fit(models, minimize, memory_limit, limit_grad)
+    forward = _costs.forward_walk(model, slices)
+    grad = _costs.gradient_walk(model, slices, remat=False)
+    remat = memory_limit is not None and (bool(slices) or grad.cost().peak_bytes > memory_limit)
+    if remat:
+        grad = _costs.gradient_walk(model, slices, remat=True)
+    program = _execute.Program(model, slices, remat, precision, preferred, merge_axes)
+    cost = forward.cost()
+    complex_flops = 6 * forward.products + 2 * forward.sums
+    path = tuple((step.left, step.right) for step in model.steps)
+    return Plan(
+        expr=network.expr,
+        shapes=network.shapes,
+        shape=network.output_shape,
+        dtype=result,
+        path=_paths.to_linear(path, len(shapes)),
+        flops=cost.flops,
+        bytes=cost.bytes,
+        peak_bytes=cost.peak_bytes,
+        grad=grad.cost(),
+        residual_bytes=grad.residual,
+        real_flops=complex_flops if jnp.issubdtype(result, jnp.complexfloating) else cost.flops,
+        slices=MappingProxyType(slices),
+        remat=remat,
+        precision=precision,
+        preferred_element_type=preferred,
+        _program=program,
+        _call=_call(program),
+    )
+
+
+def _call(program: _execute.Program) -> Callable[..., jax.Array]:
+    def contraction(*operands: jax.Array) -> jax.Array:
+        return program(*operands)
+
+    return jax.jit(contraction, inline=True)
+
+
+def _search(
+    network: syntax.Network, strategy: _paths.Strategy, minimize: str, seconds: float | None
+) -> tuple[_paths.Path, ...]:
+    """Finds paths for a network; labels are numbered, so that renamed networks share a search."""
+    numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
+    search = functools.partial(
+        _paths.search,
+        tuple(tuple(numbers[c] for c in term) for term in network.reduced),
+        tuple(sorted(numbers[c] for c in network.reduced_output)),
+        tuple(network.sizes[c] for c in numbers),
+        strategy,
+        seconds=seconds,
+    )
+    found = search("flops") if minimize == "flops" else search("flops") + search("bytes")
+    return tuple(dict.fromkeys(found))
+
+
+def _fit(
+    models: list[Model], minimize: str, limit: int | None, limit_grad: bool
+) -> tuple[Model, dict[str, int]]:
+    """Chooses the cheapest model, sliced where a memory limit demands it."""
+
+    def weight(model: Model, slices: Slices) -> tuple[int, ...]:
+        cost = _costs.forward_walk(model, slices).cost()._asdict()
+        first = cost.pop("peak_bytes" if minimize == "peak" else minimize)
+        return (first, *cost.values())
+
+    if limit is None:
+        return min(models, key=lambda model: weight(model, {})), {}
+    fitting, least = [], math.inf
+    for model in _contenders(models):
+        try:
+            slices = _slicing.choose(model, limit, limit_grad)
+        except _slicing.Unreachable as error:
+            least = min(least, error.least)
+        else:
+            rounds = math.prod(slices.values())
+            fitting.append((weight(model, slices), rounds, len(fitting), model, slices))
+    if not fitting:
+        what = "forward + backward" if limit_grad else "the forward pass"
+        fixed = (1 + limit_grad) * models[0].fixed_bytes
+        raise ValueError(
+            f"memory_limit: got {limit} bytes, but slicing brings {what} of "
+            f"{models[0].network.expr!r} down to no less than {least}, of which {fixed} are the "
+            f"operands and the result{' and their gradients' if limit_grad else ''}; expected a "
+            "limit of at least that: raise it, use a smaller dtype or shard the operands"
+        )
+    return min(fitting)[3:]
+
+
+def _contenders(models: list[Model]) -> list[Model]:
+    """Returns the cheapest models and the one that needs the least memory, to be sliced."""
+    smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
+    return list(dict.fromkeys([*models[:2], smallest]))
+
+
+def _table(plan: Plan) -> str:
+    rows = [("step", "reads", "product", "flops", "bytes")]
+    for node, reads, text, flops, moved in _costs.breakdown(plan._program.model, plan.slices):
+        rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    cuts = ", ".join(f"{label} in {count}" for label, count in plan.slices.items()) or "none"
+    lines += [
+        f"forward             {_describe_cost(plan.flops, plan.bytes, plan.peak_bytes)}",
+        f"forward + backward  {_describe_cost(*plan.grad)}",
+        f"slices: {cuts}; {'rematerialised' if plan.remat else 'not rematerialised'}",
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _describe_cost(flops: int, moved: int, peak: int) -> str:
+    return f"{flops:.3g} flops, {moved:.3g} bytes moved, {peak:.3g} bytes at the peak"

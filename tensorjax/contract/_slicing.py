@@ -1,0 +1,146 @@
+"""Slicing of contractions under a memory limit: which indices to cut, into how many slices.
+
+Cutting an index of size n into c slices replaces it by one of size n / c and repeats what
+depends on it c times, so only divisors are used. Products that depend on no sliced index are
+made once, before the loop.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from tensorjax.contract._cost_model import Model, Slices
+from tensorjax.contract._costs import forward_walk, gradient_walk
+
+_LARGEST = 6  # values whose indices are tried first
+
+
+class Unreachable(Exception):
+    """Error that no slicing fits the limit; `least` is the smallest peak that was found."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(least)
+        self.least = least
+
+
+def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
+    """Finds slices that bring the peak under a limit with few extra operations.
+
+    Args:
+        model: the contraction.
+        limit: bytes.
+        gradient: whether the limit holds for forward + backward or for forward alone.
+
+    Returns:
+        Number of slices of each sliced label; empty if the contraction fits as it is.
+
+    Raises:
+        Unreachable: if nothing fits.
+    """
+    search = _Search(model, limit, gradient)
+    if search.excess({}) == 0:
+        return {}
+    slices = search.descend()
+    if slices is None:
+        slices = search.finest()
+        if search.excess(slices) > 0:
+            raise Unreachable(search.least)
+    return search.coarsen(slices)
+
+
+class _Search:
+    """Greedy search over the numbers of slices per index."""
+
+    def __init__(self, model: Model, limit: int, gradient: bool) -> None:
+        self.model = model
+        self.limit = limit
+        self.gradient = gradient
+        self.least = -1
+        sizes = model.network.sizes
+        labels = dict.fromkeys("".join(model.network.reduced)) if model.steps else {}
+        self.counts = {label: _divisors(sizes[label]) for label in labels if sizes[label] > 1}
+        self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
+
+    def measure(self, slices: Slices) -> tuple[int, int]:
+        """Returns the bytes above the limit, summed over the program, and the operations."""
+        key = tuple(sorted(slices.items()))
+        if key not in self._known:
+            if self.gradient:
+                ledger = gradient_walk(self.model, slices, remat=bool(slices))
+            else:
+                ledger = forward_walk(self.model, slices)
+            excess = sum(max(0, level - self.limit) for level in ledger.levels)
+            cost = ledger.cost()
+            self.least = cost.peak_bytes if self.least < 0 else min(self.least, cost.peak_bytes)
+            self._known[key] = (excess, cost.flops)
+        return self._known[key]
+
+    def excess(self, slices: Slices) -> int:
+        return self.measure(slices)[0]
+
+    def descend(self) -> dict[str, int] | None:
+        """Cuts one more index at a time, the one with the best score, until the limit holds."""
+        slices: dict[str, int] = {}
+        while (excess := self.excess(slices)) > 0:
+            for labels in (self.largest(slices), self.counts):
+                trials = [t for t in self.finer(slices, labels) if self.excess(t) < excess]
+                if trials:
+                    break
+            else:
+                return None
+            slices = min(trials, key=self.score)
+        return slices
+
+    def largest(self, slices: Slices) -> list[str]:
+        """Returns the labels of the largest values, where cutting is most likely to help."""
+        network = self.model.network
+
+        def size(labels: str) -> int:
+            return math.prod(network.sizes[c] // slices.get(c, 1) for c in labels)
+
+        values = [*network.reduced, *(step.labels for step in self.model.steps)]
+        top = sorted(values, key=size, reverse=True)[:_LARGEST]
+        found = dict.fromkeys("".join(top))
+        return [label for label in found if label in self.counts]
+
+    def score(self, slices: Slices) -> tuple[float, int, int, int]:
+        """Scores a slicing, lower is better: excess bytes times operations, then operations."""
+        excess, flops = self.measure(slices)
+        network = self.model.network
+        # Slices of a leading axis are contiguous: their gradients are written in place.
+        strided = sum(
+            label in term[1:] for label in slices for term in (*network.reduced, network.output)
+        )
+        return float(excess) * float(flops), flops, strided, math.prod(slices.values())
+
+    def finer(self, slices: Slices, labels: Iterable[str]) -> Iterator[dict[str, int]]:
+        """Yields slicings with one of ``labels`` cut into at least twice as many slices."""
+        for label in labels:
+            last = slices.get(label, 1)
+            for count in self.counts[label]:
+                if count >= 2 * last:
+                    last = count
+                    yield {**slices, label: count}
+
+    def finest(self) -> dict[str, int]:
+        """Returns the slicing that cuts every index into slices of one."""
+        return {label: counts[-1] for label, counts in self.counts.items()}
+
+    def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
+        """Merges slices again wherever the limit still holds."""
+        for label in sorted(slices, key=lambda c: self.counts[c][-1]):
+            for count in (1, *self.counts[label]):
+                if count >= slices[label]:
+                    break
+                trial = {**slices, label: count}
+                if count == 1:
+                    del trial[label]
+                if self.excess(trial) == 0:
+                    slices = trial
+                    break
+        return slices
+
+
+def _divisors(size: int) -> list[int]:
+    """Returns the divisors above 1, ascending."""
+    small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
+    return sorted({*small, *(size // d for d in small)} - {1})

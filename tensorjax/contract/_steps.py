@@ -1,0 +1,159 @@
+"""Pairwise products of a planned contraction, and the axis layouts that need the fewest copies.
+
+A product over summed indices is one batched matrix product. Its factors are merged into
+arrays (batch, free, summed) or (batch, summed, free); a factor whose axes come in neither
+order has to be transposed into a copy first. Which factor goes left and in which order the
+shared indices stand is free, and is chosen here so that little has to be copied.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator
+
+from tensorjax.contract._einsum import Network
+from tensorjax.contract._paths import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Pairwise product, run as one `jax.lax.dot_general`.
+
+    Attributes:
+        left: number of the first factor: an operand, or (number of operands) + (earlier step).
+        right: number of the second factor.
+        left_labels: axes of the first factor.
+        right_labels: axes of the second factor.
+        batch: labels of both factors that the result keeps.
+        summed: labels of both factors that the result does not keep.
+    """
+
+    left: int
+    right: int
+    left_labels: str
+    right_labels: str
+    batch: str
+    summed: str
+
+    def free(self, labels: str) -> str:
+        """Returns the labels of a factor that the other factor does not have."""
+        return "".join(c for c in labels if c not in self.batch and c not in self.summed)
+
+    @property
+    def labels(self) -> str:
+        """Labels of the result: batch, then free axes of the first and of the second factor."""
+        return self.batch + self.free(self.left_labels) + self.free(self.right_labels)
+
+    def summed_last(self, labels: str) -> bool:
+        """Whether a factor has its axes in the order batch, free, summed."""
+        return labels == self.batch + self.free(labels) + self.summed
+
+    def summed_first(self, labels: str) -> bool:
+        """Whether a factor has its axes in the order batch, summed, free."""
+        return labels == self.batch + self.summed + self.free(labels)
+
+    def copied(self, labels: str) -> bool:
+        """Whether a factor must be transposed into a copy to become a batch of matrices.
+
+        Without summed labels the product is entry-wise and reads its factors in any order.
+        """
+        return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
+
+    def without(self, thin: Collection[str]) -> "Step":
+        """Returns the step with some labels, whose axes are gone, removed."""
+        if not thin:
+            return self
+        texts = (self.left_labels, self.right_labels, self.batch, self.summed)
+        return Step(
+            self.left,
+            self.right,
+            *("".join(label for label in text if label not in thin) for text in texts),
+        )
+
+
+def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
+    """Turns a path into products, each laid out so that few entries are copied."""
+    kinds = _kinds(network, path)
+    labels = list(network.reduced)
+    consumer = {node: k for k, pair in enumerate(path) for node in pair}
+    steps = []
+    for k, (a, b) in enumerate(path):
+        batch, summed = kinds[k]
+        following = kinds[consumer[len(labels)]] if len(labels) in consumer else None
+        step = min(
+            _layouts(a, b, labels[a], labels[b], batch, summed, network.reduced_output),
+            key=lambda trial: _traffic(network, trial, following),
+        )
+        steps.append(step)
+        labels.append(step.labels)
+    return tuple(steps)
+
+
+def _kinds(network: Network, path: Path) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """Classifies the shared labels of every product as batch or summed."""
+    terms = [frozenset(term) for term in network.reduced]
+    uses = dict.fromkeys(network.sizes, 0)
+    for label in itertools.chain(*terms, network.reduced_output):
+        uses[label] += 1
+    kinds = []
+    for a, b in path:
+        shared = terms[a] & terms[b]
+        for label in shared:
+            uses[label] -= 1
+        summed = frozenset(label for label in shared if uses[label] == 1)
+        kinds.append((shared - summed, summed))
+        terms.append((terms[a] | terms[b]) - summed)
+    return kinds
+
+
+def _layouts(
+    a: int,
+    b: int,
+    labels_a: str,
+    labels_b: str,
+    batch: frozenset[str],
+    summed: frozenset[str],
+    output: str,
+) -> Iterator[Step]:
+    """Yields all layouts of one product: which factor goes left, and the orders of labels."""
+    factors = ((a, labels_a), (b, labels_b))
+    for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
+        for order in (left_labels, right_labels):
+            for batch_order in (order, output):
+                if batch <= set(batch_order):
+                    yield Step(
+                        left,
+                        right,
+                        left_labels,
+                        right_labels,
+                        "".join(c for c in batch_order if c in batch),
+                        "".join(c for c in order if c in summed),
+                    )
+
+
+def _traffic(
+    network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
+) -> int:
+    """Counts the entries moved because of a layout, by this product and by its reader."""
+    moved = 0
+    for labels in (step.left_labels, step.right_labels):
+        if step.copied(labels):
+            moved += 2 * network.elements(labels)
+    if step.summed and step.summed_first(step.left_labels) and step.free(step.left_labels):
+        # Matrix products of a transposed left factor are slower: about as one more reading.
+        moved += network.elements(step.left_labels)
+    if not _suits(step.labels, following, network.reduced_output):
+        moved += 2 * network.elements(step.labels)
+    return moved
+
+
+def _suits(
+    labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
+) -> bool:
+    """Whether the product that reads a result, or the caller, can use its axes without a copy."""
+    if following is None:
+        return labels == output
+    batch, summed = following
+    head, rest = labels[: len(batch)], labels[len(batch) :]
+    split = len(rest) - len(summed)
+    edges = (set(rest[: len(summed)]), set(rest[split:]))
+    return not summed or (set(head) == batch and summed in edges)

@@ -1,0 +1,368 @@
+"""Contraction trees: their cost, and exact methods (dynamic programming) to improve them.
+
+Costs here are those of the program that is run: ``2·(entries touched)`` for a product that
+sums over a label, ``1·(entries touched)`` for one that does not (an outer or entry-wise
+product). A network is given as bit masks of labels, one per operand, each label in at least
+two operands or in one and the output. An order is a list of pairs in static single
+assignment form: operands are ``0 … n−1`` and the k-th product is ``n + k``.
+
+`all_subsets` finds the optimal tree of a few terms; `Tree.refine` applies it to every small
+subtree of a large one. `connected_subsets` is the dynamic programme of Pfeifer, Haegeman and
+Verstraete, Phys. Rev. E 90, 033315 (2014), over all connected subsets of terms.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from tensorjax.contract._windows import cheapest
+
+Path = tuple[tuple[int, int], ...]
+
+_EXACT = 16  # operands up to which dynamic programming always runs to the end
+_PAIRS = 1_500_000  # pairs of subsets that it examines in about a second
+_ORDERS = 2_000_000  # and so many splits of which `all_subsets` costs, a thousand or more at once
+_EVALUATION = 10  # a pair whose product is evaluated takes as long as so many that are skipped
+_LARGE = 1 << 64  # makes the secondary cost a tie-break
+
+
+class Effort:
+    """Search budget in seconds, counted by the work done, not by a clock.
+
+    Attributes:
+        left: seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def part(self, parts: int) -> "Effort":
+        """Takes one of ``parts`` equal shares out of the remaining budget."""
+        taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
+        if not math.isinf(self.left):
+            self.left -= taken.left
+        return taken
+
+    def trials(self, each: float, most: int, share: float) -> int:
+        """Returns how many trials fit into a share of the budget, and deducts their time."""
+        if math.isinf(self.left):
+            return most
+        count = max(min(int(share * self.left / each), most), 0)
+        self.left -= count * each
+        return count
+
+
+class _Best(NamedTuple):
+    """Cheapest known way to multiply a subset of terms."""
+
+    cost: int
+    labels: int
+    pair: tuple[int, int] | None
+
+
+class Graph:
+    """Tensor network as bit masks of labels, with the cost of a product.
+
+    Args:
+        terms: labels (small integers) of each operand.
+        output: labels of the result.
+        sizes: size of each label.
+        minimize: ``"flops"`` or ``"bytes"`` first; the other one breaks ties.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[Sequence[int]],
+        output: Sequence[int],
+        sizes: Sequence[int],
+        minimize: str = "flops",
+    ) -> None:
+        self.terms = [_mask(term) for term in terms]
+        self.output = _mask(output)
+        self.sizes = sizes
+        self.weights = (1, _LARGE) if minimize == "bytes" else (_LARGE, 1)
+        self._volumes: dict[int, int] = {0: 1}
+
+    def first_cost(self, cost: int) -> int:
+        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
+        return cost // _LARGE
+
+    def volume(self, labels: int) -> int:
+        """Returns the number of entries of an array with these labels."""
+        known = self._volumes.get(labels)
+        if known is None:
+            rest = labels & (labels - 1)
+            known = self.volume(rest) * self.sizes[(labels ^ rest).bit_length() - 1]
+            self._volumes[labels] = known
+        return known
+
+    def cost(self, left: int, right: int, result: int) -> int:
+        """Computes the cost of multiplying arrays with labels ``left`` and ``right``."""
+        union = left | right
+        touched = self.volume(union)
+        flops = touched if union == result else 2 * touched
+        moved = self.volume(left) + self.volume(right) + self.volume(result)
+        return flops * self.weights[0] + moved * self.weights[1]
+
+
+class Tree:
+    """Contraction tree whose subtrees can be re-ordered."""
+
+    def __init__(self, graph: Graph, path: Path) -> None:
+        self.graph = graph
+        self.labels = _path_labels(graph, path)
+        n = len(graph.terms)
+        self.children = {n + k: pair for k, pair in enumerate(path)}
+        self.root = n + len(path) - 1
+        self._next = self.root + 1
+        self._settled: set[tuple[int, ...]] = set()
+
+    def node_cost(self, node: int) -> int:
+        left, right = self.children[node]
+        return self.graph.cost(self.labels[left], self.labels[right], self.labels[node])
+
+    def order(self) -> list[int]:
+        """Returns the inner nodes in post-order; the last child's subtree is finished first."""
+        stack, found = [self.root], []
+        while stack:
+            node = stack.pop()
+            if node in self.children:
+                found.append(node)
+                stack.extend(self.children[node])
+        return found[::-1]
+
+    def path(self) -> Path:
+        """Returns the products in the order that holds the least memory.
+
+        Of two subtrees the one that needs more room beyond its result goes first. Operands
+        are alive throughout, so they do not count.
+        """
+        room, size = dict.fromkeys(range(len(self.graph.terms)), 0), {}
+        for node in self.order():
+            a, b = self.children[node]
+            size[node] = self.graph.volume(self.labels[node])
+            held_a, held_b = size.get(a, 0), size.get(b, 0)
+            first, last = max(room[a], held_a + room[b]), max(room[b], held_b + room[a])
+            if first < last:
+                self.children[node] = (b, a)
+            room[node] = max(min(first, last), held_a + held_b + size[node])
+        order = self.order()
+        ids = {node: len(self.graph.terms) + k for k, node in enumerate(order)}
+        pairs = (self.children[node] for node in order)
+        return tuple((ids.get(a, a), ids.get(b, b)) for a, b in pairs)
+
+    def refine(self, window: int, effort: Effort) -> None:
+        """Re-orders subtrees of at most ``window`` leaves until none improves, costly ones first.
+
+        Ends earlier where the effort does.
+        """
+        improved = True
+        while improved:
+            improved = False
+            for node in sorted(self.order(), key=self.node_cost, reverse=True):
+                for costly in (True, False):
+                    if effort.left <= 0:
+                        return
+                    # A node may have vanished when a subtree above it was exchanged.
+                    if node in self.children and self._refine_at(node, window, costly, effort):
+                        improved = True
+
+    def _refine_at(self, root: int, window: int, costly: bool, effort: Effort) -> bool:
+        """Re-orders optimally a subtree at ``root``, grown by its costliest or shallowest nodes."""
+        inner, leaves = [root], list(self.children[root])
+        while len(leaves) < window:
+            opened = [leaf for leaf in leaves if leaf in self.children]
+            if not opened:
+                break
+            node = max(opened, key=self.node_cost) if costly else opened[0]
+            inner.append(node)
+            leaves.remove(node)
+            leaves.extend(self.children[node])
+        key = (root, *sorted(leaves))
+        if len(leaves) < 3 or key in self._settled:
+            return False
+        self._settled.add(key)
+        effort.left -= 3 ** len(leaves) / 2 / _ORDERS
+        current = sum(map(self.node_cost, inner))
+        masks = [self.labels[leaf] for leaf in leaves]
+        best = all_subsets(self.graph, masks, self.labels[root], current)
+        if best is None:
+            return False
+        for node in inner:
+            del self.children[node]
+        self._graft(best, (1 << len(leaves)) - 1, leaves, root)
+        return True
+
+    def _graft(self, best: dict[int, _Best], subset: int, leaves: list[int], node: int) -> None:
+        pair = []
+        for part in best[subset].pair or ():
+            if best[part].pair is None:
+                pair.append(leaves[part.bit_length() - 1])
+                continue
+            self.labels[self._next] = best[part].labels
+            pair.append(self._next)
+            self._next += 1
+            self._graft(best, part, leaves, pair[-1])
+        self.children[node] = (pair[0], pair[1])
+
+
+def _mask(labels: Iterable[int]) -> int:
+    return sum(1 << label for label in set(labels))
+
+
+def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
+    """Computes the labels of every operand and intermediate of a path."""
+    labels = dict(enumerate(graph.terms))
+    uses = [0] * len(graph.sizes)
+    for mask in (*graph.terms, graph.output):
+        for label in bits(mask):
+            uses[label] += 1
+    for k, (a, b) in enumerate(path):
+        result = labels[a] | labels[b]
+        for label in bits(labels[a] & labels[b]):
+            uses[label] -= 1
+            if uses[label] == 1:
+                result ^= 1 << label
+        labels[len(graph.terms) + k] = result
+    return labels
+
+
+def bits(mask: int) -> Iterable[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def path_cost(graph: Graph, path: Path) -> int:
+    """Computes the total cost of a path."""
+    labels, n = _path_labels(graph, path), len(graph.terms)
+    return sum(graph.cost(labels[a], labels[b], labels[n + k]) for k, (a, b) in enumerate(path))
+
+
+def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]:
+    """Returns a function that labels the product of two disjoint subsets of ``masks``.
+
+    The labels ``needed`` outside are kept, and those that a mask outside the subset carries.
+    """
+    owners: dict[int, int] = {}
+    for i, mask in enumerate(masks):
+        for label in bits(mask & ~needed):
+            owners[label] = owners.get(label, 0) | 1 << i
+
+    def join(left: int, right: int, subset: int) -> int:
+        result = left | right
+        for label in bits(left & right & ~needed):
+            if not owners[label] & ~subset:
+                result ^= 1 << label
+        return result
+
+    return join
+
+
+def all_subsets(
+    graph: Graph, masks: Sequence[int], needed: int, bound: int
+) -> dict[int, _Best] | None:
+    """Finds the optimal order of a few terms, outer products included; None if not below bound."""
+    groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
+    for label in bits(functools.reduce(operator.or_, masks)):
+        members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)
+        key = members, bool(needed >> label & 1)
+        groups[key] = groups.get(key, 1) * graph.sizes[label]
+    members, wanted = zip(*(groups or {((1 << len(masks)) - 1, False): 1}), strict=True)
+    sizes = list(groups.values()) or [1]
+    flops = graph.weights[0] > graph.weights[1]
+    tree = cheapest(members, wanted, sizes, len(masks), flops=flops)
+    if not tree:
+        return None
+    join = _joiner(masks, needed)
+    best = {1 << i: _Best(0, mask, None) for i, mask in enumerate(masks)}
+    for subset in reversed(tree):  # parts before what they are parts of
+        left, right = (best[part] for part in tree[subset])
+        labels = join(left.labels, right.labels, subset)
+        cost = left.cost + right.cost + graph.cost(left.labels, right.labels, labels)
+        best[subset] = _Best(cost, labels, tree[subset])
+    return best if best[(1 << len(masks)) - 1].cost < bound else None
+
+
+def connected_subsets(graph: Graph, bound: int, effort: Effort) -> Path | None:
+    """Finds the optimal order without outer products, within a cost bound and a time budget."""
+    n = len(graph.terms)
+    budget = effort.left * _PAIRS if n > _EXACT else math.inf
+    join = _joiner(graph.terms, graph.output)
+    for scale in (4096, 256, 16, 1):
+        cap = bound // scale
+        levels: list[dict[int, _Best]] = [{} for _ in range(n + 1)]
+        levels[1] = {1 << i: _Best(0, mask, None) for i, mask in enumerate(graph.terms)}
+        for size in range(2, n + 1):
+            budget = _grow(graph, levels, size, cap, join, budget)
+            if budget < 0:
+                return None
+        if levels[n]:
+            return _unfold({k: v for level in levels for k, v in level.items()}, n)
+    return None
+
+
+def _grow(
+    graph: Graph,
+    levels: list[dict[int, _Best]],
+    size: int,
+    cap: int,
+    join: Callable[[int, int, int], int],
+    budget: float,
+) -> float:
+    """Fills ``levels[size]`` with subsets reachable below ``cap``; returns the budget left."""
+    found = levels[size]
+    for half in range(1, size // 2 + 1):
+        touching = _by_label(levels[size - half])
+        for a, (cost_a, labels_a, _) in levels[half].items():
+            for label in bits(labels_a):
+                below = (1 << label) - 1
+                for b, (cost_b, labels_b, _) in touching.get(label, ()):
+                    budget -= 1
+                    if cost_a + cost_b >= cap:
+                        break  # they are sorted by cost
+                    # Two sets that share several labels are met at the lowest one.
+                    if a & b or labels_a & labels_b & below:
+                        continue
+                    known = found.get(a | b)
+                    limit = known.cost if known else cap
+                    if cost_a + cost_b >= limit:
+                        continue
+                    budget -= _EVALUATION
+                    labels = known.labels if known else join(labels_a, labels_b, a | b)
+                    cost = cost_a + cost_b + graph.cost(labels_a, labels_b, labels)
+                    if cost < limit:
+                        found[a | b] = _Best(cost, labels, (a, b))
+                if budget < 0:
+                    return budget
+    return budget
+
+
+def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
+    """Groups subsets by the labels they carry, the cheapest first."""
+    touching: dict[int, list[tuple[int, _Best]]] = {}
+    for subset, entry in sorted(level.items(), key=lambda item: item[1].cost):
+        for label in bits(entry.labels):
+            touching.setdefault(label, []).append((subset, entry))
+    return touching
+
+
+def _unfold(best: dict[int, _Best], n: int) -> Path:
+    """Extracts the path of the optimal tree recorded in ``best``."""
+    stack, order = [(1 << n) - 1], []
+    while stack:
+        subset = stack.pop()
+        pair = best[subset].pair
+        if pair:
+            order.append(subset)
+            stack.extend(pair)
+    ids = {1 << i: i for i in range(n)}
+    path = []
+    for subset in reversed(order):
+        a, b = best[subset].pair or (0, 0)
+        path.append((ids[a], ids[b]))
+        ids[subset] = n + len(path) - 1
+    return tuple(path)

@@ -1,0 +1,96 @@
+"""Array-level factorisations with static or dynamic truncation, on JAX or on the host.
+
+Every function takes arrays of shape (…, m, n) and answers in kind. A JAX array is factored by XLA:
+shapes are static, so it works under jit, vmap and grad, and derivatives stay finite where singular
+values repeat or vanish (zero-padded factors). A NumPy array is factored by the host's LAPACK, with
+ranks cut to what the data need and nothing compiled.
+
+Two words are used throughout. ``rank`` is static: the number of columns kept. ``tail`` is dynamic:
+the energy (sum of squared singular values) that may be discarded. With both, the shape is that of
+``rank`` and the columns that ``tail`` discards are set to zero; with ``tail`` alone, which needs a
+NumPy array, the shape shrinks to what is kept.
+
+One rule chooses the method (`choose`): the Gram matrix is the fastest way to a subspace but squares
+the singular values, so it sees nothing below √eps; it is taken where the asked error lies above
+that floor, and a full-accuracy SVD otherwise.
+"""
+
+from tensorjax.linalg._arrays import (
+    adjoint,
+    epsilon,
+    factor_dtype,
+    identity_like,
+    is_host,
+    matmul,
+    random_like,
+    root,
+    scale_columns,
+    where_positive,
+)
+from tensorjax.linalg._gram import gram, host_energy, orthonormal_rows, project
+from tensorjax.linalg._qr import after, qr, triangle
+from tensorjax.linalg._scaling import (
+    energy,
+    exponent_of,
+    exponents_held,
+    normalized,
+    power_of_two,
+    scaled,
+    squares_fit,
+)
+from tensorjax.linalg._subspaces import (
+    METHODS,
+    OVERSAMPLE,
+    Basis,
+    Method,
+    choose,
+    leading_eigenvectors,
+    left_basis,
+    range_finder,
+    square_factor,
+)
+from tensorjax.linalg._subspaces_on_host import VERIFY_BELOW
+from tensorjax.linalg._svd_eigh import eigh, svd
+from tensorjax.linalg._truncation import SVD, polar, truncated_svd
+
+__all__ = [
+    "METHODS",
+    "OVERSAMPLE",
+    "SVD",
+    "VERIFY_BELOW",
+    "Basis",
+    "Method",
+    "adjoint",
+    "after",
+    "choose",
+    "eigh",
+    "energy",
+    "epsilon",
+    "exponent_of",
+    "exponents_held",
+    "factor_dtype",
+    "gram",
+    "host_energy",
+    "identity_like",
+    "is_host",
+    "leading_eigenvectors",
+    "left_basis",
+    "matmul",
+    "normalized",
+    "orthonormal_rows",
+    "polar",
+    "power_of_two",
+    "project",
+    "qr",
+    "random_like",
+    "range_finder",
+    "root",
+    "scale_columns",
+    "scaled",
+    "square_factor",
+    "squares_fit",
+    "svd",
+    "triangle",
+    "truncated_svd",
+    "where_positive",
+]

@@ -1,0 +1,148 @@
+"""Gram matrices, projections, and orthonormal bases by Cholesky QR, on the host or in JAX."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorjax import _native
+from tensorjax.linalg._arrays import (
+    Array,
+    adjoint,
+    epsilon,
+    identity_like,
+    is_host,
+    matmul,
+    where_positive,
+)
+
+# Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
+# transpose is several times slower in one piece.
+_GRAM_CHUNK = 16_384
+# Host matrices are multiplied at once up to this many entries, otherwise in pieces of the second
+# number of entries and at least the third of columns: they fit a cache and suit a BLAS.
+_SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
+
+
+def gram(a: Array) -> Array:
+    """Computes the Gram matrix a @ aᴴ, (…, m, m), in column chunks if ``a`` is short and wide.
+
+    NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
+    the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
+    """
+    n = a.shape[-1]
+    if is_host(a):
+        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))
+    if n < 2 * _GRAM_CHUNK or a.ndim > 2:
+        return matmul(a, adjoint(a))
+    whole = n // _GRAM_CHUNK
+
+    def step(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        chunk = lax.dynamic_slice_in_dim(a, start, _GRAM_CHUNK, axis=1)
+        return total + matmul(chunk, adjoint(chunk)), None
+
+    rest = a[:, whole * _GRAM_CHUNK :]
+    total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
+    return total
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.result_type(a.dtype, np.float64), copy=False)
+
+
+def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np.ndarray:
+    """Computes a aᴴ of a host matrix (aᴴ a if ``right``), summed in double precision.
+
+    Args:
+      a: (m, n), real or complex.
+      right: the Gram matrix of the columns.
+      narrow: multiply float32 and complex64 as they are, and only add up in double precision.
+    """
+    wide = np.result_type(a.dtype, np.float64)
+    if a.dtype == np.float64:
+        if right:
+            return a.T @ a
+        return _native.gram(a) if _native.is_wide(a) else a @ a.T
+    if a.size < _SMALL:
+        a = a.astype(wide, copy=False)
+        return adjoint(a) @ a if right else a @ adjoint(a)
+    rows, columns = a.shape[::-1] if right else a.shape
+    out: Any = np.zeros((rows, rows), wide)
+    step = max(_STRIP, _IN_CACHE // rows)
+    for start in range(0, columns, step):
+        piece: Any = a[start : start + step].T if right else a[:, start : start + step]
+        if not narrow:
+            piece = piece.astype(wide, copy=False)
+        if piece.dtype.kind == "f":
+            out += piece @ piece.T
+            continue
+        # Two products for the real part, one for the imaginary: half the work of a complex one.
+        x, y = np.ascontiguousarray(piece.real), np.ascontiguousarray(piece.imag)
+        cross = y @ x.T
+        out.real += x @ x.T + y @ y.T
+        out.imag += cross.T - cross if right else cross - cross.T
+    return out
+
+
+def host_energy(a: np.ndarray) -> float:
+    """Computes the squared norm ‖a‖_F² of a host array, summed in double precision."""
+    flat = a.reshape(-1)
+    if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
+        return float(np.vdot(flat, flat).real)
+    pieces = (flat[k : k + _IN_CACHE] for k in range(0, flat.size, _IN_CACHE))
+    return float(sum(np.vdot(w, w).real for w in map(_wide, pieces)))
+
+
+def project(u: Array, a: Array) -> Array:
+    """Computes uᴴ a, (…, r, n), in the precision of ``u``; host data are widened piece by piece."""
+    if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
+        return _native.project(u, a)
+    if not is_host(a) or a.dtype == u.dtype:
+        return matmul(adjoint(u), a)
+    out = np.empty((u.shape[-1], a.shape[-1]), u.dtype)
+    for start in range(0, a.shape[-1], _GRAM_CHUNK):
+        piece = slice(start, start + _GRAM_CHUNK)
+        out[:, piece] = adjoint(u) @ a[:, piece].astype(u.dtype)
+    return out
+
+
+def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes an orthonormal basis w @ q of the row space of a wide JAX array (…, n, m).
+
+    Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
+    correction, kept apart so that it can be merged with the next small factor without a pass over
+    q. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
+
+    Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
+    by a few eps, so it never breaks down; it leaves the rows that lie deep in the spectrum short,
+    and the second one, ours, scales them up before it looks at them.
+
+    Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR", SIAM J. Sci.
+    Comput. 42 (2020).
+    """
+    eps = epsilon(a.dtype)
+    g = matmul(a, adjoint(a))
+    trace = jnp.trace(g, axis1=-2, axis2=-1).real
+    w, _ = _inverse_factor(g, 8 * eps * where_positive(trace, 1.0)[..., None])
+    q = matmul(w, a)
+    g = matmul(q, adjoint(q))
+    squares = jnp.diagonal(g, axis1=-2, axis2=-1).real
+    scale = jnp.where(squares > 0, lax.rsqrt(where_positive(squares, 1.0)), 0).astype(a.dtype)
+    # Long rows are nearly orthonormal; short ones may be parallel, and are kept from breaking.
+    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-2])
+    shift = jnp.where(squares > 0, shift, 1)
+    w, pivots = _inverse_factor(scale[..., :, None] * g * scale[..., None, :], shift)
+    # A pivot is the squared sine of the angle to the rows before: of a row in their span, only
+    # roundoff is left.
+    return jnp.where((pivots > eps**0.5)[..., None], w * scale[..., None, :], 0), q
+
+
+def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes L^{-1} for g + diag(shift) = L Lᴴ (Cholesky), and the squared pivots."""
+    eye = identity_like(g.shape[-1], g)
+    lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
+    eye = jnp.broadcast_to(eye, g.shape)
+    inverse = lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
+    return inverse, jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2

@@ -1,0 +1,112 @@
+"""QR factorisation and triangular factors whose derivatives stay finite, on JAX or NumPy arrays.
+
+A NumPy array goes to the host's LAPACK and a JAX array to XLA. JAX's own derivatives of these
+factorisations divide by differences of singular values and by the diagonal of r, and so give NaN on
+repeated values and on zero-padded arrays; here such terms are left out.
+
+On the host it is NumPy's LAPACK, not SciPy's: each brings threads of its own, which go on spinning
+for a while after every call. Taken in turn on two cores they slow a sweep many times over.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorjax._placement import placed
+from tensorjax.linalg._arrays import Array, _floor, adjoint, eye_like, is_host, matmul
+
+
+def qr(a: Array) -> Any:
+    """Computes the reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
+
+    Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
+    get none. Wide matrices are differentiable too.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> q, r = qr(jnp.ones((3, 2)))
+      >>> q.shape, r.shape
+      ((3, 2), (2, 2))
+    """
+    return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)
+
+
+@placed
+def _qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    m, n = a.shape[-2:]
+    if m >= n:
+        return _qr_tall(a)
+    q, left = _qr_tall(a[..., :m])
+    return q, jnp.concatenate([left, matmul(adjoint(q), a[..., m:])], axis=-1)
+
+
+@jax.custom_jvp
+def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q, r = jnp.linalg.qr(a)
+    return q, after(r, q)  # r is there before q is, and whoever factors r must wait
+
+
+def after(x: Array, *done: Array) -> Array:
+    """Returns x with a data dependency on other arrays, so that XLA computes these first.
+
+    XLA cannot prove that what is added is zero.
+
+    Factorisations of batches (as `jax.vmap` makes them) must not run side by side on a CPU. Each
+    holds a thread of XLA's pool while it waits for others to do the work: on two cores two of them
+    hold both, and the program stands still for ever (seen with jaxlib 0.10.1).
+    """
+    for y in (y for y in done if y.size):
+        zero = 0 * y.ravel()[:1].real
+        x = x + zero.reshape((1,) * x.ndim).astype(x.dtype)
+    return x
+
+
+@_qr_tall.defjvp
+def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    q, r = _qr_tall(a)
+    c = _right_solve(da, r)
+    qc = matmul(adjoint(q), c)
+    lower = jnp.tril(qc, -1)
+    omega = lower - adjoint(lower)
+    if jnp.iscomplexobj(qc):  # r has a real diagonal, so the phase moves into q
+        omega = omega + _imaginary_diagonal(qc)
+    dq = c - matmul(q, qc) + matmul(q, omega)
+    dr = matmul(adjoint(q), da) - matmul(omega, r)
+    return (q, r), (dq, dr)
+
+
+def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
+    """Solves for b r⁻¹, r upper triangular; columns of the result with a vanishing pivot are 0."""
+    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
+    alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
+    # Dead directions get a unit pivot for the solve.
+    pivots = jnp.where(alive, 0, 1).astype(r.dtype)
+    solvable = r + pivots[..., None, :] * eye_like(r)
+    c = lax.linalg.triangular_solve(solvable, b, left_side=False, lower=False)
+    return jnp.where(alive[..., None, :], c, 0)
+
+
+def triangle(a: Array) -> Array:
+    """Computes the factor r of `qr` alone, for tall ``a``: less than half the work of both."""
+    if is_host(a):
+        return np.linalg.qr(a, mode="r")
+    return placed(_triangle)(a)
+
+
+@jax.custom_jvp
+def _triangle(a: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(a, mode="r")
+
+
+@_triangle.defjvp
+def _triangle_jvp(primals: Any, tangents: Any) -> Any:
+    (_, r), (_, dr) = jax.jvp(_qr_tall, primals, tangents)
+    return r, dr
+
+
+def _imaginary_diagonal(a: jax.Array) -> jax.Array:
+    return (a - a.conj()) / 2 * eye_like(a)

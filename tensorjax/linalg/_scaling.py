@@ -1,0 +1,108 @@
+"""Scaling of arrays by exact powers of two, so that squares and products stay in range."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorjax.linalg._arrays import Array, is_host, namespace
+
+
+def energy(a: Array) -> Array:
+    """Computes the squared Frobenius norm ‖a‖_F² over the last two axes, real."""
+    xp = namespace(a)
+    if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
+        return np.vdot(a, a).real  # one pass, no temporary
+    return xp.sum(
+        xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1)
+    )
+
+
+def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
+    """Splits x exactly into (x / 2^e, e), the largest part then in [1/2, 1)."""
+    e = exponent_of(x, axis)
+    return (scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype)), e
+
+
+def exponent_of(x: Array, axis: Any = None) -> Any:
+    """Returns e such that the largest real or imaginary part of x lies in [2^(e−1), 2^e).
+
+    With ``axis`` it is that of each slice over these axes, which are kept, of size one.
+    """
+    kept = axis is not None
+    if is_host(x):
+        size = largest_part(x, axis)
+        return np.frexp(size)[1] if kept else math.frexp(size)[1]
+    x = lax.stop_gradient(x)
+    real = jnp.finfo(x.dtype).dtype
+    integer, bits, bias = _ieee(real)
+
+    def largest(part: Array) -> Any:
+        # Magnitudes are ordered as their bits are, and integers compare faster: no NaN to heed.
+        size = lax.bitcast_convert_type(part, integer) & jnp.iinfo(integer).max
+        return jnp.max(size, axis=axis, keepdims=kept, initial=0)
+
+    size = largest(x.real)
+    if jnp.iscomplexobj(x):
+        size = jnp.maximum(size, largest(x.imag))
+    # The bits of the exponent themselves: frexp takes XLA several times longer to compile.
+    e = (size >> bits).astype(jnp.int32) - bias + 1
+    return jnp.clip(e, 2 - bias, bias - 1)  # both 2^e and 2^(−e) are normal numbers
+
+
+def largest_part(x: Array, axis: Any = None) -> Any:
+    """Returns the largest magnitude of real and imaginary parts; 0 if empty, NaN if one is NaN."""
+    parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
+    keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
+    sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
+    return functools.reduce(np.maximum, sizes)
+
+
+def squares_fit(x: Array) -> bool:
+    """Whether ‖x‖², and small shares of it, neither overflow nor underflow in the dtype of x."""
+    top = exponents_held(x.dtype)[1] + 1
+    return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
+
+
+@functools.cache
+def exponents_held(dtype: Any) -> tuple[int, int]:
+    """Returns the range of exponents of its largest part in which an array keeps all digits."""
+    info = jnp.finfo(dtype)
+    return int(info.minexp) + int(info.nmant), int(info.maxexp) - 1
+
+
+def power_of_two(e: Any, dtype: Any) -> jax.Array:
+    """Builds 2^e in ``dtype`` from the bits of the exponent, as `exponent_of` gives it."""
+    real = jnp.finfo(dtype).dtype
+    integer, bits, bias = _ieee(real)
+    raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
+    return lax.bitcast_convert_type(raw, real).astype(dtype)
+
+
+def _ieee(real: Any) -> tuple[Any, int, int]:
+    """Returns the layout of a float dtype: integer type, fraction bits, exponent bias."""
+    info = jnp.finfo(real)
+    return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
+
+
+def scaled(x: Array, exponent: Any) -> Array:
+    """Multiplies x by 2^exponent for any exponent; the result may overflow or vanish.
+
+    In two halves: the value may be in range where 2^exponent is not.
+    """
+    half = exponent // 2
+    if is_host(x):
+        if np.ndim(exponent) == 0 and exponent == 0:
+            return x
+        one = np.ones((), x.real.dtype)
+        with np.errstate(over="ignore"):
+            return x * np.ldexp(one, half) * np.ldexp(one, exponent - half)
+    limit = _ieee(jnp.finfo(x.dtype).dtype)[2] - 1
+    halves = (jnp.clip(e, -limit, limit) for e in (half, exponent - half))
+    for e in halves:
+        x = x * power_of_two(e, x.dtype)
+    return x

@@ -1,0 +1,384 @@
+"""Leading singular subspaces: from an SVD, a Gram matrix or a random sketch.
+
+A sweep over a tensor network needs a basis of the subspace and no more; `left_basis` finds it by
+the method that `choose` names, with a derivative of the subspace as a whole.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorjax.linalg._arrays import (
+    Array,
+    adjoint,
+    epsilon,
+    is_host,
+    matmul,
+    random_like,
+    root,
+    scale_columns,
+)
+from tensorjax.linalg._arrays import namespace as _xp
+from tensorjax.linalg._gram import gram
+from tensorjax.linalg._qr import qr
+from tensorjax.linalg._scaling import energy
+from tensorjax.linalg._svd_eigh import eigh, svd
+
+Method = Literal["auto", "svd", "gram", "randomized"]
+METHODS = ("auto", "svd", "gram", "randomized")
+
+# Energies of a Gram matrix are wrong by a few eps of the total (measured: at most 4 on matrices of
+# 8 to 4096 rows); the factor leaves room.
+GRAM_NOISE = 16
+# Singular vectors recovered from the other side's are orthonormal to eps over this or better.
+_CLEAN = 1e-8
+# Extra columns of a random sketch: the error is then within a few per cent of the best, and the
+# probability of worse falls with the factorial of this number (Halko, Martinsson, Tropp 2011, §10).
+OVERSAMPLE = 10
+
+
+class Basis(NamedTuple):
+    """Leading left singular subspace of a matrix, and the energies inside and outside it.
+
+    Attributes:
+      u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
+      energies: (…, r) squared singular values, descending (zero likewise).
+      discarded: (…,) energy ‖a − u uᴴ a‖_F².
+    """
+
+    u: Array
+    energies: Array
+    discarded: Array
+
+
+def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
+    """Chooses the fastest method (SVD, Gram matrix, sketch) that reaches a requested accuracy.
+
+    Args:
+      method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
+        only where they reach the accuracy, and "svd" stands in for them elsewhere.
+      share: the share of the total energy that may be discarded (a squared relative error); None
+        when only a rank is asked, or when it is traced.
+      dtype: of the matrix; host float32 is accumulated in float64, see `gram`.
+      levels: Gram matrices in a row: 2 for a given matrix (floor eps^1.5 of the energy), 1 where
+        only the Gram matrix is known (floor eps).
+
+    Returns:
+      "gram", "randomized" or "svd".
+
+    Raises:
+      ValueError: ``method`` is unknown.
+
+    Example:
+      >>> import numpy as np
+      >>> choose("auto", 1e-6**2, np.float64), choose("auto", 1e-13**2, np.float64)
+      ('gram', 'svd')
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
+    if share is None:
+        return "svd" if method == "auto" else method
+    if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):
+        return "svd"
+    return "gram" if method == "auto" else method
+
+
+def left_basis(
+    a: Array,
+    *,
+    rank: int | None = None,
+    tail: Array | None = None,
+    share: float | None = None,
+    method: Method = "svd",
+    key: jax.Array | None = None,
+) -> Basis:
+    """Computes an orthonormal basis of the leading left singular subspace.
+
+    This, not the full SVD, is what a sweep over a tensor network needs: the next factor is uᴴ a,
+    which no division by small singular values spoils.
+
+    Args:
+      a: (…, m, n).
+      rank: number of columns kept (at most min(m, n)); static.
+      tail: (…,) energy that may be discarded.
+      share: the same as a share of ‖a‖_F²; it spares a pass over the data.
+      method: "svd", "gram" or "randomized"; see `choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      `Basis` of u, the energies kept and the energy discarded.
+
+    Raises:
+      ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given.
+    """
+    if rank is None and ((tail is None and share is None) or not is_host(a)):
+        raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
+    if is_host(a):
+        return _basis(a, tail, share, key, rank, method)
+    return _differentiable_basis(a, tail, share, key, rank, method)
+
+
+def _basis(
+    a: Array, tail: Array | None, share: Any, key: Any, rank: int | None, method: Method
+) -> Basis:
+    if method == "randomized" and rank is not None and rank + OVERSAMPLE < min(a.shape[-2:]):
+        q = range_finder(a, rank + OVERSAMPLE, key=key)
+        if share is not None:
+            tail = share * energy(a)
+        small = _basis(matmul(adjoint(q), a), tail, None, None, rank, "svd")
+        u = matmul(q, small.u)
+        return Basis(u, small.energies, energy(a - matmul(u, matmul(adjoint(u), a))))
+    method = "gram" if method == "randomized" else method  # a sketch would be no smaller
+    energies, vectors, right = _spectrum(a, method, rank, tail, share)
+    cut = _cut(energies, rank, tail, share, method)
+    vectors, energies = vectors[..., :, : cut.rank], energies[..., : cut.rank]
+    if right:
+        vectors = _left_from_right(a, vectors, energies)
+    if cut.mask is not None:
+        xp = _xp(a)
+        vectors = xp.where(cut.mask[..., None, :], vectors, 0)
+        energies = xp.where(cut.mask, energies, 0)
+    return Basis(vectors, energies, cut.discarded)
+
+
+_differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
+
+
+@_differentiable_basis.defjvp
+def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
+    """Differentiates the subspace as a whole, by whichever method it was found.
+
+    Kept directions move towards discarded ones and out of the range; among themselves they stay
+    put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,
+    where the subspace has no derivative, gets zero. A random basis has no derivative at low-rank
+    data, so the exact one takes its place here.
+    """
+    (a, tail, share, _), (da, *_) = primals, tangents
+    method = "svd" if method == "randomized" else method
+    out = _differentiable_basis(a, tail, share, None, rank, method)
+    u, energies = _left_spectrum(a, rank, tail, share, method)
+    cut = _cut(energies, rank, tail, share, method)
+    kept = jnp.broadcast_to(jnp.arange(energies.shape[-1]) < cut.rank, energies.shape)
+    if cut.mask is not None:
+        padding = [(0, 0)] * (energies.ndim - 1) + [(0, energies.shape[-1] - cut.rank)]
+        kept = kept & jnp.pad(cut.mask, padding)
+    alive = _inverse(energies, energies, method)
+    moved = matmul(da, matmul(adjoint(a), u))
+    inner = matmul(adjoint(u), moved)
+    coupling = inner + adjoint(inner)
+    s = root(energies)
+    apart = (s[..., None, :] - s[..., :, None]) > energies.shape[-1] * epsilon(s.dtype) * s[
+        ..., :1, None
+    ]
+    across = kept[..., None, :] & ~kept[..., :, None]
+    gap = energies[..., None, :] - energies[..., :, None]
+    turn = jnp.where(across & apart, 1 / jnp.where(across & apart, gap, 1), 0)
+    outside = scale_columns(moved - matmul(u, inner), jnp.where(kept, alive, 0))
+    du = (matmul(u, turn.astype(a.dtype) * coupling) + outside)[..., : cut.rank]
+    change = jnp.diagonal(coupling, axis1=-2, axis2=-1).real
+    return out, Basis(
+        du,
+        jnp.where(kept, change, 0)[..., : cut.rank],
+        jnp.sum(jnp.where(kept, 0, change), -1),
+    )
+
+
+def square_factor(
+    a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
+) -> tuple[Array, Array]:
+    """Computes f (…, m, k) with f fᴴ = a aᴴ, k = min(m, n), and the squared singular values.
+
+    The columns of f are the left singular vectors times the singular values, so f has all the left
+    subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
+
+    Args:
+      a: (…, m, n).
+      rank: how many singular values must be accurate beside the largest; all if None.
+      share: the share of ‖a‖_F² below which they need not be accurate.
+      method: "svd" or "gram" ("randomized" is taken as "gram").
+    """
+    method = "gram" if method == "randomized" else method
+    if is_host(a):
+        return _square_factor(a, share, rank, method)
+    return _differentiable_factor(a, share, rank, method)
+
+
+def _square_factor(a: Array, share: Any, rank: int | None, method: Method) -> tuple[Array, Array]:
+    u, energies = _left_spectrum(a, rank, None, share, method)
+    return scale_columns(u, root(energies)), energies
+
+
+_differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
+
+
+@_differentiable_factor.defjvp
+def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
+    """Differentiates f = a v with v held fixed, which is right for functions of f fᴴ."""
+    (a, share), (da, _) = primals, tangents
+    f, energies = _differentiable_factor(a, share, rank, method)
+    moved = matmul(da, matmul(adjoint(a), f))
+    inverse = _inverse(energies, energies, method)
+    change = 2 * jnp.sum((f.conj() * moved).real, axis=-2) * inverse
+    return (f, energies), (scale_columns(moved, inverse), change)
+
+
+def _inverse(x: Array, energies: Array, method: Method) -> Array:
+    """Computes 1/x, and 0 where the energy cannot be told from roundoff."""
+    size = energies.shape[-1]
+    floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
+    alive = energies > size**2 * floor * energies[..., :1]
+    return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
+
+
+def _left_spectrum(
+    a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
+) -> tuple[Array, Array]:
+    """Computes all left singular vectors (…, m, k) and squared singular values (…, k)."""
+    energies, vectors, right = _spectrum(a, method, rank, tail, share)
+    return (_left_from_right(a, vectors, energies) if right else vectors), energies
+
+
+def _spectrum(
+    a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
+) -> tuple[Array, Array, bool]:
+    """Computes squared singular values, and left (right if the flag is set) singular vectors."""
+    m, n = a.shape[-2:]
+    if method == "gram":
+        right = m > n
+        return *_gram_spectrum(adjoint(a) if right else a, rank, tail, share), right
+    if m > n:  # the small SVD of r is what LAPACK would do too, and XLA would not
+        q, r = qr(a)
+        u, s, _ = svd(r)
+        return s**2, matmul(q, u), False
+    if n > 2 * m:
+        a = adjoint(qr(adjoint(a))[1])
+    u, s, _ = svd(a)
+    return s**2, u, False
+
+
+def gram_floor(dtype: Any, levels: int) -> float:
+    """Returns the share of the total energy below which Gram matrices resolve nothing."""
+    return epsilon(dtype) ** (0.5 + 0.5 * levels)
+
+
+def _gram_spectrum(
+    a: Array, rank: int | None, tail: Array | None, share: float | None
+) -> tuple[Array, Array]:
+    """Computes squared singular values and left vectors of a wide matrix by Gram matrices.
+
+    One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
+    the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
+    resolves them down to eps^1.5. (This second level is ours.)
+    """
+    xp = _xp(a)
+    w, v = eigh(gram(a))
+    w = xp.maximum(w, 0)
+    floor = gram_floor(w.dtype, 1)
+    if share is not None:
+        near = xp.asarray(share < 2 * GRAM_NOISE * floor)
+    elif tail is None:
+        near = _near_floor(w, min(rank or w.shape[-1], w.shape[-1]))
+    else:
+        near = tail < 2 * GRAM_NOISE * floor * w.sum(-1)
+    if is_host(a):
+        return _second_level(a, w, v) if np.any(near) else (w, v)
+    return lax.cond(xp.any(near), _second_level, lambda _, w, v: (w, v), a, w, v)
+
+
+def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
+    xp = _xp(a)
+    weak = w < xp.sqrt(xp.asarray(gram_floor(w.dtype, 1), w.dtype)) * w[..., :1]
+    rows = xp.where(weak[..., :, None], matmul(adjoint(v), a.astype(v.dtype)), 0)
+    w_weak, rotation = eigh(gram(rows))
+    # The strong rows were set to zero, so their share of the new eigenvectors is arbitrary and
+    # sits last; shift the weak spectrum behind the strong one, and rotate the weak rows alone.
+    count = xp.sum(weak, -1, keepdims=True)
+    index = xp.broadcast_to(xp.arange(w.shape[-1]), w.shape) - (w.shape[-1] - count)
+    source = xp.where(index >= 0, index, 0)
+    w_out = xp.where(weak, xp.take_along_axis(xp.maximum(w_weak, 0), source, -1), w)
+    rotated = matmul(v, rotation)
+    columns = xp.take_along_axis(rotated, source[..., None, :], -1)
+    return w_out, xp.where(weak[..., None, :], columns, v)
+
+
+def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
+    """Computes left singular vectors a v / s, re-orthonormalised where s is small."""
+    xp = _xp(a)
+    s = root(energies)
+    alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
+    u = scale_columns(matmul(a, v), xp.where(alive, 1 / xp.where(alive, s, 1), 0))
+    if is_host(a) and a.ndim == 2 and energies[-1] > _CLEAN * energies[0]:
+        lower = np.linalg.cholesky(gram(adjoint(u)))  # u is nearly orthonormal: one pass makes it
+        return u @ np.linalg.inv(lower).T.conj()
+    # Directions lost in roundoff are zero now: any orthonormal completion serves, and QR gives one.
+    return qr(u)[0]
+
+
+class _Cut(NamedTuple):
+    rank: int
+    mask: Array | None
+    discarded: Array
+
+
+def _cut(
+    energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
+) -> _Cut:
+    """Decides how many of the descending ``energies`` are kept."""
+    xp = _xp(energies)
+    if share is not None:
+        tail = share * energies.sum(-1)
+    noise = GRAM_NOISE * gram_floor(energies.dtype, 2) if method == "gram" else 0.0
+    suffix = xp.flip(xp.cumsum(xp.flip(energies, -1), -1), -1)
+    size = energies.shape[-1]
+    count = size if rank is None else min(rank, size)
+    mask = None
+    if tail is not None:
+        allowed = xp.maximum(tail - noise * suffix[..., 0], 0)
+        mask = suffix > xp.asarray(allowed)[..., None]
+        if is_host(energies):
+            count = min(count, int(mask.sum(-1).max(initial=1)))
+        mask = mask[..., :count]
+        if is_host(energies) and mask.all():
+            mask = None
+    zero = xp.zeros_like(suffix[..., :1])
+    kept = count if mask is None else xp.sum(mask, -1)
+    index = xp.broadcast_to(xp.asarray(kept), suffix.shape[:-1])[..., None]
+    discarded = xp.take_along_axis(xp.concatenate([suffix, zero], -1), index, -1)[..., 0]
+    return _Cut(count, mask, discarded)
+
+
+def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes the first ``rank`` eigenvectors and eigenvalues of a Gram matrix.
+
+    The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
+    would see more than this does.
+    """
+    w, v = eigh(g)
+    w = jnp.maximum(w, 0)
+    return v[:, :rank], w[:rank], _near_floor(w, rank)
+
+
+def _near_floor(energies: Array, rank: int) -> Array:
+    """Whether the last energy kept is too small for one Gram matrix to resolve well."""
+    return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
+
+
+def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:
+    """Computes a randomised orthonormal basis (…, m, rank) of the leading range of ``a``.
+
+    Args:
+      a: (…, m, n).
+      rank: number of columns, oversampling included; at most min(m, n).
+      power: subspace iterations, each a product with aᴴ and one with a.
+      key: for the draw; a fixed one if None.
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
+    """
+    q = qr(matmul(a, random_like(key, (a.shape[-1], rank), a)))[0]
+    for _ in range(power):
+        q = qr(matmul(adjoint(a), q))[0]
+        q = qr(matmul(a, q))[0]
+    return q

@@ -1,0 +1,434 @@
+"""Leading singular subspaces of host matrices: random sketch, Gram matrix or SVD, by cost.
+
+A matrix whose smaller side is long is first sketched with a few random columns. Where the range of
+the sketch captures the energy to be kept, which is measured, the Gram matrix and its eigenvectors,
+many times the work, are skipped. Elsewhere they are computed; the cost of the failed sketch is kept
+small beside theirs.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import _blas_threads, _native
+from tensorjax.linalg import _predicted_times
+from tensorjax.linalg._arrays import adjoint, epsilon
+from tensorjax.linalg._gram import host_energy, host_gram
+from tensorjax.linalg._qr import qr
+from tensorjax.linalg._subspaces import GRAM_NOISE, Method, choose, gram_floor
+from tensorjax.linalg._svd_eigh import eigh, svd
+
+# Number of entries converted to a wider dtype at a time.
+_WIDENED = 2**18
+# Energies beside the largest from which on singular vectors recovered from the other side's need
+# no more than one small correction.
+_CLEAN = 1e-8
+# Below this many eps, accumulated roundoff competes with the tolerance: the result is verified. Of
+# results that are only rounded to a narrower dtype in the end, roundoff of each part is known.
+VERIFY_BELOW, _ROUNDED = 1e4, 8
+# Single precision serves where the share of the energy that a bond may discard is so many eps.
+# Roundoff of their Gram matrices adds up over all rows, and must not look like a rank.
+_SINGLE, _COARSE = 0.25, 64
+# Threads of a BLAS slow down work on arrays with fewer entries than this.
+THREADS = 2**18
+# Smaller matrices go to an SVD at once: a call costs more than the work.
+_TINY = 2**12
+# Smallest number of columns of a sketch.
+_LEAST_COLUMNS = 16
+# Largest cost of a sketch as a share of the exact method: where the rank is unknown, and where it
+# is expected to be below half the columns.
+_BLIND, _HOPEFUL = 0.15, 0.6
+# Number of columns on which a sketch is tested first; and the multiple of the allowed energy beyond
+# which a subspace iteration cannot repair it.
+_OTHERS, _HOPELESS = 32, 50
+# Residual energies are computed as a difference of energies where the tail allowed is this many
+# eps of the total; elsewhere the residual itself is computed.
+_SUBTRACTED = 1e4
+# Where no pivot of scaled columns is below this, one pass of Cholesky QR suffices.
+_UPRIGHT = 0.5
+# Smaller matrices go to Householder's QR.
+_SHORT = 2**13
+# From this many rows on, a Cholesky factorisation takes a small part of the eigenvectors' time.
+_WHOLE = 32
+# Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
+# gain nothing from them below the second number of entries.
+_ONE_THREAD, _MIDDLING = 256, 2**21
+
+
+class Subspace(NamedTuple):
+    """Orthonormal basis of the leading left or right singular subspace of a matrix.
+
+    Attributes:
+      basis: (m, r) columns; the identity if all of them are needed and no others were asked for.
+      energies: (r,) squared singular values, descending; None of an identity.
+      discarded: energy outside the subspace.
+      total: ‖a‖_F².
+    """
+
+    basis: Any
+    energies: Any
+    discarded: float
+    total: float
+
+
+class Asked(NamedTuple):
+    """Truncation criterion for a subspace: energy to discard, largest rank, method, precision.
+
+    Attributes:
+      share: the share of ‖a‖_F² that may be discarded; None if ``tail`` says it, or nothing.
+      tail: the energy that may be discarded.
+      cap: the largest rank, if there is one.
+      method: "auto", "gram" or "svd", as `tensorjax.linalg.choose` admits them.
+      narrow: whether float32 and complex64 suffice for projections.
+      coarse: whether they suffice for Gram matrices too.
+      guess: the rank that is expected, if something is known of it.
+      part: of what may be discarded, that is; the rest is left to cuts of the basis itself.
+      whole: whether an identity will do for a basis where nothing can be discarded.
+    """
+
+    share: float | None = None
+    tail: float | None = None
+    cap: int | None = None
+    method: Method = "auto"
+    narrow: bool = False
+    coarse: bool = False
+    guess: int | None = None
+    part: float = 1.0
+    whole: bool = False
+
+
+def asked_of(method: Method, share: float | None, given: Any) -> Asked:
+    """Builds the criterion that keeps a share of the energy, with the method it admits."""
+    admitted = choose(method, share, np.result_type(given, np.float64))
+    if method == "auto" and (share is None or admitted != "svd"):
+        return Asked(share=share)
+    return Asked(share=share, method="gram" if admitted == "randomized" else admitted)
+
+
+def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
+    """Computes the leading left (or right) singular subspace of a host matrix (m, n).
+
+    Args:
+      a: (m, n).
+      asked: what is to be kept.
+      right: the subspace of the rows of ``a``: a ≈ a v vᴴ, with the columns of v for a basis.
+    """
+    with _blas_threads.one_thread(alone(a, right)):
+        return _leading(a, asked, right)
+
+
+def alone(a: np.ndarray, right: bool = False) -> bool:
+    """Whether the BLAS should use one thread: little work, or passes with their own threads."""
+    side = a.shape[1] if right else a.shape[0]
+    few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
+    return few or a.size < THREADS
+
+
+def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
+    if asked.method == "svd":
+        return _exact(a, asked, right)
+    columns = _columns(a, asked, right)
+    if columns and (found := sketched(a, asked, right, columns)):
+        return found
+    g = host_gram(a, right=right, narrow=asked.coarse)
+    with _blas_threads.one_thread(len(g) <= _ONE_THREAD):
+        if asked.whole and all_needed(g, asked):
+            return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, float(np.trace(g).real))
+        w, v = eigh(g)
+    w = np.maximum(w, 0)
+    if _too_coarse(w, asked):
+        return _refined(a, w, v, asked, right)
+    return _cut(w, v, asked)
+
+
+def _tail(total: float, asked: Asked) -> float:
+    if asked.share is None:
+        return -1.0 if asked.tail is None else asked.tail
+    return asked.share * total
+
+
+def all_needed(g: np.ndarray, asked: Asked) -> bool:
+    """Whether the least eigenvalue of a Gram matrix exceeds the energy that may be discarded.
+
+    Of a matrix of low rank the factorisation breaks down early, and so costs even less.
+    """
+    if len(g) < _WHOLE or (asked.cap is not None and asked.cap < len(g)):
+        return False
+    total = float(np.trace(g).real)
+    tail = _tail(total, asked) + GRAM_NOISE * gram_floor(g.dtype, 1) * total
+    if _tail(total, asked) < 0 or not np.real(np.diagonal(g)).min() > tail:
+        return False
+    shifted = g.copy()
+    shifted.reshape(-1)[:: len(g) + 1] -= tail
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
+def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
+    """Whether one Gram matrix cannot resolve energies as small as the truncation threshold."""
+    floor = gram_floor(w.dtype, 1)
+    tail = _tail(1.0 if asked.share else float(w.sum()), asked)
+    if tail >= 0:
+        return tail < 2 * GRAM_NOISE * floor * (1.0 if asked.share else float(w.sum()))
+    rank = min(asked.cap or len(w), len(w))
+    return bool(w[rank - 1] < 4 * floor * w[0])
+
+
+def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
+    """Truncates a basis further by its known energies; None if these are too inaccurate."""
+    if asked.method != "svd" and _too_coarse(energies, asked):
+        return None
+    return _cut(energies, basis, asked)
+
+
+def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
+    """Truncates an eigenbasis to the fewest of its descending energies that meet the criterion."""
+    suffix = np.cumsum(w[::-1])
+    total = float(suffix[-1])
+    noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
+    allowed = asked.part * _tail(total, asked)
+    dropped = 0
+    if allowed >= 0:
+        dropped = int(np.searchsorted(suffix, max(allowed - noise * total, 0), side="right"))
+    rank = max(len(w) - dropped, 1)
+    rank = rank if asked.cap is None else min(rank, asked.cap)
+    lost = float(suffix[len(w) - rank - 1]) if rank < len(w) else 0.0
+    return Subspace(v[:, :rank], w[:rank], lost, total)
+
+
+def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
+    """Computes weak directions by a Gram matrix of the residual, where one alone is too coarse."""
+    total = float(w.sum())
+    strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
+    u = v[:, :strong]
+    rest = _rest(a, u, _image(a, u, right), right)
+    lost = host_energy(rest)
+    tail = asked.part * _tail(total, asked)
+    if lost <= tail:
+        given = asked._replace(share=None, tail=tail - lost, part=1.0)
+        return _more(_cut(w[:strong], u, given), lost, total)
+    weak, turned = eigh(host_gram(rest, right=right))
+    weak = np.maximum(weak, 0)[: len(w) - strong]
+    energies = np.concatenate([w[:strong], weak])
+    found = _cut(energies, np.zeros((0, len(energies))), asked)
+    kept = len(found.energies)
+    if kept <= strong:
+        return found._replace(basis=u[:, :kept])
+    new = turned[:, : kept - strong]
+    for _ in range(2):  # roundoff of the strong directions is all that some of the weak ones have
+        new = qr(new - u @ (adjoint(u) @ new))[0]
+    return found._replace(basis=np.concatenate([u, new], 1))
+
+
+def _more(found: Subspace, lost: float, total: float) -> Subspace:
+    return found._replace(discarded=found.discarded + lost, total=total)
+
+
+def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
+    """Computes the subspace by an SVD, of a triangular factor where one side is much longer."""
+    a = adjoint(a) if right else a
+    a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
+    m, n = a.shape
+    if a.size < _TINY:
+        u, s, _ = svd(a)
+        return _cut(s**2, u, asked)
+    if m > n:
+        q, r = qr(a)
+        u, s, _ = svd(r)
+        return _cut(s**2, q @ u, asked)
+    u, s, _ = svd(adjoint(qr(adjoint(a))[1]) if n > 2 * m else a)
+    return _cut(s**2, u, asked)
+
+
+def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
+    """Returns the number of sketch columns that is cheap beside the exact method, or 0 for none."""
+    rows = a.shape[1] if right else a.shape[0]
+    if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
+        return 0
+    guess = rows // 4 if asked.guess is None else asked.guess
+    known = asked.guess is not None and 4 * guess <= rows
+    exact = _predicted_times.cut(a.size, rows, min(guess, rows // 4))
+    most = min(rows // 3, 3 * guess + _LEAST_COLUMNS) if known else rows // 8
+    passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
+    for columns in (most, most // 2, most // 4, most // 8, most // 16):
+        if columns < _LEAST_COLUMNS:
+            return 0
+        if _predicted_times.sketched(a.size, columns, passes) <= exact * (
+            _HOPEFUL if known and columns > 2 * guess else _BLIND
+        ):
+            return columns
+    return 0
+
+
+def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
+    """Computes a subspace from a random sketch, with at most one subspace iteration, or None.
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
+    sketch sees some of the columns only, which costs no pass; what it misses is measured.
+    """
+    q, missed = _sampled(a, right, columns)
+    if asked.share is not None and missed > _HOPELESS * asked.share:
+        return None
+    total = host_energy(a)
+    tail = _tail(total, asked)
+    if missed * total > _HOPELESS * tail:
+        return None
+    for enough in (
+        0.25,
+        1.0,
+    ):  # of the tail, to be lost by the sketch: better ones follow the first
+        b = _image(a, q, right)
+        lost = _residual(a, q, b, total, right, tail)
+        if lost <= enough * tail:
+            inner = asked._replace(
+                share=None, tail=tail - lost, part=1.0, method="gram", narrow=False, whole=False
+            )
+            small = leading(b, inner)
+            if len(small.energies) <= columns - columns // 8:
+                small = small._replace(basis=q @ small.basis.astype(q.dtype))
+                return _more(small, lost, total)
+        if enough < 1:
+            q = orthonormalized(_back(a, b, right))[0]
+    return None
+
+
+def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
+    """Sketches the range from sampled columns; returns a basis and the share missed of others.
+
+    Of rows, conjugated, if ``right``.
+    """
+    rng = np.random.default_rng(0)
+    count = a.shape[0] if right else a.shape[1]
+    chosen = rng.choice(count, min(count, 2 * columns + _OTHERS), replace=False)
+    some = adjoint(a[chosen]) if right else a[:, chosen]
+    mixed, others = some[:, _OTHERS:], some[:, :_OTHERS]
+    draw = rng.uniform(-1, 1, (mixed.shape[1], columns)).astype(np.finfo(a.dtype).dtype)
+    q = orthonormalized(mixed @ draw)[0]
+    seen = host_energy(others)
+    return q, host_energy(others - q @ (adjoint(q) @ others)) / seen if seen > 0 else 0.0
+
+
+def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
+    """Projects on the columns of q: qᴴ a, or qᴴ aᴴ if ``right``."""
+    return adjoint(a @ q) if right else adjoint(q) @ a
+
+
+def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
+    """Multiplies the data by the projection: a bᴴ, or aᴴ bᴴ if ``right``."""
+    return adjoint(b @ a) if right else a @ adjoint(b)
+
+
+def _residual(
+    a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
+) -> float:
+    """Computes the squared residual ‖a − q b‖², or ‖aᴴ − q b‖² if ``right``."""
+    if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
+        return max(total - host_energy(b), 0.0)
+    return host_energy(_rest(a, q, b, right))
+
+
+def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
+    """Computes the residual a − q b, or a − (q b)ᴴ if ``right``."""
+    return a - (adjoint(b) @ adjoint(q) if right else q @ b)
+
+
+def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the QR of a tall host matrix, by Cholesky QR where it is well conditioned.
+
+    Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
+    algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
+    """
+    if a.size < _SHORT or a.shape[0] < 2 * a.shape[1]:
+        return qr(a)
+    sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
+    if not sizes.min() > 0:
+        return qr(a)
+    q, r = a, None
+    for scale in (sizes, None):
+        g = host_gram(q, right=True)
+        if scale is not None:
+            g /= np.outer(scale, scale)
+        try:
+            lower = np.linalg.cholesky(g)
+        except np.linalg.LinAlgError:
+            return qr(a)
+        pivot = np.diagonal(lower).real.min()
+        if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
+            return qr(a)
+        inverse = adjoint(np.linalg.inv(lower))
+        upper = adjoint(lower)
+        if scale is not None:
+            inverse, upper = inverse / scale[:, None], upper * scale
+        q = q @ inverse.astype(a.dtype)
+        r = upper if r is None else upper @ r
+        if pivot > _UPRIGHT:  # the error of one pass grows with the squared condition number
+            break
+    assert r is not None
+    return q, r.astype(a.dtype)
+
+
+def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
+    """Factors a ≈ q r through a right subspace found before, q with orthonormal columns."""
+    basis = found.basis.astype(dtype, copy=False)
+    if found.energies is None:
+        return orthonormalized(a)
+    q, r = _scaled_columns(times(a, basis), found.energies, a.dtype)
+    return q, r @ adjoint(basis)
+
+
+def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
+    """Computes the QR of a matrix with orthogonal columns of known squared lengths."""
+    if not energies[-1] > _CLEAN * energies[0]:
+        return orthonormalized(a)
+    s = np.sqrt(energies)
+    u = a * (1 / s).astype(a.dtype)
+    # The columns are orthogonal but for roundoff over s².
+    if epsilon(a.dtype) * energies[0] < 10 * epsilon(dtype) * energies[-1]:
+        return u, np.diag(s.astype(a.dtype))
+    lower = np.linalg.cholesky(host_gram(u, right=True))
+    q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
+    return q, (adjoint(lower) * s).astype(a.dtype)
+
+
+def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Computes a v in the precision of v, converting ``a`` piece by piece."""
+    if a.dtype == v.dtype:
+        return a @ v
+    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
+    step = max(1, _WIDENED // a.shape[1])
+    for start in range(0, len(a), step):
+        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
+    return out
+
+
+def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
+    """Returns the share of the energy that cuts may discard, and whether to verify the result.
+
+    The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
+    """
+    eps = epsilon(dtype)
+    narrower = np.result_type(given, np.float64).itemsize > np.dtype(dtype).itemsize
+    if tol < eps * (_ROUNDED * parts if narrower else VERIFY_BELOW):
+        return max(tol**2 - parts * (eps / 2) ** 2, tol**2 / 4), True
+    return (tol - parts * eps / 2) ** 2 if narrower else tol**2, False
+
+
+def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
+    """Runs ``compress(x, asked)`` in single precision where the measured error allows it.
+
+    Args:
+      x: host array.
+      asked: of each of so many ``bonds``.
+      compress: returns arrays of which the last has the norm.
+    """
+    least = epsilon(x.dtype)
+    single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
+    if single and asked.method == "auto" and asked.share and asked.share >= _SINGLE * least:
+        out = compress(x, asked._replace(narrow=True, coarse=asked.share >= _COARSE * least))
+        total = host_energy(x)
+        if total - host_energy(out[-1]) <= (bonds * asked.share - least) * total:
+            return out
+    return compress(x, asked)

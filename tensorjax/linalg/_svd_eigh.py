@@ -1,0 +1,208 @@
+"""SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from jax import lax
+
+from tensorjax._placement import placed
+from tensorjax.linalg._arrays import Array, adjoint, eye_like, is_host, masked_reciprocal, matmul
+
+# Larger corrections are not taken: their first order would not hold, and many of them would leave
+# vectors that the steps of `_unitary` do not make orthonormal to roundoff.
+_SMALL_TURN = 0.003
+
+
+def svd(a: Array) -> tuple[Array, Array, Array]:
+    """Computes the thin SVD, a = u @ diag(s) @ vh, of k = min(m, n) terms in descending order.
+
+    Derivatives are finite at repeated and at zero singular values: where two are equal, the
+    Hermitian part of their coupling, which has no limit there, is dropped. It does not enter
+    functions of whole singular subspaces (the projector u uᴴ, the polar factor u vh), nor symmetric
+    functions of s. The product u s vh does need it: there, form u (uᴴ a) instead.
+
+    On NVIDIA's GPUs XLA takes Jacobi's method, whose vectors are orthonormal to some hundred eps
+    only; one step of refinement brings them to the accuracy of LAPACK's.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> loss = lambda a: jnp.sum(jnp.prod(svd(a)[1]))
+      >>> print(jax.grad(loss)(jnp.eye(2)))
+      [[1. 0.]
+       [0. 1.]]
+    """
+    if is_host(a):
+        return _lapack_svd(a)
+    return placed(_svd)(a)
+
+
+def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        u, s, vh = np.linalg.svd(a, full_matrices=False)
+    except np.linalg.LinAlgError:
+        # Divide and conquer gave up, which it does on rare finite matrices: QR iteration does not.
+        u, s, vh = scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
+    return u, s, vh
+
+
+@jax.custom_jvp
+def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+    if a.size == 0:
+        return u, s, vh
+    return _where_jacobi(a, u, s, vh)
+
+
+@jax.jit
+def _where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
+    """Refines the terms of XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
+    return lax.platform_dependent(a, *terms, cuda=refined, default=lambda a, *terms: terms)
+
+
+@_svd.defjvp
+def _svd_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    u, s, vh = _svd(a)
+    v = adjoint(vh)
+    dav = matmul(da, v)
+    inner = matmul(adjoint(u), dav)
+    ds = jnp.diagonal(inner, axis1=-2, axis2=-1).real
+    alike, against = _turns(inner, s)
+    inverse = masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
+    du, dv = matmul(u, alike + against), matmul(v, alike - against)
+    if a.shape[-2] > s.shape[-1]:
+        du = du + (dav - matmul(u, inner)) * inverse
+    if a.shape[-1] > s.shape[-1]:
+        dau = matmul(adjoint(da), u)
+        dv = dv + (dau - matmul(v, adjoint(inner))) * inverse
+    return (u, s, vh), (du, ds, adjoint(dv))
+
+
+def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the first-order rotations of u and v under a change with ``inner`` = uᴴ da v.
+
+    A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
+    """
+    row, col = s[..., None, :], s[..., :, None]
+    apart = masked_reciprocal(row - col, s[..., :1, None], s.shape[-1]).astype(inner.dtype)
+    together = masked_reciprocal(row + col, s[..., :1, None], s.shape[-1]).astype(inner.dtype)
+    return (
+        apart * (inner + adjoint(inner)) / 2,
+        together * (inner - adjoint(inner)) / 2,
+    )
+
+
+def refined(
+    a: jax.Array, u: jax.Array, s: jax.Array, vh: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Refines a rough SVD by one step: errors are squared, down to roundoff.
+
+    Vectors are made orthonormal by a step of Newton's and Schulz's iteration. What uᴴ a v then has
+    outside of its diagonal is a change of the matrix whose singular vectors are known, and turns
+    them as the derivative says; where values lie too close to tell, they are left.
+
+    Source: T. Ogita, K. Aishima, J. Comput. Appl. Math. 382, 113085 (2021), has such a refinement;
+    the formulas here are those of the derivative (`_turns`).
+    """
+    u, v = _nearly_unitary(u), _nearly_unitary(adjoint(vh))
+    av, ahu = matmul(a, v), matmul(adjoint(a), u)
+    inner = matmul(adjoint(u), av)
+    s = _real_diagonal(inner)
+    change = inner - eye_like(inner) * s[..., None, :].astype(a.dtype)
+    alike, against = map(_small, _turns(change, s))
+    inverse = masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
+    du, dv = matmul(u, alike + against), matmul(v, alike - against)
+    if a.shape[-2] > s.shape[-1]:
+        du = du + _short(_outside(u, av) * inverse)
+    if a.shape[-1] > s.shape[-1]:
+        dv = dv + _short(_outside(v, ahu) * inverse)
+    u, v = _unitary(u + du), _unitary(v + dv)
+    s = jnp.maximum(_real_diagonal(matmul(adjoint(u), matmul(a, v))), 0)
+    return u, s, adjoint(v)
+
+
+def eigh(a: Array) -> tuple[Array, Array]:
+    """Computes a Hermitian eigendecomposition a = v @ diag(w) @ vᴴ, eigenvalues descending.
+
+    Derivatives are finite at repeated eigenvalues, and GPUs' results are refined, as for `svd`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> w, v = eigh(jnp.diag(jnp.array([1.0, 3.0])))
+      >>> print(w)
+      [3. 1.]
+    """
+    if is_host(a):
+        w, v = np.linalg.eigh(a)
+    else:
+        w, v = placed(_eigh)(a)
+    return w[..., ::-1], v[..., ::-1]
+
+
+@jax.custom_jvp
+def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    v, w = lax.linalg.eigh(a, symmetrize_input=False)
+    return _eigh_where_jacobi(a, w, v) if a.size else (w, v)
+
+
+@jax.jit
+def _eigh_where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
+    """Refines eigenpairs on platforms (CUDA) where small matrices use Jacobi's method."""
+    return lax.platform_dependent(a, *terms, cuda=refined_eigh, default=lambda a, *terms: terms)
+
+
+@_eigh.defjvp
+def _eigh_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (da,) = primals, tangents
+    w, v = _eigh(a)
+    inner = matmul(adjoint(v), matmul(da, v))
+    scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
+    f = masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
+    dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
+    return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))
+
+
+def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Refines rough eigenpairs by one step, as `refined` does an SVD."""
+    v = _nearly_unitary(v)
+    inner = matmul(adjoint(v), matmul(a, v))
+    w = _real_diagonal(inner)
+    scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
+    apart = masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
+    v = v + matmul(v, _small(apart.astype(a.dtype) * inner))
+    v = _unitary(v)
+    return _real_diagonal(matmul(adjoint(v), matmul(a, v))), v
+
+
+def _nearly_unitary(q: jax.Array) -> jax.Array:
+    """Makes columns nearly orthonormal by a Newton–Schulz step: an error of e becomes 3/4 e²."""
+    return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
+
+
+def _unitary(q: jax.Array) -> jax.Array:
+    """Makes columns orthonormal to roundoff by three Newton–Schulz steps."""
+    return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
+
+
+def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
+    """Projects columns out of the span of q, twice: small values later divide the roundoff."""
+    for _ in range(2):
+        x = x - matmul(q, matmul(adjoint(q), x))
+    return x
+
+
+def _real_diagonal(a: jax.Array) -> jax.Array:
+    return jnp.diagonal(a, axis1=-2, axis2=-1).real
+
+
+def _small(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.abs(x) <= _SMALL_TURN, x, jnp.zeros((), x.dtype))
+
+
+def _short(x: jax.Array) -> jax.Array:
+    """Zeroes columns longer than a threshold as a whole; dropping entries would turn them."""
+    norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
+    return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

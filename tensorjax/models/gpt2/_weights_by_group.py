@@ -1,0 +1,128 @@
+"""Published GPT-2 weights read and written layer by layer, one layer in memory at a time."""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax.models.gpt2 import _huggingface as published
+from tensorjax.models.gpt2._config import GPT2Config
+from tensorjax.models.gpt2._layer_list import initial
+
+
+def read_groups(
+    path: Any, *, dropout: float | None = None, param_dtype: Any = jnp.float32, **changes: Any
+) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
+    """Returns functions that read the published weights of each group of `layers`.
+
+    With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
+
+    Args:
+      path, dropout, param_dtype, **changes: as for `from_huggingface`.
+
+    Returns:
+      The configuration, and for each group a function without arguments that reads what `groups`
+      would return.
+
+    Raises:
+      FileNotFoundError, ValueError, ModuleNotFoundError: as `from_huggingface`; what is wrong with
+        the numbers is found when they are read.
+
+    Example:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> from tensorjax.models import gpt2
+      >>> model = gpt2.GPT2(gpt2.GPT2Config.tiny(), rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     gpt2.to_huggingface(model, folder)
+      ...     config, params = gpt2.read_groups(folder)
+      ...     norm = params["norm"]()
+      >>> sorted(params)[:2], sorted(norm), norm["scale"].shape == (config.features,)
+      (['block000', 'block001'], ['bias', 'scale'], True)
+    """
+    config, arrays = published.opened(path, dropout, changes)
+    arrays.check_head()
+    drawn = initial(config, jax.random.key(0), param_dtype=param_dtype)
+
+    def read(group: str) -> Any:
+        def one(where: Any, like: jax.ShapeDtypeStruct) -> np.ndarray:
+            out = np.zeros(like.shape, like.dtype)
+            arrays.read(_name(group, where), config, out)
+            return out
+
+        return jax.tree_util.tree_map_with_path(one, jax.eval_shape(drawn[group]))
+
+    return config, {group: functools.partial(read, group) for group in drawn}
+
+
+def write_groups(
+    config: GPT2Config,
+    groups: Mapping[str, Any] | Iterable[tuple[Any, ...]],
+    path: Any,
+    *,
+    end: int | None = None,
+) -> None:
+    """Writes groups of parameters in Hugging Face's GPT-2 format, one file for each group.
+
+    All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
+
+    Args:
+      config: of the model.
+      groups: parameters by group, or pairs of these such as `offload.Trainer.groups` gives by
+        turns, of which only one is in memory at a time; states that come with them are left out.
+      path: a folder that does not exist yet, or is empty.
+      end: as for `to_huggingface`.
+
+    Raises:
+      FileExistsError: something lies there.
+      ValueError: groups that are missing, or are not those of a dense GPT-2.
+      ModuleNotFoundError: safetensors is not installed.
+
+    Example:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> from tensorjax.models import gpt2
+      >>> model = gpt2.GPT2(gpt2.GPT2Config.tiny(), rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     gpt2.write_groups(model.config, gpt2.groups(model), folder)
+      ...     again = gpt2.from_huggingface(folder)
+      >>> bool((again.tokens[...] == model.tokens[...]).all())
+      True
+    """
+    pairs: Any = groups.items() if isinstance(groups, Mapping) else groups
+    end, where = published.checked_end(config, end), {}
+    total, dtype = 0, np.dtype(np.float32)
+    with published.new_folder(path) as folder:
+        for group, params, *_ in pairs:
+            tensors = {}
+            for at, leaf in jax.tree_util.tree_leaves_with_path(params):
+                name = _name(group, at)
+                tensors[name] = published.as_published(name, config, np.asarray(leaf))
+            file = f"model-{group}.safetensors"
+            published.save(tensors, folder / file)
+            where |= dict.fromkeys(tensors, file)
+            total += sum(x.nbytes for x in tensors.values())
+            dtype = next((x.dtype for x in tensors.values()), dtype)
+        published.check_names(set(where), config, Path(path))
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / published.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        published.write_config(config, dtype, folder, end)
+
+
+def _name(group: str, where: Any) -> str:
+    """Returns the published name of a parameter of a group."""
+    path = tuple(str(entry.key) for entry in where if hasattr(entry, "key"))
+    if group.startswith("block") and path in published.BLOCK:
+        return f"h.{int(group.removeprefix('block'))}.{published.BLOCK[path]}"
+    name = published.MODEL.get(("norm", *path) if group == "norm" else path)
+    if name is None:
+        raise ValueError(
+            f"groups: expected those of a dense GPT-2, got {'.'.join([group, *path])}, for which "
+            "there is no published form"
+        )
+    return name

@@ -1,0 +1,371 @@
+"""Conversion of dense linear layers to tensorised ones, with certified errors, and back."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tensorjax import _check, tt, tucker
+from tensorjax.nn._dense_checks import check_plain, concrete
+from tensorjax.nn._linear import TTLinear, TuckerLinear
+from tensorjax.nn._linear_base import (
+    MAX_BYTES,
+    TensorLinear,
+    certificates,
+    check_bytes,
+    gate_dtype,
+    settle,
+)
+from tensorjax.nn._mode_factors import bounded, train_ranks
+
+Format = Literal["tt", "tucker"]
+Gates = Literal["singular values", "ones"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Error and compression measured when a dense weight was converted to a tensor format.
+
+    Attributes:
+      error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
+      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
+        the dtype of the parameters, do not allow it.
+      least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
+      ranks: of the layer; like all of these when it was made, whatever became of it in training.
+      numbers_before: in the dense layer, bias included.
+      numbers: parameters of the new layer, gates and bias included.
+    """
+
+    error: float
+    bound: float | None
+    least: float
+    ranks: tuple[int, ...]
+    numbers_before: int
+    numbers: int
+
+    @property
+    def compression(self) -> float:
+        """Compression ratio: parameters of the dense layer over those of the new layer."""
+        return self.numbers_before / self.numbers
+
+    def __str__(self) -> str:
+        promised = "none promised" if self.bound is None else f"promised {self.bound:.2g}"
+        return (
+            f"relative error {self.error:.2g} ({promised}; at these ranks not below "
+            f"{self.least:.2g}), ranks {self.ranks}, {self.numbers_before:,} → {self.numbers:,} "
+            f"numbers: {self.compression:.3g} times fewer"
+        )
+
+
+def from_linear(
+    layer: nnx.Linear,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    format: Format = "tt",
+    in_shape: Sequence[int] | None = None,
+    out_shape: Sequence[int] | None = None,
+    order: int | None = None,
+    gates: Gates = "singular values",
+    memory_limit: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[Any, Certificate]:
+    """Converts a dense linear layer to a tensorised one, by TT-SVD or ST-HOSVD.
+
+    The kernel is folded into modes (padded with zeros where they call for it) and truncated. Bias,
+    dtype, param_dtype and precision are kept.
+
+    For a train the gates hold, bond by bond, the singular values of W unfolded there, over the
+    largest: W = G_1 D_1 G_2 … with G_1 D_1 … G_k of orthogonal columns and G_{k+1} D_{k+1} … of
+    orthonormal rows, up to scale (the canonical form of Vidal, 2003). Setting a gate below τ to
+    zero is then the truncation of that bond at τ times its largest singular value, so what prunes
+    small gates prunes what matters least. The scale of W is shared evenly by the cores. Directions
+    below the rounding error of the dtype, or of float32 if that is less, are left out. A weight of
+    zeros becomes a train of the ranks given (else 1) with one core of zeros: it can be trained.
+
+    For Tucker the gates are ones: a core divided by the singular values of all its modes would have
+    corners too large to train.
+
+    Args:
+      layer: `flax.nnx.Linear`, concrete.
+      tol: ‖W − W'‖ ≤ tol·‖W‖, guaranteed up to rounding; chooses the ranks.
+      rank: ranks, as for the layers; with ``tol``, at most these.
+      format: "tt" or "tucker".
+      in_shape, out_shape, order, memory_limit: as for `TTLinear`.
+      gates: "singular values" or, for a fresh start, "ones": they are then divided evenly between
+        the cores.
+      max_bytes: the largest dense array that may be made.
+
+    Returns:
+      (`TTLinear` or `TuckerLinear`, `Certificate`). The layer keeps it as ``certificate``.
+
+    Raises:
+      TypeError: not a `flax.nnx.Linear`, or under a JAX transformation.
+      ValueError: neither tol nor rank, NaN or Inf in the kernel, factors or ranks that do not fit,
+        a custom ``dot_general``, or more than ``max_bytes``.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> dense = nn.to_linear(nn.TTLinear(64, 96, rank=3, rngs=nnx.Rngs(0)))
+      >>> layer, certificate = nn.from_linear(dense, tol=1e-4)
+      >>> layer.ranks, certificate.error < 1e-4, certificate.numbers
+      ((3, 3, 3), True, 309)
+
+    Source: Oseledets (2011) for the TT-SVD and its quasi-optimality.
+    """
+    kernel = _kernel(layer, tol, rank, max_bytes)
+    if format not in ("tt", "tucker"):
+        raise ValueError(f'format: expected "tt" or "tucker", got {format!r}')
+    check_gates(gates)
+    dtype = layer.kernel.dtype
+    new = (TTLinear if format == "tt" else TuckerLinear)(
+        layer.in_features,
+        layer.out_features,
+        rank=1,
+        in_shape=in_shape,
+        out_shape=out_shape,
+        order=order,
+        use_bias=layer.bias is not None,
+        dtype=layer.dtype,
+        param_dtype=dtype,
+        precision=layer.precision,
+        memory_limit=memory_limit,
+        rngs=nnx.Rngs(0),
+    )
+    check_bytes(math.prod(new.modes), np.float64, max_bytes)
+    folded = _folded(kernel, new)
+    if isinstance(new, TTLinear):
+        cores, weights = compressed(folded, dtype, tol, rank, gates)
+        new.cores = parameters(cores, dtype)
+    else:
+        core, factors = _truncated_modes(folded, tol, rank)
+        new.core = nnx.Param(jnp.asarray(core, dtype))
+        new.factors = parameters(factors, dtype)
+        weights = [np.ones(u.shape[1]) for u in factors]
+    new.gates = parameters(weights, gate_dtype(dtype))
+    if layer.bias is not None:
+        new.bias = cast(nnx.Param, layer.bias.copy())
+    settle(new, layer.kernel)
+    made = new.weight(max_bytes=max_bytes)
+    return new, certify(new, made, layer, kernel, tol, new.modes)
+
+
+def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
+    """Converts a tensorised linear layer to a dense one with the same outputs.
+
+    Args:
+      layer: of any format.
+      max_bytes: the largest array that may be made.
+
+    Returns:
+      `flax.nnx.Linear`, with the bias, dtype, param_dtype and precision of the layer.
+
+    Raises:
+      TypeError: not a tensorised linear layer.
+      ValueError: the weight needs more than ``max_bytes``.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.to_linear(nn.CPLinear(64, 96, rank=4, rngs=nnx.Rngs(0))).kernel.shape
+      (64, 96)
+    """
+    if not isinstance(layer, TensorLinear):
+        raise TypeError(
+            "layer: expected a tensorised linear layer such as TTLinear, got "
+            f"{type(layer).__name__}; embeddings are exported by tensorjax.nn.to_embedding"
+        )
+    weight = layer.weight(max_bytes=max_bytes)
+    new = nnx.Linear(
+        layer.in_features,
+        layer.out_features,
+        use_bias=layer.bias is not None,
+        dtype=layer.dtype,
+        param_dtype=weight.dtype,
+        precision=layer.precision,
+        kernel_init=lambda *_: weight,
+        rngs=nnx.Rngs(0),
+    )
+    if layer.bias is not None:
+        new.bias = cast(nnx.Param, layer.bias.copy())
+    return new
+
+
+def compressed(
+    x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Compresses a folded matrix by TT-SVD into the cores and gates of a tensor train.
+
+    Args:
+      x: in double precision.
+      dtype: that the cores will have.
+      tol: relative error, or None.
+      rank: TT-ranks, or None.
+      gates: as for `from_linear`.
+    """
+    if not np.linalg.norm(x) > 0:
+        return _idle(x.shape, (1,) * (x.ndim - 1) if rank is None else train_ranks(rank, x.shape))
+    cores = _truncated(x, tol, rank)
+    if len(cores) == 1:
+        return cores, []
+    if not all(c.any() for c in cores):  # a tolerance of more than one allows zero
+        return _idle(x.shape, [c.shape[0] for c in cores[1:]])
+    # Of half precision only the storage is coarse: small directions are kept as well as large ones.
+    eps = min(float(jnp.finfo(dtype).eps), float(jnp.finfo(jnp.float32).eps))
+    cores, weights = canonical(cores, 16 * eps)
+    return (cores, weights) if gates == "singular values" else _shared(cores, weights)
+
+
+def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns a zero train that can still be trained: only its last core is zero."""
+    rng, full = np.random.default_rng(0), (1, *ranks, 1)
+    shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
+    cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
+    return [*cores, np.zeros(shapes[-1])], [np.ones(r) for r in ranks]
+
+
+def canonical(
+    cores: Sequence[np.ndarray], cutoff: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Moves the singular values of every bond of a left-orthonormal train into gates.
+
+    Args:
+      cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
+      cutoff: singular values up to this share of the largest of their bond are left out.
+
+    Returns:
+      (cores, gates): gate k holds the singular values of bond k over the largest; all cores have
+      the same norm.
+    """
+    out: list[np.ndarray] = []
+    gates: list[np.ndarray] = []
+    left = cores[-1]
+    for core in cores[-2::-1]:
+        u, sigma, v = np.linalg.svd(left.reshape(left.shape[0], -1), full_matrices=False)
+        keep = max(int((sigma > cutoff * sigma[0]).sum()), 1)
+        row = v[:keep].reshape(keep, *left.shape[1:])
+        out.append(row / gates[-1] if gates else row)
+        gates.append(sigma[:keep] / sigma[0])
+        left = core @ (u[:, :keep] * sigma[:keep])
+    out.append(left / gates[-1])
+    return _balanced(out[::-1]), gates[::-1]
+
+
+def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
+    """Rescales cores to equal norms; the tensor train stays the same."""
+    norms = [float(np.linalg.norm(c)) for c in cores]
+    mean = math.exp(sum(map(math.log, norms)) / len(norms))
+    return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
+
+
+def _shared(
+    cores: list[np.ndarray], gates: list[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Splits the gates into the neighbouring cores, half each, and returns gates of ones."""
+    roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
+    cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
+    return cores, [np.ones_like(g) for g in gates]
+
+
+def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
+    """Returns the kernel of a dense layer in double precision, after checks."""
+    if type(layer) is not nnx.Linear:
+        raise TypeError(
+            f"layer: expected a flax.nnx.Linear, got {type(layer).__name__}; a subclass may do "
+            "more than its kernel says"
+        )
+    check_plain(layer)
+    sides = (layer.in_features, layer.out_features)
+    return to_compress("layer.kernel", layer.kernel, sides, tol, rank, max_bytes)
+
+
+def to_compress(
+    name: str, parameter: nnx.Param, sides: tuple[int, int], tol: Any, rank: Any, max_bytes: int
+) -> np.ndarray:
+    """Returns a dense matrix in double precision; checks its shape, size, ``tol`` and ``rank``."""
+    matrix = concrete(parameter)
+    if matrix.shape != sides:
+        raise ValueError(
+            f"{name}: expected shape {sides}, got {matrix.shape}; convert stacked layers one by "
+            "one, then stack them"
+        )
+    _check.tol_or_rank(tol, rank)
+    check_bytes(matrix.size, np.float64, max_bytes)
+    _check.finite(name, matrix)
+    host = np.asarray(matrix)
+    return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
+
+
+def check_gates(gates: str) -> None:
+    """Raises ValueError if ``gates`` is not one of the options `Gates`."""
+    if gates not in get_args(Gates):
+        raise ValueError(f'gates: expected "singular values" or "ones", got {gates!r}')
+
+
+def _folded(kernel: np.ndarray, new: TensorLinear) -> np.ndarray:
+    rows, columns = math.prod(new.in_shape), math.prod(new.out_shape)
+    padding = [(0, rows - kernel.shape[0]), (0, columns - kernel.shape[1])]
+    return np.pad(kernel, padding).reshape(new.modes)
+
+
+def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
+    """Returns left-orthonormal TT cores, truncated by tolerance, by ranks, or by both."""
+    caps = None if rank is None else train_ranks(rank, x.shape)
+    if tol is not None:
+        train = tt.from_dense(x, tol=tol)
+        if caps is None or all(map(int.__le__, train.ranks[1:-1], caps)):
+            return [np.asarray(c).astype(x.dtype) for c in train.cores]
+        caps = tuple(map(min, train.ranks[1:-1], caps))
+    return [np.asarray(c).astype(x.dtype) for c in tt.from_dense(x, rank=caps, method="svd").cores]
+
+
+def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
+    """Returns the core and orthonormal factors of an ST-HOSVD, by tolerance, ranks, or both."""
+    caps = None if rank is None else bounded(rank, x.shape, "mode")
+    found = None if tol is None else tucker.from_dense(x, tol=tol)
+    if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):
+        caps, found = tuple(map(min, found.ranks, caps)), None
+    found = tucker.from_dense(x, rank=caps, method="svd") if found is None else found
+    return found.core, [np.asarray(u) for u in found.factors]
+
+
+def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
+    return nnx.List([nnx.Param(jnp.asarray(a, dtype)) for a in arrays])
+
+
+def certify(
+    new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
+) -> Certificate:
+    """Measures the error of a converted layer, and stores the certificate for that layer.
+
+    Args:
+      new: the layer.
+      made: its matrix.
+      layer: the dense layer that it was made from.
+      given: the matrix of that.
+      tol: what was asked for.
+      modes: into which that was folded.
+    """
+    size = float(np.linalg.norm(given))
+    error = float(np.linalg.norm(np.asarray(made).astype(given.dtype) - given))
+    error = error / size if size else 0.0
+    cuts = len(modes) if isinstance(new, TuckerLinear) else max(len(modes) - 1, 1)
+    # Rounding is no error of truncation, and what stands in the padding is free.
+    certain = error - 16 * len(modes) * float(jnp.finfo(made.dtype).eps)
+    certificates[new] = Certificate(
+        error=error,
+        bound=tol if tol is not None and error <= tol else None,
+        least=0.0 if math.prod(modes) > given.size else max(certain, 0.0) / math.sqrt(cuts),
+        ranks=new.ranks,
+        numbers_before=sum(
+            math.prod(p.shape) for p in jax.tree.leaves(nnx.state(layer, nnx.Param))
+        ),
+        numbers=new.numbers,
+    )
+    return certificates[new]

@@ -1,0 +1,1 @@
+"""Embeddings whose table is a tensor network."""

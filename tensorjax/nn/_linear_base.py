@@ -1,0 +1,280 @@
+"""Base class of the tensorised linear layers: checks, planning, contraction, dense weight."""
+
+import abc
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from tensorjax import _check, _symbolic, contract, linalg
+from tensorjax._placement import like_first, placed_by, replicated, sharded
+from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
+from tensorjax.nn._initializers import Init, check_init
+from tensorjax.nn._mode_factors import modes
+from tensorjax.nn._weight_networks import Network
+
+# Default limit of a dense weight, in bytes: 4 GiB.
+MAX_BYTES = 2**32
+
+# Certificates of converted layers. As attributes they would be part of the pytree structure, so
+# that no two converted layers could be stacked or share a compiled program.
+certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
+
+
+class TensorLinear(nnx.Module):
+    """Abstract base class of tensorised linear layers, y = x W + bias; use one of its subclasses.
+
+    Attributes:
+      in_features: N.
+      out_features: M.
+      in_shape: factors (n_1, …, n_p) of N; a product above N is padded.
+      out_shape: factors (m_1, …, m_q) of M; a product above M is cut.
+      bias: (M,) or None.
+      dtype: of the computation; None infers it from input and parameters.
+      param_dtype: of fresh parameters; gates are in single precision at least.
+      precision: of the products, as in `jax.lax.dot_general`.
+      memory_limit: bytes that forward + backward of the contraction may have alive, or None.
+      certificate: what `tensorjax.nn.from_linear` measured, None for layers made otherwise, and for
+        copies of a layer.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int | Sequence[int],
+        in_shape: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        order: int | None = None,
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        memory_limit: int | None = None,
+        variance: float | None = None,
+        init: Init = "normal",
+        rngs: nnx.Rngs,
+    ):
+        self.in_features = _check.integer("in_features", in_features, low=1)
+        self.out_features = _check.integer("out_features", out_features, low=1)
+        self.in_shape = modes(self.in_features, in_shape, order, "in_shape")
+        # The largest modes at both ends, where the TT-ranks are least.
+        found = modes(self.out_features, out_shape, order, "out_shape")
+        self.out_shape = found if out_shape is not None else found[::-1]
+        self.use_bias = use_bias
+        check_rngs(rngs)
+        self.dtype = None if dtype is None else checked_dtype("dtype", dtype)
+        self.param_dtype = checked_dtype("param_dtype", param_dtype)
+        self.precision = precision
+        if memory_limit is not None:
+            memory_limit = _check.integer("memory_limit", memory_limit, low=1)
+        self.memory_limit = memory_limit
+        wanted = 1 / (in_features + out_features) if variance is None else float(variance)
+        if not 0 < wanted < math.inf:
+            raise ValueError(f"variance: expected a positive number, got {variance!r}")
+        self._draw(check_init(init), rank, wanted, rngs)
+        self.bias = nnx.data(
+            nnx.Param(jnp.zeros((out_features,), param_dtype)) if use_bias else None
+        )
+
+    @abc.abstractmethod
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        """Initialises the parameters so that the entries of the weight have the given variance."""
+
+    @property
+    def certificate(self) -> Any:
+        """Error certificate of the conversion from a dense layer; None if there is none."""
+        return certificates.get(self)
+
+    @property
+    def modes(self) -> tuple[int, ...]:
+        """Mode sizes of the weight tensor: those of the input, then those of the output."""
+        return (*self.in_shape, *self.out_shape)
+
+    @property
+    @abc.abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the bonds, read from the shapes of the parameters."""
+
+    @property
+    def numbers(self) -> int:
+        """Number of parameters, gates and bias included."""
+        return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
+
+    @abc.abstractmethod
+    def arrays(self) -> list[jax.Array]:
+        """Returns the arrays of the network with the gates absorbed, in the order of `network`."""
+
+    @abc.abstractmethod
+    def network(self) -> Network:
+        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
+
+    def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:
+        """Plans the contraction of the layer for a batch size, and estimates its cost.
+
+        Args:
+          batch: rows of the input: one number, or all leading axes.
+          dtype: of the computation; that of the layer or its parameters if None.
+
+        Returns:
+          `LayerPlan`; print it for a table of all candidates.
+
+        Raises:
+          ValueError: a rank is 0, so that there is nothing to contract, or ``memory_limit`` cannot
+            be kept.
+        """
+        axes = batch if isinstance(batch, Sequence) else (batch,)
+        rows = math.prod(_check.integer("batch", size, low=0) for size in axes)
+        network = self.network()
+        if not all(map(math.prod, network.shapes)):
+            raise ValueError(
+                f"plan: expected ranks of at least 1, got {self.ranks}; a layer with an empty bond "
+                "is its bias alone and contracts nothing"
+            )
+        if dtype is None:
+            dtype = self.dtype or jax.tree.leaves(nnx.state(self, nnx.Param))[0].dtype
+        return plan_layer(
+            network,
+            rows,
+            np.dtype(dtype),
+            self.use_bias,
+            self.precision,
+            self.memory_limit,
+        )
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer to the last axis of the input: y = x W + bias.
+
+        Args:
+          inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
+            for when the layer is traced; under `jax.vmap` it is made for one example, so keep batch
+            axes in the input where you can. A number of rows that `jax.export` leaves open is
+            planned as 1024.
+          out_sharding: of the output, as for `flax.nnx.Linear`; None leaves it to JAX, and
+            on an explicit mesh shards it as the input is, batch axis by batch axis.
+
+        Returns:
+          (…, M).
+
+        Raises:
+          ValueError: the last axis is not N; or there is a ``memory_limit``, which cannot be kept
+            for a symbolic number of rows.
+        """
+        inputs = jnp.asarray(inputs)
+        if inputs.ndim == 0 or inputs.shape[-1] != self.in_features:
+            raise ValueError(
+                f"inputs: expected shape (…, {self.in_features}), got {inputs.shape}; "
+                "the last axis holds the features"
+            )
+        lead = inputs.shape[:-1]
+        bias = None if self.bias is None else self.bias[...]
+        x, bias, *arrays = dtypes.promote_dtype(
+            (inputs, bias, *self.arrays()), dtype=self.dtype
+        )  # fmt: skip
+        if any(0 in a.shape for a in arrays):
+            y = jnp.zeros((*lead, self.out_features), x.dtype)
+            y = _biased(y, bias)
+        else:
+            y = _applied(x, self._contracted, arrays, bias)
+        return sharded(y, out_sharding)
+
+    def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
+        """Multiplies rows (b, N) by the weight, by the contraction that `plan` chooses."""
+        rows = math.prod(x.shape[:-1])
+        x = x.reshape(rows, self.in_features)
+        padding = math.prod(self.in_shape) - self.in_features
+        if padding:
+            x = jnp.pad(x, ((0, 0), (0, padding)))
+        if self.memory_limit is not None and not _symbolic.is_static(rows):
+            raise _symbolic.no_limit(x.shape)
+        plan = self.plan(_symbolic.planned(rows), dtype=x.dtype)
+        y = plan.contraction(x.reshape(rows, *self.in_shape), *arrays)
+        return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
+
+    def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
+        """Returns the weight W as a dense matrix (N, M), in the dtype of the parameters.
+
+        Args:
+          max_bytes: the largest array that may be made.
+
+        Raises:
+          ValueError: W needs more than ``max_bytes``.
+        """
+        arrays, network = self.arrays(), self.network()
+        check_bytes(network.elements, arrays[0].dtype, max_bytes)
+        sides = (math.prod(self.in_shape), math.prod(self.out_shape))
+        if any(0 in a.shape for a in arrays):
+            return jnp.zeros((self.in_features, self.out_features), arrays[0].dtype)
+        operands: list[Any] = []
+        for a, term in zip(arrays, network.terms, strict=True):
+            operands += [a, list(term)]
+        w = contract.einsum(*operands, list(range(len(network.modes))), precision="highest")
+        return w.reshape(sides)[: self.in_features, : self.out_features]
+
+
+@placed_by(like_first)
+def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
+    """Multiplies (…, N) by the weight and adds the bias; returns (…, M)."""
+    lead = x.shape[:-1]
+    y = contracted(x, arrays)
+    return _biased(y.reshape(*lead, y.shape[-1]), bias)
+
+
+def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype:
+    """Checks that a dtype is real or complex floating-point; raises TypeError otherwise."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.inexact):
+        raise TypeError(f"{name}: expected a floating-point type like jnp.float32, got {dtype!r}")
+    return found
+
+
+def check_rngs(rngs: Any) -> None:
+    """Checks that ``rngs`` is a `flax.nnx.Rngs`; raises TypeError otherwise."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
+
+
+def gate_dtype(param_dtype: Any) -> Any:
+    """Returns the dtype of gates: single precision at least, which resolves small steps near 1."""
+    return linalg.factor_dtype(param_dtype)
+
+
+def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
+    """Returns one gate vector of ones for each size, in the gate dtype for these parameters."""
+    return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
+
+
+def values(parameters: Any) -> list[jax.Array]:
+    """Returns the arrays of a list of parameters."""
+    return [parameter[...] for parameter in parameters]
+
+
+def settle(layer: nnx.Module, given: nnx.Param) -> None:
+    """Replicates a new layer on the devices of the parameter that it was converted from."""
+    where = replicated(given.get_value())
+    if where is not None:
+        nnx.update(layer, jax.device_put(nnx.state(layer), where))
+
+
+def check_bytes(elements: int, dtype: Any, most: int) -> None:
+    """Raises ValueError if a dense weight would need more than ``most`` bytes."""
+    needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
+    if needed > most:
+        raise ValueError(
+            f"max_bytes: expected at least {needed:,} bytes for a dense weight of {elements:,} "
+            f"numbers, got {most:,}; keep the layer as it is, or raise max_bytes"
+        )

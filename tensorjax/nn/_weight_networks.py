@@ -1,0 +1,184 @@
+"""Structure of TT, Tucker and CP weights as tensor networks: axes, shapes, gates, paths.
+
+The axes are numbered: first the modes of the weight, those of the input before those of the output,
+then the bonds. `tensorjax.nn._contraction_plans` turns a network and a batch size into a
+contraction.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from tensorjax._placement import placed_by, spec_like
+
+Tree = Any  # of positions of operands: an int, or a pair of trees
+
+
+class Network(NamedTuple):
+    """Structure of a weight W (n_1 … n_p × m_1 … m_q) as a tensor network. Hashable.
+
+    Attributes:
+      modes: n_1, …, n_p, m_1, …, m_q.
+      split: p.
+      terms: for each array the labels of its axes; modes have the labels 0, …, p+q−1.
+      shapes: of the arrays.
+      halves: the arrays of the input half and of the output half, in the order in which they
+        are multiplied where a half is materialised.
+      gated: how many multiplications it takes to absorb the gates.
+    """
+
+    modes: tuple[int, ...]
+    split: int
+    terms: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    halves: tuple[tuple[int, ...], tuple[int, ...]]
+    gated: int
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Mode sizes of the input."""
+        return self.modes[: self.split]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Mode sizes of the output."""
+        return self.modes[self.split :]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of W, padding included."""
+        return math.prod(self.modes)
+
+
+def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
+    """Describes a tensor train W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
+    order = len(modes)
+    full = (1, *ranks, 1)
+    shapes = tuple((full[k], n, full[k + 1]) for k, n in enumerate(modes))
+    return Network(
+        modes=tuple(modes),
+        split=split,
+        terms=tuple((order + k, k, order + k + 1) for k in range(order)),
+        shapes=shapes,
+        # From the outer end of each half: the ranks are least there.
+        halves=(tuple(range(split)), tuple(range(order - 1, split - 1, -1))),
+        gated=sum(math.prod(shapes[k]) for k in absorbing(shapes)),
+    )
+
+
+def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
+    """Describes a Tucker tensor W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
+
+    The arrays come in the order in which one after the other can be multiplied to the input: the
+    factors of the input, the core, the factors of the output.
+    """
+    order = len(modes)
+    factors = [((k, order + k), (modes[k], ranks[k])) for k in range(order)]
+    core = (tuple(range(order, 2 * order)), tuple(ranks))
+    arrays = [*factors[:split], core, *factors[split:]]
+    return Network(
+        modes=tuple(modes),
+        split=split,
+        terms=tuple(term for term, _ in arrays),
+        shapes=tuple(shape for _, shape in arrays),
+        halves=((split, *range(split)), tuple(range(split + 1, order + 1))),
+        gated=sum(n * r for n, r in zip(modes, ranks, strict=True)),
+    )
+
+
+def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
+    """Describes a CP tensor W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
+    order = len(modes)
+    return Network(
+        modes=tuple(modes),
+        split=split,
+        terms=tuple((k, order) for k in range(order)),
+        shapes=tuple((n, rank) for n in modes),
+        halves=(tuple(range(split)), tuple(range(split, order))),
+        gated=min(modes) * rank,
+    )
+
+
+def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Chooses, for every gate of a train, the smaller of its two neighbouring cores."""
+    sizes = [math.prod(shape) for shape in shapes]
+    return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
+
+
+def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
+    """Returns shardings for gated arrays: those of the arrays before."""
+    given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
+    return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
+
+
+@placed_by(_as_given)
+def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[jax.Array]:
+    """Multiplies every gate of a train into the smaller of its neighbouring cores."""
+    out = list(cores)
+    for k, taker in enumerate(absorbing([c.shape for c in cores])):
+        gate = gates[k].astype(out[taker].dtype)
+        out[taker] = out[taker] * (gate[:, None, None] if taker > k else gate[None, None, :])
+    return out
+
+
+@placed_by(_as_given)
+def gated_tucker(
+    core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
+) -> list[jax.Array]:
+    """Multiplies the gates into the factors; returns the arrays in the order of `tucker`."""
+    out = [u * g.astype(u.dtype)[None, :] for u, g in zip(factors, gates, strict=True)]
+    return [*out[:split], core, *out[split:]]
+
+
+@placed_by(_as_given)
+def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.Array]:
+    """Multiplies the gate into the smallest CP factor."""
+    out = list(factors)
+    k = min(range(len(out)), key=lambda k: out[k].size)
+    out[k] = out[k] * gate.astype(out[k].dtype)[None, :]
+    return out
+
+
+def fold(positions: Sequence[int]) -> Tree:
+    """Builds the tree that multiplies operands one after the other, from left to right."""
+    tree: Tree = positions[0]
+    for position in positions[1:]:
+        tree = (tree, position)
+    return tree
+
+
+def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
+    """Converts a tree of pairs to an opt_einsum path, whose products are appended to the list.
+
+    Example:
+      >>> path(((0, 1), (2, 3)), 4)
+      ((0, 1), (0, 1), (0, 1))
+    """
+    nodes: list[Tree] = list(range(count))
+    steps: list[tuple[int, int]] = []
+
+    def multiply(node: Tree) -> None:
+        if isinstance(node, int):
+            return
+        for child in node:
+            multiply(child)
+        i, j = sorted(nodes.index(child) for child in node)
+        steps.append((i, j))
+        del nodes[j], nodes[i]
+        nodes.append(node)
+
+    multiply(tree)
+    return tuple(steps)
+
+
+def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
+    """Lists the set of operands in every product of an opt_einsum path."""
+    nodes = [frozenset({k}) for k in range(count)]
+    found = []
+    for step in steps:
+        product = frozenset().union(*(nodes[k] for k in step))
+        nodes = [node for k, node in enumerate(nodes) if k not in step] + [product]
+        found.append(product)
+    return found

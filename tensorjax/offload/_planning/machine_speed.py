@@ -1,0 +1,225 @@
+"""Measured speeds of a machine (disk, transfers, host optimiser) and times of a model's layers."""
+
+import dataclasses
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax.offload._store.store import TensorStore
+from tensorjax.offload._training.model.layers import Engine, Layer
+from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Measured speeds of a machine: disk reads and writes, host-device transfers, host optimiser.
+
+    Attributes:
+      read, write: bytes per second from and to the disk, both going on at once.
+      place: bytes per second between host and device.
+      update: parameters per second that the optimiser updates in the memory of the host.
+    """
+
+    read: float
+    write: float
+    place: float
+    update: float
+
+    def __post_init__(self) -> None:
+        """Checks that all speeds are positive."""
+        for field in dataclasses.fields(self):
+            if not getattr(self, field.name) > 0:
+                value = getattr(self, field.name)
+                raise ValueError(f"{field.name}: expected a positive speed, got {value!r}")
+
+
+def measure(
+    path: str | Path,
+    optimizer: Any,
+    *,
+    dtype: Any = jnp.float32,
+    size: int = 128 * MIB,
+    backend: Any = "auto",
+) -> Machine:
+    """Measures the speed of a disk, of the optimiser on the host, and of copies to the device.
+
+    Takes a few seconds, and twice ``size`` on the disk, which is freed again.
+
+    Args:
+      path: folder on the disk to measure; made if absent.
+      optimizer: as for `Trainer`.
+      dtype: of the parameters that it updates.
+      size: bytes that are moved each way.
+      backend: of the `TensorStore`.
+
+    Raises:
+      TypeError: a dtype that is not floating.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype: expected a floating one, got {dtype!r}")
+    _check.integer("size", size, low=4096)
+    Path(path).mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="measure-", dir=path)
+    try:
+        read, write = _disk(folder, size, backend)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    update = _update(optimizer, jnp.dtype(dtype))
+    return Machine(read=read, write=write, place=_place(size // 4), update=update)
+
+
+def layer_seconds(
+    layers: Sequence[Layer],
+    params: Mapping[str, Any],
+    batch: Any,
+    engine: Engine,
+    *,
+    key: jax.Array | None = None,
+    repeats: int = 3,
+) -> dict[str, tuple[float, float]]:
+    """Measures the seconds of the forward and the backward pass of each layer.
+
+    Layers of one function, one kind of parameters and one kind of input are measured once. Two
+    layers are on the device at a time.
+
+    Args:
+      layers: as for `Trainer`.
+      params: as for `Trainer`.
+      batch: one microbatch.
+      engine: what computes.
+      key: of `jax.random`, for layers that draw.
+      repeats: runs whose median counts, after one that compiles.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    known: dict[Any, tuple[Any, tuple[float, float]]] = {}
+    x, batch = None, engine.batch(batch)
+    for layer in layers:
+        last = layer is layers[-1]
+        shapes = [jax.eval_shape(params[g]) if callable(params[g]) else params[g]
+                  for g in layer.uses]  # fmt: skip
+        kind = (
+            layer.apply,
+            last,
+            str(jax.tree.map(lambda s: (s.shape, str(s.dtype)), (shapes, x))),
+        )
+        if kind not in known:
+            mine = tuple(
+                engine.place(g, params[g]() if callable(params[g]) else params[g])
+                for g in layer.uses
+            )
+            try:
+                known[kind] = _one_layer(layer, mine, x, batch, key, engine, repeats, last=last)
+            except Exception as error:
+                error.add_note(f"in layer {layer.name!r}, which was measured")
+                raise
+        x, found[layer.name] = known[kind]
+    return found
+
+
+def _one_layer(
+    layer: Layer,
+    mine: Any,
+    x: Any,
+    batch: Any,
+    key: Any,
+    engine: Engine,
+    repeats: int,
+    *,
+    last: bool,
+) -> tuple[Any, tuple[float, float]]:
+    if last:
+        both = _median(
+            lambda: engine.wait(engine.last(layer, mine, x, batch, key, 1.0, None)), repeats
+        )
+        return x, (both / 3, both * 2 / 3)
+    y, kept = engine.wait(engine.forward(layer, mine, x, batch, key))
+    dy = jax.tree.map(jnp.ones_like, y)
+    forward = _median(lambda: engine.wait(engine.forward(layer, mine, x, batch, key)), repeats)
+    backward = _median(
+        lambda: engine.wait(engine.backward(layer, mine, x, batch, key, kept, dy, None)), repeats
+    )
+    return y, (forward, backward)
+
+
+def _median(work: Callable[[], Any], repeats: int) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
+    """Measures the speed of reads and writes that run at the same time, in bytes per second."""
+    part = 8 * MIB
+    count = max(2, size // part)
+    specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)
+             for kind in "ab" for n in range(count)}  # fmt: skip
+    data = np.random.default_rng(0).integers(0, 256, part, np.uint8)
+    capacity = 2 * 2 * count * part + 64 * MIB
+    with TensorStore(folder, capacity, backend=backend, staging=128 * MIB) as store:
+        store.reserve(specs)
+        for future in [store.write(name, data) for name in specs if name.startswith("a")]:
+            future.result()
+        store.commit()
+        seconds: dict[str, float] = {}
+
+        def move(kind: str, start: Callable[[], list[Future[Any]]]) -> None:
+            began = time.perf_counter()
+            for future in start():
+                lease = future.result()
+                if lease is not None:
+                    lease.release()
+            seconds[kind] = time.perf_counter() - began
+
+        threads = [
+            threading.Thread(
+                target=move, args=("read", lambda: [store.read(f"a{n}") for n in range(count)])
+            ),
+            threading.Thread(
+                target=move,
+                args=("write", lambda: [store.write(f"b{n}", data) for n in range(count)]),
+            ),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if len(seconds) < 2:
+        raise OSError(f"{folder}: could not be read and written; see the threads' errors above")
+    return count * part / seconds["read"], count * part / seconds["write"]
+
+
+def _place(size: int) -> float:
+    engine, data = Engine(), np.ones(size // 4, np.float32)
+    return 4 * data.size / _median(lambda: engine.wait(engine.place("", data)), 3)
+
+
+def _update(optimizer: Any, dtype: Any) -> float:
+    host = HostOptimizer(optimizer)
+    numbers = 1 << 23
+    params = owned(np.ones(numbers, dtype))
+    gradient = owned(np.ones(numbers, dtype))
+    state = host.init(params)
+
+    def work() -> None:
+        nonlocal params, state
+        params, state = host.update(params, state, gradient, None, into="place")
+
+    return numbers / _median(work, 5)

@@ -1,0 +1,376 @@
+"""Planner: which groups are kept in host memory or on disk, and the predicted step time."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+
+from tensorjax import _check
+from tensorjax.offload._planning.machine_speed import Machine, layer_seconds
+from tensorjax.offload._planning.placement_search import (
+    Choice,
+    Work,
+    activation_bytes,
+    choose,
+    largest,
+    shared_groups,
+)
+from tensorjax.offload._store.disk.extents import capacity, listed
+from tensorjax.offload._store.store import TensorStore
+from tensorjax.offload._training import options as _options
+from tensorjax.offload._training.model.layers import Activations, Engine, Layer, check_layers
+from tensorjax.offload._training.storage import trainer_groups
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._units import size, time
+
+Row = tuple[str, int, int, str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Placement of all groups and memory budgets of a training, with the predicted step time.
+
+    Attributes:
+      chosen: how activations are treated, what lives where, and the times of a step.
+      choices: all ways of treating them that were considered.
+      rows: one for each group: name, bytes of parameters, of states, where each is.
+      microbatches: in a step.
+      compute_dtype: of the parameters on the device; None for their own.
+      clip: largest norm of the gradients, where that is known.
+      staging: bytes of staging memory that were set aside for a store; None if none were.
+      capacity: bytes of disk that a store of all of it takes.
+    """
+
+    chosen: Choice
+    choices: tuple[Choice, ...]
+    rows: tuple[Row, ...]
+    microbatches: int = 1
+    compute_dtype: Any = None
+    clip: float | None = None
+    staging: int | None = None
+    capacity: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Bytes of device memory for parameters."""
+        return self.chosen.weights
+
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """Groups whose parameters and states live in host memory."""
+        return self.chosen.in_memory
+
+    @property
+    def gradient_bytes(self) -> int | None:
+        """Bytes of host memory for gradients that wait for their update; None for all of them."""
+        return self.chosen.gradient_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step, without overheads.
+
+        It is the bound, but where updates have to be made during the backward pass because there is
+        no memory for gradients to wait, or, with clipping, during the next forward pass. Where the
+        layers are computed by the host's own cores it takes longer, for they share these with the
+        optimiser and the copies.
+        """
+        return self.chosen.seconds
+
+    @property
+    def bound(self) -> float:
+        """Lower bound P*, in seconds, on the step time of any exact schedule."""
+        return self.chosen.times.bound
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether a store is needed, for groups or for gradients that wait."""
+        return self.chosen.needs_store
+
+    def store(self, path: str | Path, **options: Any) -> TensorStore:
+        """Opens a store with this plan's capacity and staging memory.
+
+        Args:
+          path: a folder.
+          options: as for `TensorStore`.
+        """
+        return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
+
+    def options(self, store: Any) -> dict[str, Any]:
+        """Returns the keyword arguments of a `Trainer` for this plan, its engine included.
+
+        Without clipping gradients wait for room where there is not enough; schedules other than
+        "overlap" need ``gradient_overflow="store"`` instead. Another engine may take the place of
+        the one here, such as ``gpt2.engine(config, layout, activations=plan.chosen.activations)``;
+        of shardings a plan knows nothing: its sizes are those of whole arrays.
+
+        Args:
+          store: what `store` opened, or None, where nothing has to be on disk.
+
+        Raises:
+          ValueError: no store, though something has to be on disk.
+        """
+        if store is None and self.needs_store:
+            raise ValueError(
+                f"store: expected one, for only {len(self.in_memory)} of {len(self.rows)} groups "
+                "and what gradients there is room for live in memory, got None; Plan.store opens it"
+            )
+        found = {
+            "device_bytes": self.weights,
+            "in_memory": self.in_memory,
+            "gradient_bytes": self.gradient_bytes,
+            "gradient_overflow": self.chosen.gradient_overflow,
+            "engine": Engine(activations=self.chosen.activations),
+            "store": store,
+            "microbatches": self.microbatches,
+            "compute_dtype": self.compute_dtype,
+        }
+        return found if self.clip is None else {**found, "clip": self.clip}
+
+    def __str__(self) -> str:
+        """Formats the plan as a table, with groups that are alike on one line."""
+        width = max(14, *(len(name) for name, _ in _alike(self.rows)))
+        lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
+        for name, (_, params, state, device, home) in _alike(self.rows):
+            lines.append(f"{name:<{width}}{size(params):>13}{size(state):>13}  {device:<9} {home}")
+        times = self.chosen.times
+        lines.append(f"device: {size(self.weights)} of parameters at a time, "
+                     f"{size(self.chosen.device_bytes)} besides")  # fmt: skip
+        gradients = "all" if self.gradient_bytes is None else size(self.gradient_bytes)
+        lines.append(
+            f"host: {size(self.chosen.host_bytes)}; gradients that wait there: {gradients}"
+        )
+        for choice in self.choices:
+            mark = "->" if choice is self.chosen else "  "
+            why = choice.refusal or (
+                f"predicted step {time(choice.seconds)}, P* {time(choice.times.bound)}"
+            )
+            lines.append(f"{mark} activations {choice.activations}: {why}")
+        lines.append(
+            f"compute {time(times.compute)}, read {time(times.read)}, write {time(times.write)}, "
+            f"update {time(times.update)}, first layer {time(times.first)}"
+        )
+        lines.append(
+            f"predicted step {time(self.seconds)}, bound P* {time(self.bound)}, "
+            f"updates after the backward pass {time(times.after_backward)}"
+        )
+        return "\n".join(lines)
+
+
+def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Merges rows that differ only in the name, under a joint name."""
+    places: dict[Any, list[int]] = {}
+    for n, row in enumerate(rows):
+        places.setdefault(row[1:], []).append(n)
+    found = []
+    for some in places.values():
+        first, last, count = rows[some[0]], rows[some[-1]], len(some)
+        title = f"{first[0]} ... {last[0]}, each of {count}" if count > 1 else first[0]
+        if some[-1] - some[0] >= count:  # others are between
+            title = f"{count} of {first[0]} ... {last[0]}"
+        found.append((title, first))
+    return found
+
+
+def plan(
+    layers: Sequence[Layer],
+    params: Mapping[str, Any],
+    optimizer: Any,
+    batch: Any,
+    *,
+    machine: Machine,
+    device_bytes: int,
+    host_bytes: int,
+    microbatches: int = 1,
+    staging: int | Literal["auto"] | None = None,
+    clip: float | bool | None = None,
+    compute_dtype: Any = None,
+    key: jax.Array | None = None,
+    activations: Iterable[Activations] = get_args(Activations),
+    seconds: Mapping[str, tuple[float, float]] | None = None,
+) -> Plan:
+    """Plans which groups live in memory or on disk, from sizes, machine speeds and layer times.
+
+    The device holds the activations, the gradients of two layers (those of one are taken to the
+    host while the next is computed), those that an accelerator adds up by itself, and as many
+    parameters as then fit. The host holds what updates under way take; the rest of its memory is
+    divided between groups that live there and gradients that wait, whose updates can be left to the
+    next forward pass, in which a disk has time; so that a step is shortest. The rest is on disk, in
+    even distances, so that the disk is busy in the whole of both passes.
+
+    Args:
+      layers: as for `Trainer`.
+      params: as for `Trainer`.
+      optimizer: as for `Trainer`.
+      batch: ONE MICROBATCH, not a whole batch: arrays, not shapes, where ``seconds`` is None.
+      machine: speeds, as `measure` finds them.
+      device_bytes: memory of the device, for everything.
+      host_bytes: memory of the host, without what programs take. Where glibc's malloc serves them,
+        arrays below 32 MiB that were given back stay with the process, up to as much again, unless
+        it was started with MALLOC_MMAP_THRESHOLD_=1048576 in its environment.
+      microbatches: in a step.
+      staging: bytes of it that a store takes for transfers; "auto" for 64 MiB and 8 times the
+        largest group's parameters. They are set aside where something has to be on disk. With None
+        staging memory is not part of ``host_bytes``.
+      clip: largest norm of all gradients, which `Plan.options` hands on, or whether there is one.
+      compute_dtype: as for `Trainer`.
+      key: of `jax.random`, for layers that draw.
+      activations: ways of treating them that may be chosen.
+      seconds: of the forward and the backward pass of each layer with recomputation, for one
+        microbatch; measured here if None.
+
+    Raises:
+      ValueError: budgets that are too small for any way, with what is needed.
+      TypeError: budgets that are no integers; another machine than a `Machine`.
+
+    Source: ours. The bound is that of `Times`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> def linear(params, x, batch, key):
+      ...     return (batch if x is None else x) @ params[0]
+      >>> def loss(params, x, batch, key):
+      ...     return jnp.mean((x @ params[0]) ** 2)
+      >>> layers = [offload.Layer(name=name, apply=linear) for name in "ab"]
+      >>> layers.append(offload.Layer(name="c", apply=loss))
+      >>> params = {"a": jnp.ones((256, 256)), "b": jnp.ones((256, 256)), "c": jnp.ones((256, 1))}
+      >>> machine = offload.Machine(read=2e9, write=2e9, place=2e10, update=1e9)
+      >>> plan = offload.plan(
+      ...     layers, params, optax.adam(1e-3), jnp.ones((8, 256)), machine=machine,
+      ...     device_bytes=1 << 23, host_bytes=2 << 20, seconds=dict.fromkeys("abc", (1e-3, 2e-3)))
+      >>> plan.in_memory, plan.needs_store, plan.capacity
+      (('c',), True, 3178496)
+    """
+    layers = check_layers(layers, params)
+    if not isinstance(machine, Machine):
+        raise TypeError(f"machine: expected a Machine, as measure() finds it, got {machine!r}")
+    for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
+        _check.integer(name, value, low=0)
+    _check.integer("microbatches", microbatches, low=1)
+    kinds, clips = _kinds(activations), clip is not None and clip is not False
+    if clips and clip is not True:
+        clip = _options.checked_clip(clip)
+    host = HostOptimizer(optimizer, compute_dtype)
+    lent = Engine().lends
+    groups = trainer_groups.make_groups(
+        trainer_groups.shapes(params), host, store=None, in_memory=(), lent=lent
+    )
+    if seconds is None:
+        cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
+        seconds = layer_seconds(layers, cast, batch, Engine(), key=key)
+    if missing := [layer.name for layer in layers if layer.name not in seconds]:
+        raise ValueError(f"seconds: expected those of every layer, got none of {listed(missing)}")
+    forward, backward = (
+        microbatches * sum(seconds[layer.name][n] for layer in layers) for n in (0, 1)
+    )
+    sums = {name: g.sums if microbatches > 1 else g.gradient.nbytes for name, g in groups.items()}
+    on_device = 2 * largest(layers, sums)
+    if lent:  # it adds up by itself
+        on_device += sum(g.sums for g in shared_groups(layers, groups))
+    whole = Work(
+        activations="recompute", layers=layers, groups=groups, machine=machine, forward=forward,
+        backward=backward, on_device=on_device, on_host=0, clip=clips,
+    )  # fmt: skip
+    sizes = [microbatches * n for n in activation_bytes(layers, groups, batch, key)]
+    works = [_work(whole, kind, *sizes) for kind in kinds]
+    aside = _aside(staging, groups)
+    found, chosen = _best(works, device_bytes, host_bytes)
+    if aside and (chosen is None or chosen.needs_store):
+        found, chosen = _best(works, device_bytes, max(0, host_bytes - aside))
+    else:
+        aside = None
+    if chosen is None:
+        said = f" beside {aside} bytes of staging memory, of host_bytes too" if aside else ""
+        raise ValueError(
+            f"device_bytes, host_bytes: no way fits{said}; "
+            + "; ".join(f"{choice.activations}: {choice.refusal}" for choice in found)
+        )
+    spills = chosen.gradient_bytes is not None and chosen.gradient_overflow == "store"
+    return Plan(
+        chosen=chosen,
+        choices=tuple(found),
+        rows=_rows(groups, chosen),
+        microbatches=microbatches,
+        compute_dtype=compute_dtype,
+        clip=None if isinstance(clip, bool) else clip,
+        staging=aside,
+        capacity=capacity(trainer_groups.specs(groups.values(), gradients=spills)),
+    )
+
+
+def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
+    """Returns the bytes of staging memory set aside for a store, or None if it is not counted."""
+    if staging == "auto":
+        return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
+    return None if staging is None else _check.integer("staging", staging, low=1)
+
+
+def _best(
+    works: Iterable[Work], device_bytes: int, host_bytes: int
+) -> tuple[list[Choice], Choice | None]:
+    """Returns the choice for each activation strategy, and the fastest one that fits, or None."""
+    found = [choose(work, device_bytes, host_bytes) for work in works]
+    able = [choice for choice in found if not choice.refusal]
+    return found, min(able, key=lambda choice: choice.seconds, default=None)
+
+
+def _cast(host: HostOptimizer, given: Any) -> Any:
+    """Casts parameters to the dtype that the device computes with."""
+    return host.cast(given() if callable(given) else given)
+
+
+def _kinds(activations: Any) -> list[Activations]:
+    """Checks the activation strategies asked for, and returns each once."""
+    known = get_args(Activations)
+    several = isinstance(activations, Iterable) and not isinstance(activations, str)
+    asked: list[Any] = list(activations) if several else []
+    if not asked or any(kind not in known for kind in asked):
+        raise ValueError(f"activations: expected some of {known}, got {activations!r}")
+    return [kind for kind in known if kind in asked]
+
+
+def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
+    """Returns the workload of a step for one activation strategy.
+
+    Args:
+      whole: what it does with recomputation, whose backward passes have a forward pass in them.
+      kind: the way.
+      inputs: bytes of all layers' inputs.
+      kept: bytes of what the backward passes can be spared.
+    """
+    forward, backward, on_host = whole.forward, whole.backward, 0
+    on_device = whole.on_device + inputs
+    if kind != "recompute":
+        backward = max(backward - forward, forward)
+    if kind == "keep":
+        on_device += kept
+    if kind == "offload":  # of a layer, and of the next one, which is given ahead
+        on_device += 2 * kept // len(whole.layers)
+    if kind == "offload":
+        backward, on_host = backward + 2 * kept / whole.machine.place, kept
+    return dataclasses.replace(
+        whole, activations=kind, backward=backward, on_device=on_device, on_host=on_host
+    )
+
+
+def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
+    """Returns a table row per group: bytes, resident or streamed on the device, host or disk.
+
+    Either all groups stay on the device, or all count as streamed, two layers at a time.
+    """
+    resident = chosen.weights >= sum(g.device.nbytes for g in groups.values())
+    return tuple(
+        (
+            name,
+            g.params.nbytes,
+            g.state.nbytes,
+            "resident" if resident else "streamed",
+            "host" if name in chosen.in_memory else "disk",
+        )
+        for name, g in groups.items()
+    )

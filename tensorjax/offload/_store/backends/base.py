@@ -1,0 +1,59 @@
+"""Protocol of the I/O backends of a store."""
+
+from pathlib import Path
+from typing import Protocol
+
+from tensorjax.offload._store.disk.files import Say
+from tensorjax.offload._store.transfers.queue import Queue
+
+
+class Backend(Protocol):
+    """Protocol of an I/O backend, which moves bytes between the data file and staging memory.
+
+    A backend takes `Op`s from the queue, in the queue's order, moves ``op.memory`` whole from or to
+    ``op.offset`` of the file (looping on short transfers), and reports each by ``queue.done(op,
+    error)`` from any thread. Memory, offset and size are multiples of 4096. It may move several at
+    once; what conflicts is never in the queue at the same time.
+
+    Attributes:
+        name: What statistics call it.
+        block: The size of transfer, in bytes, that suits it.
+        volatile: Whether the data are gone when it is closed.
+    """
+
+    name: str
+    block: int
+    volatile: bool
+
+    @property
+    def direct(self) -> bool:
+        """Whether transfers bypass the page cache."""
+        ...
+
+    def open(self, path: Path, capacity: int, say: Say) -> None:
+        """Opens the data file, and creates it if it is missing."""
+        ...
+
+    def size(self) -> int:
+        """Returns the size of the data file in bytes."""
+        ...
+
+    def allocate(self, size: int) -> None:
+        """Reserves the first ``size`` bytes on the disk, or raises CapacityError."""
+        ...
+
+    def start(self, queue: Queue) -> None:
+        """Starts serving a queue of transfers."""
+        ...
+
+    def stop(self) -> None:
+        """Waits for the threads to end; the queue was closed before."""
+        ...
+
+    def sync(self) -> None:
+        """Waits until everything written is on the disk."""
+        ...
+
+    def close(self) -> None:
+        """Closes the file; `stop` was called before."""
+        ...

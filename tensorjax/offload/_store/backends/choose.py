@@ -1,0 +1,117 @@
+"""Choice of the I/O backend of a store, with fallbacks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorjax.offload._errors import Notices
+from tensorjax.offload._store.backends import plugins, uring
+from tensorjax.offload._store.backends import threads as _threads
+from tensorjax.offload._store.backends.base import Backend
+
+_BUILT_IN: dict[str, Callable[..., Backend]] = {
+    "threads": _threads.threads,
+    "io_uring": uring.UringBackend,
+    "buffered": _threads.buffered,
+    "memory": _threads.memory,
+}
+
+
+_METHODS = (
+    "name",
+    "block",
+    "volatile",
+    "open",
+    "size",
+    "allocate",
+    "start",
+    "stop",
+    "sync",
+    "close",
+)
+
+
+def available() -> tuple[str, ...]:
+    """Returns the names that ``backend=`` accepts on this machine.
+
+    Without "io_uring" where the extension was not built; with the plug-ins that are installed.
+    """
+    try:
+        from tensorjax.offload._store.backends import _uring_c  # type: ignore[attr-defined]  # noqa: F401
+    except ImportError:
+        names = [name for name in _BUILT_IN if name != "io_uring"]
+    else:
+        names = [*_BUILT_IN]
+    return ("auto", *names, *plugins.plugins())
+
+
+def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
+    """Makes the backend of a name; returns one that the caller made as it is.
+
+    Args:
+        backend: A name, or anything with the methods of `Backend`.
+        folder: Of the store.
+        say: Told of fallbacks.
+        options: For the backend's constructor.
+    """
+    if not isinstance(backend, str):
+        if lacking := [name for name in _METHODS if not hasattr(backend, name)]:
+            raise TypeError(
+                f"backend: expected a name of {available()} or an object with the methods of "
+                f"offload.Backend, got {backend!r} without {', '.join(lacking)}"
+            )
+        return backend
+    if backend == "auto":
+        return _auto(folder, say, options)
+    if backend == "io_uring":
+        try:
+            made, why = _with(uring.UringBackend, backend, options), ""
+        except (ImportError, OSError) as error:
+            made, why = None, str(error)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = uring.probe(folder)["io_uring"]
+        if made is not None and not why:
+            return made
+        say(f"io_uring cannot be used here ({why}); going on with a pool of threads")
+        return _threads.threads(**{k: v for k, v in options.items() if k == "block"})
+    ways = {**_BUILT_IN, **plugins.plugins()}
+    if backend not in ways:
+        raise ValueError(
+            f"backend: expected one of {available()}, got {backend!r}; others come with packages "
+            "of their own: kvikio (GPUDirect Storage), or any that registers an entry point in the "
+            f"group {plugins.GROUP!r}, such as one for SPDK"
+        )
+    if backend == "buffered":
+        say("the page cache is used: speeds are not those of the disk")
+    return _with(ways[backend], backend, options)
+
+
+def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
+    """Returns the io_uring backend if a trial block moves through it, else a pool of threads.
+
+    With options it is the pool of threads, whose options they are.
+    """
+    if options:  # which are those of threads
+        return _with(_threads.threads, "threads", options)
+    if "io_uring" not in available():
+        say.once(
+            "io_uring was not built on installation (it takes a C compiler and the headers of "
+            "liburing, such as Debian's liburing-dev): going on with a pool of threads; install "
+            "tensorjax again with both, or ask for backend='threads'"
+        )
+        return _threads.threads()
+    folder.mkdir(parents=True, exist_ok=True)
+    if why := uring.probe(folder)["io_uring"]:
+        say(f"io_uring does not work here ({why}); going on with a pool of threads")
+        return _threads.threads()
+    return uring.UringBackend()
+
+
+def _with(make: Callable[..., Backend], name: str, options: dict[str, Any]) -> Backend:
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise TypeError(
+            f"options: the backend {name!r} cannot be made with them: {error}"
+        ) from error

@@ -1,0 +1,112 @@
+"""Thread-pool backend: blocking reads and writes at offsets, by the standard library alone."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorjax import _check
+from tensorjax.offload._store.disk.files import DiskFile, MemoryFile, Say
+from tensorjax.offload._store.transfers.queue import Queue
+
+MIB = 1 << 20
+
+
+class ThreadBackend:
+    """Backend of a pool of threads, each of which does one transfer at a time.
+
+    Python's global lock is free during a transfer, a checksum and a large copy.
+
+    Args:
+        file: Makes the file from its path, capacity and a way to tell of fallbacks.
+        name: What statistics call it.
+        workers: Threads.
+        block: Most bytes of one transfer.
+    """
+
+    def __init__(
+        self,
+        file: Callable[[Path, int, Say], Any],
+        *,
+        name: str = "threads",
+        workers: int = 4,
+        block: int = MIB,
+        volatile: bool = False,
+    ):
+        self.name, self.block, self.volatile = name, block, volatile
+        self._make, self._workers = file, _check.integer("workers", workers, low=1)
+        self._threads: list[threading.Thread] = []
+        self.file: Any = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether transfers bypass the page cache."""
+        return bool(getattr(self.file, "direct", False))
+
+    def open(self, path: Path, capacity: int, say: Say) -> None:
+        """Opens or creates the file."""
+        self.file = self._make(path, capacity, say)
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+        return self.file.size()
+
+    def allocate(self, size: int) -> None:
+        """Reserves the first ``size`` bytes on the disk."""
+        self.file.allocate(size)
+
+    def start(self, queue: Queue) -> None:
+        """Starts the worker threads."""
+        self._threads = [
+            threading.Thread(
+                target=_serve, args=(self.file, queue), name=f"tensorjax-store-{i}", daemon=True
+            )
+            for i in range(self._workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Waits for the worker threads to end."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a store that was dropped there
+                thread.join()
+        self._threads = []
+
+    def sync(self) -> None:
+        """Waits until everything written is on the disk."""
+        self.file.sync()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+def _serve(file: Any, queue: Queue) -> None:
+    while (ops := queue.take()) is not None:
+        (op,) = ops
+        try:
+            assert op.memory is not None
+            (file.write if op.write else file.read)(op.offset, op.memory.data)
+        except BaseException as error:  # of any file, for any reason: the caller is told
+            queue.done(op, error)
+        else:
+            queue.done(op)
+        del op, ops  # what waits for the next one must not keep the last one alive
+
+
+def threads(**options: Any) -> ThreadBackend:
+    """Makes a thread-pool backend with O_DIRECT."""
+    return ThreadBackend(lambda path, _, say: DiskFile(path, direct=True, say=say), **options)
+
+
+def buffered(**options: Any) -> ThreadBackend:
+    """Makes a thread-pool backend that goes through the page cache."""
+    options = {"name": "buffered", **options}
+    return ThreadBackend(lambda path, _, say: DiskFile(path, direct=False, say=say), **options)
+
+
+def memory(**options: Any) -> ThreadBackend:
+    """Makes a thread-pool backend on a file in memory, which is gone when closed."""
+    options = {"name": "memory", "workers": 2, "volatile": True, **options}
+    return ThreadBackend(lambda _, capacity, __: MemoryFile(capacity), **options)

@@ -1,0 +1,1 @@
+"""What a store keeps on disk: folder, index, extents, checksums."""

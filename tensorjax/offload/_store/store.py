@@ -1,0 +1,523 @@
+"""Tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
+
+import copy
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from tensorjax.offload._errors import CapacityError, Notices, StoreError
+from tensorjax.offload._processes import numbered
+from tensorjax.offload._store import arguments
+from tensorjax.offload._store.backends import Backend, choose
+from tensorjax.offload._store.disk import checksums as _checksums
+from tensorjax.offload._store.disk import extents
+from tensorjax.offload._store.disk import folder as _folder
+from tensorjax.offload._store.disk import index as _index
+from tensorjax.offload._store.disk.extents import Place
+from tensorjax.offload._store.lease import Lease, Leases
+from tensorjax.offload._store.statistics import Statistics
+from tensorjax.offload._store.tensor_states import Tensor, entries, opened
+from tensorjax.offload._store.transfers.lifecycle import Transport
+from tensorjax.offload._store.transfers.writer import flat
+
+
+class TensorStore:
+    """Store of named tensors in one preallocated file, with two slots each and an atomic index.
+
+    Writes go to the slot that is not committed, reads give what was written last, `commit` makes
+    everything written since the last one durable in one step, and opening a store gives the last
+    committed state, however the process before ended. Reads and writes of one tensor keep their
+    order; otherwise the earliest deadline goes first. Tensors below 4096 bytes are packed: those of
+    one reservation share blocks of the disk, and what was last written to these stays in memory, so
+    that one of them can be written alone, and what the disk refused goes with the next one. Each is
+    verified by itself. All methods may be called from any thread, but not from a signal's handler,
+    which may have cut one of them off. A process that is forked cannot use the store: what it
+    inherits, leases included, is empty there.
+
+    Args:
+        path: A folder; created if it is not there, opened if it holds a store.
+        capacity: Most bytes of the data file; a tensor takes twice its size, rounded up to 4096;
+            smaller ones share blocks.
+            `offload.tensors` says which ones a training has, `offload.capacity` what they take. Of
+            a store that is there, None takes what it holds.
+        backend: "auto", one of `backends()`, or an object with the methods of `Backend`.
+        staging: Bytes of aligned memory for transfers: a quarter for writes, the rest for reads and
+            the leases they give. By default 256 MiB, and more where the largest tensors need it.
+        model: Description of what the store belongs to, as JSON, such as a model's configuration. A
+            store that was created with another one is refused, with the difference named.
+        process: Number of this process and count of processes, for sharded training: each has its
+            own files in the folder, which all of them see. By default those of `jax.distributed`.
+        block: Most bytes of one transfer and of one checksum, in multiples of 4096; of a new store.
+        options: For the backend: "io_uring" has ``depth`` (transfers in flight, 32), ``sqpoll`` and
+            ``iopoll`` (off) and ``fixed`` (registered memory, on), "threads" and "buffered" have
+            ``workers``; with "auto" they are those of "threads", which it then takes.
+
+    Raises:
+        CorruptError: if files are missing, cut or changed; the tensors are named.
+        LockedError: if the store is open already.
+        MismatchError: if it is of another version, model or number of processes.
+        CapacityError: if the capacity is below what the store holds.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> folder = tempfile.mkdtemp()
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2, 3), np.float32)})
+        ...     done = store.write("w", np.ones((2, 3), np.float32))
+        ...     store.commit({"step": 1})
+        >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
+        ...     with store.read("w").result() as lease:
+        ...         print(store.meta, lease.array.sum())
+        {'step': 1} 6.0
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity: int | None = None,
+        *,
+        backend: str | Backend = "auto",
+        staging: int | None = None,
+        model: Any = None,
+        process: tuple[int, int] | None = None,
+        block: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ):
+        _checksums.require()
+        capacity = arguments.amount("capacity", capacity, 1)
+        options = arguments.options(options)
+        self._staging = arguments.amount("staging", staging, 8 * extents.ALIGN)
+        block = arguments.block(block)
+        self._say = Notices()
+        self._paths = _folder.Paths(arguments.folder(path), numbered(process))
+        self._backend = choose(backend, self._paths.folder, self._say, options)
+        self._mutex = threading.Lock()  # one commit, reservation or closing at a time
+        self._open = self._opened = self._undecided = False
+        self._pid = os.getpid()
+        self._lock: _folder.Lock | None = None
+        self._committing = 0.0
+        try:
+            self._begin(_index.plain("model", model), block, capacity)
+        except BaseException:
+            if self._opened:
+                self._backend.close()
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    def _begin(self, model: Any, block: int | None, capacity: int | None) -> None:
+        index = None
+        if not self._backend.volatile:
+            _folder.make(self._paths.folder)
+            if advice := _folder.advice(self._paths.folder):
+                self._say(advice)
+            self._lock = _folder.lock(self._paths.lock, self._say)
+            index = _folder.load(self._paths, model, self._say)
+        fresh = index is None
+        if index is None:
+            if capacity is None:
+                raise ValueError(
+                    f"capacity: expected bytes for the new store {self._paths.folder}, got None; "
+                    "offload.capacity says what tensors take"
+                )
+            index = _index.Index(self._paths.process, model, block or self._backend.block)
+        elif index.version < _index.VERSION and capacity is not None:
+            capacity = max(capacity, index.end)  # small tensors took more room then
+        elif capacity is not None and index.end > capacity:
+            raise CapacityError(
+                f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
+                f"{capacity}; pass at least that"
+            )
+        self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
+        self._tensors = opened(index.places.values(), index.entries)
+        transport = Transport(self._backend, self._lock, block=index.block, staging=self._staging)
+        pools = transport.pools(self._tensors)
+        if fresh:  # only now, for nothing is left behind where options do not fit
+            self._save(index)
+        elif index.places and not self._backend.volatile:
+            _folder.keep_names(self._paths, index)
+        self._backend.open(self._paths.data, self._capacity, self._say)
+        self._opened = True
+        if not fresh and (size := self._backend.size()) < index.end:
+            self._say(
+                f"{self._paths.data}: the file has {size} bytes, expected {index.end}: it was cut; "
+                "all that was committed is there, and the place of the rest is reserved again"
+            )
+            self._backend.allocate(index.end)
+        transport.start(pools)
+        self._transport, self._open = transport, True
+
+    # Contents and reservations.
+
+    @property
+    def meta(self) -> Any:
+        """Metadata given to the last commit, a copy; None before the first."""
+        return copy.deepcopy(self._index.meta)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all reserved tensors, in the order of their reservation."""
+        return tuple(self._tensors)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the reserved tensors that can be read."""
+        return tuple(name for name, tensor in self._tensors.items() if tensor.written)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Number of this process and count of processes."""
+        return self._paths.process
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed: nothing can be read or written any more."""
+        return not self._open
+
+    @property
+    def commits(self) -> int:
+        """Number of commits that the store has seen."""
+        return self._index.commit
+
+    def spec(self, name: str) -> jax.ShapeDtypeStruct:
+        """Returns the shape and dtype of a tensor."""
+        place = self._tensor(name).place
+        return jax.ShapeDtypeStruct(place.shape, place.dtype)
+
+    def reserve(self, tensors: Mapping[str, Any]) -> None:
+        """Reserves two slots for each tensor, with blocks on the disk from now on.
+
+        Tensors that are reserved together lie side by side, small ones in the same blocks; those
+        that will be written together should be. One call for all is much the cheapest: each takes
+        blocks of its own, and writes the index. A tensor that has its place already is left there.
+
+        Args:
+            tensors: Anything with ``shape`` and ``dtype``, by name.
+
+        Raises:
+            CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
+            ValueError: if a tensor is reserved already with another shape or dtype.
+        """
+        tensors = arguments.named("tensors", tensors)
+        specs = {name: extents.checked(name, like) for name, like in tensors.items()}
+        with self._mutex:
+            self._check_open()
+            for name in [name for name in specs if name in self._tensors]:
+                place, spec = self._tensors[name].place, specs.pop(name)
+                if (place.shape, place.dtype) != (spec.shape, spec.dtype):
+                    raise ValueError(
+                        f"{name}: reserved already as {place.dtype}{list(place.shape)}, got "
+                        f"{spec.dtype}{list(spec.shape)}; use another name"
+                    )
+            if specs:
+                self._reserve(extents.place(specs, self._index.end))
+
+    def forget(self) -> None:
+        """Gives up all reservations, of which none may have been written.
+
+        Raises:
+            StoreError: if one has.
+        """
+        with self._mutex, self._transport.paused():
+            self._check_open()
+            if written := self.written:
+                raise StoreError(
+                    "forget: expected tensors that were only reserved, got "
+                    f"{extents.listed(written)}, which were written; remove the folder of the "
+                    "store to begin anew"
+                )
+            if self._tensors:
+                self._transport.queue.drain(everything=True)
+                index = replace(self._index, places={})
+                self._save(index)
+                for tensor in self._tensors.values():
+                    tensor.forgotten = True
+                self._tensors, self._index = {}, index
+                self._transport.layouts.forget()  # others get these places
+
+    def _reserve(self, places: tuple[Place, ...]) -> None:
+        index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
+        if any(place.offsets[0] % extents.ALIGN for place in places):
+            index = replace(index, version=_index.VERSION)
+        if index.end > self._capacity:
+            free = self._capacity - self._index.end
+            raise CapacityError(
+                f"capacity: {index.end - self._index.end} more bytes are needed for two slots of "
+                f"{len(places)} tensors ({extents.listed([p.name for p in places])}), {free} of "
+                f"{self._capacity} are free; pass a capacity of at least {index.end}"
+            )
+        tensors = {**self._tensors, **opened(places, {})}
+        pools = self._transport.larger(tensors)
+        self._backend.allocate(index.end)
+        self._save(index)
+        # Only now can they be used: after a failure, others may get their place.
+        self._tensors, self._index = tensors, index
+        if pools is not None:
+            self._transport.restart(pools)
+
+    # Moving tensors.
+
+    def write(self, name: str, array: Any, *, deadline: float = math.inf) -> Future[None]:
+        """Copies an array into staging and writes it to the slot that is not committed.
+
+        Blocks while the staging pool is full, of which the earliest deadline gets what others give
+        back; and, where the tensor shares a block, while that is written with another one or, for
+        the first time since the store was opened, read. The array may be changed when the call
+        returns.
+
+        Args:
+            name: Of a reserved tensor.
+            array: NumPy or JAX, of the reserved shape and dtype.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future that is done when the tensor is in the file (durable after `commit`). Callbacks
+            of futures run in the store's own threads: they must not wait for the store, and not
+            write.
+
+        Raises:
+            StoreError: if the block that it shares cannot be read; write all tensors in it.
+        """
+        return self.write_many({name: array}, deadline=deadline)
+
+    def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
+        """Writes several tensors as `write` does; neighbours in the file move together.
+
+        One future for all: much cheaper than one each when the tensors are small.
+        """
+        self._check_open()
+        todo = [(tensor := self._tensor(name), flat(tensor.place, array))
+                for name, array in arguments.named("arrays", arrays).items()]  # fmt: skip
+        return self._transport.writer.write(todo, arguments.deadline(deadline))
+
+    def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
+        """Starts reading what was written last, committed or not.
+
+        Does not block: a read waits in the queue for its staging memory. Leases that are not
+        released keep later reads waiting. A tensor that shares a block and that the disk refused is
+        read from memory.
+
+        Args:
+            name: Of a tensor that was written.
+            deadline: When it is needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future of a lease. It raises CorruptError, with the tensor named, if the checksum of
+            what was read is not that of what was written.
+        """
+        inner = self.read_many([name], deadline=deadline)
+        outer: Future[Lease] = Future()
+        outer.set_running_or_notify_cancel()
+
+        def pass_on(done: Future[Leases]) -> None:
+            error = done.exception()
+            if error is None:
+                outer.set_result(done.result()[name])
+            else:
+                outer.set_exception(error)
+
+        inner.add_done_callback(pass_on)
+        return outer
+
+    def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
+        """Starts reading several tensors together; neighbours in the file move together.
+
+        Raises:
+            CapacityError: if they do not fit the staging pool together.
+            StoreError: if one was never written.
+        """
+        self._check_open()
+        tensors, due = (
+            [self._tensor(n) for n in dict.fromkeys(names)],
+            arguments.deadline(deadline),
+        )
+        return self._transport.reader.read(tensors, due)
+
+    def hasten(self, names: Iterable[str], *, deadline: float) -> None:
+        """Moves pending reads of tensors to an earlier deadline."""
+        self._check_open()
+        tensors, due = [self._tensor(name) for name in names], arguments.deadline(deadline)
+        queue = self._transport.queue
+        with queue.lock:
+            for tensor in tensors:
+                if (content := tensor.slots.newest) is not None:
+                    for request in tensor.slots.users[content.slot].readers:
+                        queue.hasten(request, due)
+
+    def hasten_writes(self, *, deadline: float) -> None:
+        """Moves all pending writes to an earlier deadline."""
+        self._check_open()
+        self._transport.queue.hasten_writes(arguments.deadline(deadline))
+
+    def starved(self) -> bool:
+        """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
+        return self._transport.queue.starved()
+
+    def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
+        """Commits everything written so far, atomically and durably.
+
+        Waits for the writes, syncs the data, and replaces the index. Writes that other threads
+        begin meanwhile wait.
+
+        Args:
+            meta: What belongs to the state, as JSON: step, random keys, position in the data.
+            barrier: Waits for the other processes of a sharded training, each of which commits
+                the same step. With it their stores, in one folder, commit together: killed at any
+                moment, all of them open with the old state or all with the new one.
+
+        Raises:
+            StoreError: if a write failed; the tensor is named and the old state stays committed.
+            CapacityError: if the disk has no room for the index; the old state stays committed.
+            OSError: if the disk fails while it syncs; the store has to be opened again, with the
+                old state or the new one.
+        """
+        meta, began = _index.plain("meta", meta), time.perf_counter()
+        barrier = arguments.barrier(barrier)
+        with self._mutex, self._transport.writer.paused():
+            self._check_open()
+            index = replace(
+                self._index,
+                entries=entries(self._tensors),
+                commit=self._index.commit + 1,
+                joint=self._index.joint + (barrier is not None),
+                meta=meta,
+            )
+            # The index is written while the last transfers end: all checksums are known.
+            fresh = [] if self._backend.volatile else _folder.prepare(self._paths, index)
+            self._transport.queue.drain_writes()
+            newest = {name: self._tensors[name].slots.newest for name in index.entries}
+            failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
+            if failed:
+                for path in fresh:
+                    path.unlink()
+                raise StoreError(
+                    f"commit: these tensors could not be written: {extents.listed([*failed])}; "
+                    f"commit {self._index.commit} stays in place; write them again",
+                    failed,
+                ) from next(iter(failed.values()))
+            try:
+                self._replace(fresh, barrier)
+                self._index = index
+                for tensor in self._tensors.values():
+                    tensor.slots.committed = tensor.slots.newest
+            except BaseException:
+                # Which state the disk has is not known here, and writes could go to the slots that
+                # it has committed. A sync that failed says nothing when it is tried again.
+                self._undecided = True
+                raise
+            self._committing += time.perf_counter() - began
+
+    def _replace(self, fresh: Sequence[Path], barrier: Callable[[], object] | None) -> None:
+        """Syncs the data file, then replaces the index and its copy."""
+        try:
+            self._backend.sync()
+        except BaseException:
+            for path in fresh:
+                path.unlink()
+            raise
+        if not fresh:
+            return
+        index, duplicate = fresh
+        if barrier is not None:
+            _index.rename(index, self._paths.prepared)
+            barrier()  # from here on every process can go on to the new state
+            index = self._paths.prepared
+        _folder.adopt(self._paths, index, duplicate)
+
+    def revert(self) -> None:
+        """Reverts to the committed state: what was written since then is forgotten."""
+        with self._mutex, self._transport.writer.paused():
+            self._check_open()
+            self._transport.queue.drain_writes()
+            for tensor in self._tensors.values():
+                tensor.slots.newest = tensor.slots.committed
+
+    def _save(self, index: _index.Index) -> None:
+        if self._backend.volatile:
+            return
+        if index.places.keys() != self._index.places.keys():
+            _index.replace(self._paths.names, _index.names_of(index.places.values()))
+        _folder.adopt(self._paths, *_folder.prepare(self._paths, index))
+
+    # Statistics and closing.
+
+    def statistics(self) -> Statistics:
+        """Returns the statistics of the store since it was opened."""
+        queue = self._transport.queue
+        with queue.lock:
+            return Statistics(
+                backend=self._backend.name,
+                direct=self._backend.direct,
+                notices=tuple(self._say),
+                reads=queue.reads.frozen(),
+                writes=queue.writes.frozen(),
+                depth=queue.depth,
+                deepest=queue.deepest,
+                queued=queue.queued,
+                staging=queue.reading.size + queue.writing.size,
+                staging_reads=queue.reading.size,
+                staging_peak=queue.staged,
+                blocked=queue.blocked,
+                overflow=queue.overflow,
+                commits=self._index.commit,
+                committing=self._committing,
+                allocated=self._index.end,
+                capacity=self._capacity,
+            )
+
+    def close(self) -> None:
+        """Finishes pending transfers and closes the store; what was not committed is lost."""
+        if self._pid != os.getpid():
+            if self._open:
+                self._open = False
+                self._transport.leave()
+            return
+        with self._mutex:
+            if not self._open:
+                return
+            self._open = False
+            self._transport.close()
+
+    def __repr__(self) -> str:
+        state = f"commit {self.commits}" if self._open else "closed"
+        return f"TensorStore({str(self._paths.folder)!r}, {len(self._tensors)} tensors, {state})"
+
+    def __enter__(self) -> "TensorStore":
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise KeyError(
+                f"name: expected one of {len(self._tensors)} reserved tensors "
+                f"({extents.listed(self.names)}), got {name!r}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"{self._paths.folder}: the store was opened by process {self._pid}, of which this "
+                "one is a fork: its threads are not here; use the store there"
+            )
+        if self._undecided:
+            raise StoreError(
+                f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
+                "when the store is opened; close it and open it again"
+            )

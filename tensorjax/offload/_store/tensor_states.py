@@ -1,0 +1,116 @@
+"""State of tensors in memory while the store is open."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from tensorjax.offload._store.disk.extents import Extent, Place, extents
+from tensorjax.offload._store.disk.index import Entry
+from tensorjax.offload._store.transfers.requests import Slot
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Content(Entry):
+    """Content of a slot of an extent: checksums, the error of a failed write, and packed bytes.
+
+    Attributes:
+        sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
+            of each of several tensors, empty where one was never written.
+        error: Why it could not be written, if so.
+        memory: The bytes, where several tensors share them: to write one of them beside the others.
+            They are never changed. None where they are not known yet.
+        names: Of those of the several that were to be written, if only some were.
+    """
+
+    error: BaseException | None = None
+    memory: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+
+    def failed(self, name: str) -> bool:
+        """Whether a tensor in it was to be written, and was not."""
+        return self.error is not None and (self.memory is None or name in self.names)
+
+
+class Slots:
+    """Two slots of an extent, and its tensors, which move from one slot to the other together.
+
+    Attributes:
+        extent: Where they lie.
+        tensors: In it.
+        users: Who uses the slots.
+        committed: What a crash would leave.
+        newest: What a read gives, and the next commit keeps.
+    """
+
+    __slots__ = ("committed", "extent", "newest", "tensors", "users")
+
+    def __init__(self, extent: Extent, entries: Mapping[str, Entry]):
+        self.extent = extent
+        self.tensors = tuple(Tensor(place, self, i) for i, place in enumerate(extent.places))
+        self.users = (Slot(), Slot())
+        found = [entries.get(place.name) for place in extent.places]
+        slot = next((entry.slot for entry in found if entry is not None), None)
+        self.committed: Content | None = None
+        if slot is not None:
+            sums = [[""] if entry is None else entry.sums for entry in found]
+            self.committed = Content(slot, [one for of in sums for one in of])
+        self.newest = self.committed
+
+    @property
+    def free(self) -> int:
+        """Number of the slot that is not committed."""
+        return 0 if self.committed is None else 1 - self.committed.slot
+
+
+class Tensor:
+    """Tensor of an open store: its place and its slots.
+
+    Attributes:
+        place: Where it lies.
+        slots: Of its extent.
+        number: Among the tensors of its extent.
+        part: Its bytes within those of its extent.
+        forgotten: Whether its place was given up.
+    """
+
+    __slots__ = ("forgotten", "number", "part", "place", "slots")
+
+    def __init__(self, place: Place, slots: Slots, number: int):
+        self.place, self.slots, self.number = place, slots, number
+        start = place.offsets[0] - slots.extent.offsets[0]
+        self.part = slice(start, start + place.nbytes)
+        self.forgotten = False
+
+    @property
+    def written(self) -> bool:
+        """Whether the tensor can be read."""
+        content = self.slots.newest
+        if content is None:
+            return False
+        return not self.slots.extent.packed or bool(content.sums[self.number])
+
+
+def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """Makes the tensors of an open store, by name, with their committed contents."""
+    places = tuple(places)
+    found = {
+        tensor.place.name: tensor
+        for extent in extents(places)
+        for tensor in Slots(extent, entries).tensors
+    }
+    return {place.name: found[place.name] for place in places}
+
+
+def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
+    """Returns the index entries of what was written last."""
+    found: dict[str, Entry] = {}
+    for name, tensor in tensors.items():
+        content = tensor.slots.newest
+        if content is None:
+            continue
+        if not tensor.slots.extent.packed:
+            found[name] = content
+        elif checksum := content.sums[tensor.number]:
+            found[name] = Entry(content.slot, [checksum])
+    return found

@@ -1,0 +1,1 @@
+"""Transfers between memory and disk: requests, queue, staging memory, reader, writer."""

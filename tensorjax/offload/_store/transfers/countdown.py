@@ -1,0 +1,60 @@
+"""Futures that cover several requests, and errors that name the tensors."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tensorjax.offload._errors import CorruptError, StoreError
+from tensorjax.offload._store.disk import extents
+from tensorjax.offload._store.tensor_states import Tensor
+from tensorjax.offload._store.transfers.requests import Request
+
+
+class Countdown:
+    """Future that is set when a number of requests are resolved, to the first error if any."""
+
+    def __init__(self, count: int, result: Callable[[], Any], drop: Callable[[], Any]):
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()
+        self._count, self._result, self._drop = count, result, drop
+        self._lock, self._error = threading.Lock(), None
+        if not count:
+            self.future.set_result(result())
+
+    def down(self, error: BaseException | None) -> None:
+        """Counts a resolved request, and sets the future at the last one."""
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or error
+            if self._count:
+                return
+        if self._error is None:
+            try:
+                result = self._result()
+            except Exception as failure:
+                self._error = failure
+        if self._error is not None:
+            self._drop()
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(result)
+
+
+def check_there(tensors: Sequence[Tensor]) -> None:
+    """Checks that no tensor was given up by `forget` while a call waited."""
+    for tensor in tensors:
+        if tensor.forgotten:
+            raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
+
+
+def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
+    """Returns the error of a request with the tensors named in its message."""
+    if any(str(error).startswith(f"{name}: ") for name in names):
+        return error
+    what = "writing" if request.write else "reading"
+    kind = CorruptError if isinstance(error, CorruptError) else StoreError
+    said = f"{what} {extents.listed(names)} failed: {type(error).__name__}: {error}"
+    named = kind(said, names)
+    named.__cause__ = error
+    return named

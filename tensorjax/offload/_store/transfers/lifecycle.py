@@ -1,0 +1,147 @@
+"""Transport of a store: owner of its queue, staging memory, reader, writer and backend."""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from tensorjax.offload._errors import CapacityError, StoreError
+from tensorjax.offload._store.backends import Backend
+from tensorjax.offload._store.disk import folder as _folder
+from tensorjax.offload._store.disk.extents import Layouts
+from tensorjax.offload._store.tensor_states import Tensor
+from tensorjax.offload._store.transfers.queue import Queue
+from tensorjax.offload._store.transfers.reader import Reader
+from tensorjax.offload._store.transfers.requests import Request
+from tensorjax.offload._store.transfers.staging import Pool, sizes
+from tensorjax.offload._store.transfers.writer import Writer
+
+Pools = tuple[Pool, Pool]
+
+
+class Transport:
+    """Owner of a store's queue, staging memory and backend threads, from `start` to `close`.
+
+    Where it is dropped, threads end and the lock is let go.
+
+    Args:
+        backend: Moves the bytes; open once it starts, and closed with it.
+        lock: Of the folder, let go at the end; None where there is none.
+        block: Most bytes of one transfer and of one checksum.
+        staging: Bytes of staging memory; None for what tensors need.
+
+    Attributes:
+        queue: What is asked for and not yet done.
+        layouts: Of the transfers.
+        reader: From transfers to leases.
+        writer: From arrays to transfers.
+    """
+
+    queue: Queue
+
+    def __init__(
+        self, backend: Backend, lock: _folder.Lock | None, *, block: int, staging: int | None
+    ):
+        self._backend, self._lock, self._block, self._staging = backend, lock, block, staging
+        self.layouts = Layouts(block)
+        self.reader = Reader(self.layouts)
+        self.writer = Writer(block, self.layouts, self.reader)
+
+    def pools(self, tensors: Mapping[str, Tensor]) -> Pools:
+        """Allocates the staging pools for reads and for writes of these tensors.
+
+        Raises:
+            CapacityError: if it is too little, or not to be had.
+        """
+        return _pools(*self._sizes(tensors))
+
+    def larger(self, tensors: Mapping[str, Tensor]) -> Pools | None:
+        """Allocates larger staging pools if the tensors need them; else returns None."""
+        reading, writing = self._sizes(tensors)
+        return _pools(reading, writing) if reading > self.queue.reading.size else None
+
+    def _sizes(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+        largest = max((t.slots.extent.size for t in tensors.values()), default=0)
+        return sizes(self._staging, self._block, largest)
+
+    def start(self, pools: Pools) -> None:
+        """Makes the queue and starts the backend's threads."""
+        self.queue = Queue(*pools)
+        self._backend.start(self.queue)
+        self.writer.queue = self.reader.queue = self.queue
+        self._finalizer = weakref.finalize(
+            self, _abandon, self.queue, self._backend, self._lock, os.getpid()
+        )
+
+    def restart(self, pools: Pools) -> None:
+        """Replaces the queue and both pools by larger ones; leases of the old ones stay valid."""
+        with self.paused():
+            before = self.queue
+            before.drain(everything=True)
+            before.close()
+            self._backend.stop()
+            self._finalizer.detach()
+            self.start(pools)
+            self.queue.inherit(before)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Blocks new writes and reads within a context."""
+        with self.writer.paused(), self.reader.paused():
+            yield
+
+    def close(self) -> None:
+        """Finishes pending transfers and closes the backend; reads without memory are refused."""
+        with self.writer.paused():
+            self.queue.drain()
+            left = self.queue.close()
+        _refuse(left)
+        self._backend.stop()
+        self._finalizer.detach()
+        self._backend.close()
+        self._unlock()
+
+    def leave(self) -> None:
+        """Releases what a forked process inherited, without locks that lost threads may hold."""
+        self._finalizer.detach()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _pools(reading: int, writing: int) -> Pools:
+    try:
+        return Pool(reading), Pool(writing)
+    except (OSError, MemoryError) as error:
+        raise CapacityError(
+            f"staging, block: {reading + writing} bytes of memory are not to be had ({error}); "
+            "give a smaller staging=, of at least the largest tensor and a third of it, and of a "
+            "few blocks"
+        ) from error
+
+
+def _refuse(requests: Iterable[Request]) -> None:
+    """Fails the reads that a closed store leaves behind."""
+    for request in requests:
+        request.error = StoreError("the store was closed")
+        request.resolve(request)
+
+
+def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
+    """Closes a store that was dropped, or that is open when the interpreter ends."""
+
+    def end() -> None:
+        if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held
+            _refuse(queue.close())
+            backend.stop()
+            backend.close()
+        if lock is not None:
+            lock.release()
+
+    try:  # not here: the collector may have come from a thread that holds the queue's lock
+        threading.Thread(target=end, name="tensorjax-store-end").start()
+    except RuntimeError:  # too late for threads
+        end()

@@ -1,0 +1,480 @@
+"""Queue of disk transfers: earliest deadline first, conflicting requests in order of arrival.
+
+A `Request` moves one run of extents and is cut into `Op`s of at most one block. Requests on the
+same slot of an extent wait for each other unless both read. A request that others wait for takes
+over the earliest of their deadlines (priority inheritance). Staging memory goes to the earliest
+deadline too: a write waits for it in the caller's thread, before its transfers are queued; a read
+is queued without it and gets it here. So a queue of any length needs only a small pool.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store.interruptible_wait import Bell
+from tensorjax.offload._store.statistics import Counter
+from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
+from tensorjax.offload._store.transfers.staging import Pool
+
+_LOG = logging.getLogger("tensorjax.offload")
+# Seconds without a transfer until a warning; and until the watching thread looks again. Dropped
+# leases wake it at once, so that _TICK only bounds how late it sees that no read waits any more.
+_PATIENCE, _TICK = 60.0, 0.5
+
+
+class Queue:
+    """Priority queue of disk transfers, which also hands out the staging memory.
+
+    Attributes:
+        lock: Guards the queue, the requests, the slots and both pools.
+        wake: Called when transfers become ready, by backends that sleep elsewhere.
+        orphans: Gets what leases held that were dropped. The collector may do that anywhere, also
+            where this thread holds a lock: `put` of a SimpleQueue may be called there.
+    """
+
+    def __init__(self, reading: Pool, writing: Pool):
+        self.lock = threading.Lock()
+        self.reading, self.writing = reading, writing
+        self.reads, self.writes = Counter(), Counter()
+        self.wake: Callable[[], None] | None = None
+        self.depth = self.deepest = self.overflow = self.staged = 0
+        self._pending: dict[Request, None] = {}  # writes, in their order
+        self.blocked = 0.0
+        self.orphans: SimpleQueue[tuple[Buffer, str] | None] = SimpleQueue()
+        self._ready = threading.Condition(self.lock)
+        self._space, self._idle = Bell(self.lock), Bell(self.lock)
+        self._wanting: list[Op] = []  # staging memory for writes
+        self._buffers: set[Buffer] = set()  # that have memory of the pool for reads
+        self._heap: list[tuple[float, int, Op]] = []
+        self._waiting: list[tuple[float, int, ReadBatch]] = []
+        self._numbers = itertools.count()
+        self._queued = 0
+        self._closed = self._watched = False
+
+    # Called by the store.
+
+    def enter(self, requests: Iterable[Request]) -> None:
+        """Registers requests, each behind those it conflicts with; the caller holds the lock."""
+        if self._closed:
+            raise StoreError("the store was closed, or is being enlarged; try again")
+        for request in requests:
+            before: dict[int, Request] = {}
+            for slot in request.slots:
+                if slot.writer is not None:
+                    before[id(slot.writer)] = slot.writer
+                if request.write:
+                    before.update((id(r), r) for r in slot.readers)
+                    slot.writer, slot.readers = request, []
+                else:
+                    slot.readers.append(request)
+            for other in before.values():
+                other.followers.append(request)
+                request.leaders.append(other)
+                request.waits += 1
+                self.hasten(other, request.deadline)
+                if request.write and not other.write and other.batch is not None:
+                    self._overflow(other.batch)
+            if request.write:
+                self._pending[request] = None
+
+    def add(self, op: Op) -> None:
+        """Queues one transfer of a registered write, for which `stage` has given the memory."""
+        with self.lock:
+            op.request.left += 1
+            self._offer(op)
+
+    def seal(self, request: Request) -> None:
+        """Marks a write as having no further transfers."""
+        with self.lock:
+            request.sealed = True
+            complete = self._completed(request)
+        if complete:
+            self.finish(request)
+
+    def cut(self, requests: Collection[Request], error: BaseException) -> None:
+        """Ends requests whose caller was interrupted, as Ctrl-C may do in the middle of a call."""
+        complete = []
+        with self.lock:
+            queued = {id(op) for *_, op in self._heap}
+            self._queued = len({id(op) for *_, op in self._heap if not op.started})
+            self._wanting = [op for op in self._wanting if op.request not in requests]
+            for request in requests:
+                if request.complete or (request.sealed and request.write):
+                    mine = request.complete and request.by == threading.get_ident()
+                    if mine and request in self._pending:  # it was to be finished by this call
+                        complete.append(request)
+                    continue
+                request.error = request.error or error
+                if request.batch is not None:  # which needs no memory, and waits for no one
+                    request.held, request.waits = [], 0
+                    request.batch.admitted = True
+                known = queued | {id(op) for op in request.held}
+                for op in request.ops:
+                    op.ended = op.ended or (not op.started and id(op) not in known)
+                request.left = sum(not op.ended for op in request.ops)
+                request.sealed = True
+                if self._completed(request):
+                    complete.append(request)
+            self._count_again()
+            self._serve()
+            self._admit()
+            self._ready.notify_all()
+            if self.wake:
+                self.wake()
+        for request in complete:
+            self.finish(request)
+
+    def read(self, batch: ReadBatch, *, beside: bool = False) -> None:
+        """Queues registered reads with all their transfers; the caller holds the lock.
+
+        Args:
+            batch: The reads.
+            beside: Whether they get memory outside the pool, at once.
+        """
+        for request in batch.requests:
+            request.batch, request.sealed, request.left = batch, True, len(request.ops)
+            request.waits += 1  # for memory
+        if beside:
+            self._attach_beside(batch)
+            return
+        deadline = min(request.deadline for request in batch.requests)
+        heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+        self._admit()
+        if self._waiting and not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch, name="tensorjax-store-watch", daemon=True).start()
+
+    def stage(self, op: Op) -> None:
+        """Waits for staging memory for a transfer of a registered write."""
+        with self.lock:
+            op.request.ops.append(op)
+            self._wanting.append(op)
+            self._serve()
+            if op.memory is not None:
+                return
+        began = time.perf_counter()
+        self._space.wait(lambda: op.memory is not None)
+        with self.lock:
+            self.blocked += time.perf_counter() - began
+
+    def turn(self, request: Request) -> None:
+        """Waits until a write waits for no other request, as only then it may take staging memory.
+
+        Else writes that wait for others could hold all of it, and these wait for them.
+        """
+        if request.waits:  # it never waits for others again
+            self.until(lambda: not request.waits)
+
+    def release(self, buffer: Buffer, name: str) -> None:
+        """Releases one tensor's share of a read buffer; a second call does nothing."""
+        with self.lock:
+            try:
+                self._release(buffer, name)
+                self._admit()
+            except BaseException:  # raised by a signal's handler
+                self._count_again()
+                raise
+
+    def hasten_writes(self, deadline: float) -> None:
+        """Moves all writes, and the requests they wait for, to an earlier deadline."""
+        with self.lock:
+            for request in self._pending:
+                self.hasten(request, deadline)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until a condition holds that the end of a request brings about."""
+        self._idle.wait(holds)
+
+    def drain_writes(self) -> None:
+        """Waits until no write is pending."""
+        self.until(lambda: not self._pending)
+
+    def drain(self, *, everything: bool = False) -> None:
+        """Waits until no write is pending and no transfer is ready or in the backend.
+
+        Args:
+            everything: Also give memory to the reads that wait for some, and wait for them.
+        """
+        with self.lock:
+            for *_, batch in self._waiting if everything else ():
+                self._overflow(batch)
+        self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
+
+    def inherit(self, other: "Queue") -> None:
+        """Takes over the statistics of a queue that was closed."""
+        with self.lock:
+            self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
+            self.blocked, self.overflow = other.blocked, other.overflow
+            self.staged = other.staged
+
+    def close(self) -> list[Request]:
+        """Closes the queue, so that backend threads end; returns reads that never got memory."""
+        with self.lock:
+            self._closed = True
+            self.orphans.put(None)  # for the thread that waits for some
+            self._ready.notify_all()
+            left = [r for *_, batch in self._waiting if not batch.admitted for r in batch.requests]
+            self._waiting.clear()
+        if self.wake:
+            self.wake()
+        return left
+
+    def starved(self) -> bool:
+        """Whether reads wait for memory while the backend has nothing to do."""
+        with self.lock:
+            waiting = any(not batch.admitted for *_, batch in self._waiting)
+            return waiting and not self.depth and not self._heap
+
+    @property
+    def queued(self) -> int:
+        """Number of transfers that are ready and wait for the backend."""
+        return self._queued
+
+    # Called by backends.
+
+    def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
+        """Takes the next transfers, ``most`` at most; returns None once closed and empty."""
+        with self.lock:
+            while True:
+                ops: list[Op] = []
+                while self._heap and len(ops) < most:
+                    _, _, op = heapq.heappop(self._heap)
+                    if not op.started:  # else a copy whose deadline was brought forward
+                        op.started, op.begun = True, time.perf_counter()
+                        ops.append(op)
+                if ops:
+                    self._queued -= len(ops)
+                    self.depth += len(ops)
+                    self.deepest = max(self.deepest, self.depth)
+                    return ops
+                if self._closed:
+                    return None
+                if not self.depth:  # copies of what has started may have been all there was
+                    self._idle.ring()
+                if not wait:
+                    return []
+                self._ready.wait()
+
+    def done(self, op: Op, error: BaseException | None = None) -> None:
+        """Records that a transfer has ended, with or without an error."""
+        request, ended = op.request, time.perf_counter()
+        if error is None:
+            try:
+                request.check(op)
+            except Exception as failure:
+                error = failure
+        with self.lock:
+            self.depth -= 1
+            counter = self.writes if op.write else self.reads
+            counter.add(op.size, ended - op.begun, op.begun - op.queued, failed=error is not None)
+            request.error = request.error or error
+            request.left -= 1
+            op.ended = True
+            if op.write and op.place >= 0:
+                self.writing.give(op.place, op.size)
+                self._serve()
+            op.memory = None
+            complete = self._completed(request)
+            if not self._heap and not self.depth:
+                self._idle.ring()
+        if complete:
+            self.finish(request)
+
+    def finish(self, request: Request) -> None:
+        """Resolves a complete request and unblocks its followers; called without the lock."""
+        todo, cut = [request], None
+        while todo:
+            request = todo.pop()
+            resolve, request.resolve = request.resolve, nothing  # once, also if this is cut off
+            try:
+                resolve(request)
+            except BaseException as error:
+                # SystemExit, of a future's callback, must not end a backend; no Ctrl-C may be lost.
+                if threading.current_thread() is threading.main_thread():
+                    cut = error
+                else:
+                    _LOG.exception("a callback of a future raised")
+            with self.lock:
+                self._leave(request)
+                request.forget()
+                followers, request.followers, request.leaders = request.followers, [], []
+                for follower in followers:
+                    self._unblock(follower)
+                    if self._completed(follower):  # its transfers were never made
+                        todo.append(follower)
+                self._pending.pop(request, None)
+                self._idle.ring()
+        if cut is not None:
+            raise cut
+
+    # The lock is held in all that follows.
+
+    def _serve(self) -> None:
+        """Gives staging memory to writes that wait for some, the earliest deadline first."""
+        served = False
+        while self._wanting:
+            op = min(self._wanting, key=lambda op: op.request.deadline)
+            if op.place < 0:  # else a call that was cut off has got so far
+                start = self.writing.take(op.size)
+                if start is None:
+                    break
+                op.place = start
+            op.memory = self.writing.memory[op.place : op.place + op.size]
+            self._wanting.remove(op)
+            served = True
+        self._count()
+        if served:
+            self._space.ring()
+
+    def _count(self) -> None:
+        self.staged = max(self.staged, self.reading.used + self.writing.used)
+
+    def _count_again(self) -> None:
+        """Rebuilds the free ranges of both staging pools, after a call was interrupted."""
+        writes = (op for request in self._pending for op in request.ops)
+        self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
+        self.reading.reset([(buffer.start, buffer.size) for buffer in self._buffers])
+
+    def _offer(self, op: Op) -> None:
+        if op.request.waits:
+            op.request.held.append(op)
+            return
+        op.queued = time.perf_counter()
+        heapq.heappush(self._heap, (op.request.deadline, next(self._numbers), op))
+        self._queued += 1
+        self._ready.notify()
+        if self.wake:
+            self.wake()
+
+    def _leave(self, request: Request) -> None:
+        for slot in request.slots:
+            if slot.writer is request:
+                slot.writer = None
+            elif request in slot.readers:
+                slot.readers.remove(request)
+
+    def _unblock(self, request: Request) -> None:
+        request.waits -= 1
+        if not request.waits:
+            held, request.held = request.held, []
+            for op in held:
+                self._offer(op)
+
+    def _completed(self, request: Request) -> bool:
+        if request.sealed and not request.left and not request.waits and not request.complete:
+            request.by = threading.get_ident()
+            request.complete = True
+            return True
+        return False
+
+    def hasten(self, request: Request, deadline: float) -> None:
+        """Moves a request, and those it waits for, to an earlier deadline; the lock is held."""
+        todo = [request]
+        while todo:
+            request = todo.pop()
+            if request.complete or request.deadline <= deadline:
+                continue
+            request.deadline = deadline
+            batch = request.batch
+            if batch is not None and not batch.admitted:
+                heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
+            for op in request.ops:
+                if op.queued and not op.started:
+                    heapq.heappush(self._heap, (deadline, next(self._numbers), op))
+            todo += request.leaders
+
+    def _admit(self) -> None:
+        while (orphan := self._orphan(wait=False)) is not None:
+            self._release(*orphan)
+        while self._waiting:
+            batch = self._waiting[0][-1]
+            if not batch.admitted:
+                sizes = [request.run.size for request in batch.requests]
+                starts = self.reading.take_all(sizes)
+                if starts is None:
+                    return
+                pool = self.reading
+                memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+                self._attach(batch, pool, starts, memory)
+                self._count()
+            heapq.heappop(self._waiting)
+
+    def _watch(self) -> None:
+        """Thread: reclaims dropped leases while reads wait for memory, and warns after a minute."""
+        since, told = time.monotonic(), False
+        while True:
+            orphan = self._orphan(wait=True)
+            with self.lock:
+                if orphan is not None:
+                    self._release(*orphan)
+                if not self._waiting or self._closed:
+                    self._watched = False
+                    return
+                self._admit()
+                if self.depth or self._heap:
+                    since = time.monotonic()
+                held, size = self.reading.used, self.reading.size
+            if not told and time.monotonic() - since > _PATIENCE:
+                told = True
+                _LOG.warning(
+                    "reads have waited %g s for staging memory: %d of %d bytes are held by leases; "
+                    "release leases, or open the store with a larger staging",
+                    _PATIENCE, held, size,
+                )  # fmt: skip
+
+    def _orphan(self, *, wait: bool) -> tuple[Buffer, str] | None:
+        """Returns the buffer and name of a dropped lease, or None; with or without the lock."""
+        try:
+            return self.orphans.get(wait, _TICK)
+        except Empty:
+            return None
+
+    def _overflow(self, batch: ReadBatch) -> None:
+        """Gives reads that a write waits for memory beside the staging pool, against a deadlock."""
+        if not batch.admitted:
+            size = sum(request.run.size for request in batch.requests)
+            before, self.overflow = self.overflow, self.overflow + size
+            if before <= self.reading.size < self.overflow:
+                _LOG.warning(
+                    "%d bytes were read beside the staging memory of %d for reads, as writes wait "
+                    "for them: release leases before you write, or open the store with a larger "
+                    "staging", self.overflow, self.reading.size,
+                )  # fmt: skip
+            self._attach_beside(batch)
+
+    def _attach_beside(self, batch: ReadBatch) -> None:
+        memory = [Pool(request.run.size).memory for request in batch.requests]
+        self._attach(batch, None, [0] * len(memory), memory)
+
+    def _attach(
+        self,
+        batch: ReadBatch,
+        pool: Pool | None,
+        starts: Sequence[int],
+        memory: Sequence[np.ndarray],
+    ) -> None:
+        batch.admitted = True
+        for request, start, part in zip(batch.requests, starts, memory, strict=True):
+            buffer = Buffer(pool, start, request.run.size, part, {*request.names})
+            batch.buffers.append(buffer)
+            if pool is not None:
+                self._buffers.add(buffer)
+            for op in request.ops:
+                op.memory = part[op.position : op.position + op.size]
+                op.place = op.position + start if pool is not None else -1
+                self._offer(op)
+            self._unblock(request)
+
+    def _release(self, buffer: Buffer, name: str) -> None:
+        buffer.held.discard(name)
+        # Where it is not among them, a call was cut off before, and its memory is free already.
+        if not buffer.held and buffer.pool is not None and buffer in self._buffers:
+            self._buffers.discard(buffer)
+            buffer.pool.give(buffer.start, buffer.size)

@@ -1,0 +1,250 @@
+"""Reader of the store: queues reads, verifies checksums, and makes leases of what was read."""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
+from tensorjax.offload._store.disk import extents as _extents
+from tensorjax.offload._store.disk.checksums import digest
+from tensorjax.offload._store.disk.extents import Extent, Layouts, Run
+from tensorjax.offload._store.lease import Lease, Leases, view
+from tensorjax.offload._store.tensor_states import Content, Slots, Tensor
+from tensorjax.offload._store.transfers.countdown import Countdown, check_there, named
+from tensorjax.offload._store.transfers.queue import Queue
+from tensorjax.offload._store.transfers.requests import Op, ReadBatch, Request, nothing
+
+# By the first byte of a slot: its content, and the tensors in it that are read.
+_Asked = dict[int, tuple[Content, Sequence[Tensor]]]
+
+
+class Reader:
+    """Reader of tensors: queues reads, verifies checksums and makes leases."""
+
+    queue: Queue
+
+    def __init__(self, layouts: Layouts):
+        self._layouts = layouts
+        self._gate = threading.Lock()
+
+    def paused(self) -> threading.Lock:
+        """Returns a context in which no read begins."""
+        return self._gate
+
+    def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
+        """Starts reading what was written last of tensors."""
+        with self._gate:
+            check_there(tensors)
+            return self._read(tensors, deadline)
+
+    def remember(self, several: Iterable[Slots]) -> None:
+        """Reads packed extents whose bytes are not in memory yet, without verifying them.
+
+        A tensor that the disk has changed is found when it is read itself. The memory is not of the
+        staging pool, which leases of the caller may fill.
+        """
+        unknown = {s: c for s in several if (c := s.newest) is not None and c.memory is None}
+        if not unknown:
+            return
+        at: _Asked = {
+            slots.extent.offsets[content.slot]: (content, [t for t in slots.tensors if t.written])
+            for slots, content in unknown.items()
+        }
+        queue, batch, ended = self.queue, ReadBatch([]), []
+        found = self._layouts.runs([(slots.extent, c.slot) for slots, c in unknown.items()])
+        try:
+            with self._gate, queue.lock:
+                batch.requests = [
+                    _reading(batch, run, [at[begin] for begin in run.begins], -math.inf,
+                             ended.append)
+                    for run in found
+                ]  # fmt: skip
+                queue.enter(batch.requests)
+                queue.read(batch, beside=True)
+            queue.until(lambda: len(ended) == len(found))
+        except BaseException as error:
+            queue.cut(batch.requests, error)
+            raise
+        for request in ended:
+            if (error := request.error) is not None:
+                raise StoreError(
+                    f"{named(request, error, request.names)}; they share blocks with what is to "
+                    "be written: write all of them (`tensors` of this error)",
+                    request.names,
+                ) from error
+        for run, buffer in zip(found, batch.buffers, strict=True):
+            for extent, begin in zip(run.members, run.begins, strict=True):
+                start = begin - run.offset
+                at[begin][0].memory = buffer.memory[start : start + extent.size]
+
+    def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
+        queue, batch = self.queue, ReadBatch([])
+        try:
+            with queue.lock:
+                asked, aside, places = self._asked(tensors)
+                found = self._layouts.runs(places)
+                total = sum(run.size for run in found)
+                if total > queue.reading.size:
+                    raise CapacityError(
+                        f"read: {total} bytes at once, the staging pool for reads has "
+                        f"{queue.reading.size}; read fewer at a time, or open the store with a "
+                        "larger staging"
+                    )
+                countdown = self._requests(batch, asked, aside, found, deadline)
+                queue.reads.tensors += len(tensors)
+                if batch.requests:
+                    queue.enter(batch.requests)
+                    queue.read(batch)
+        except BaseException as error:
+            queue.cut(batch.requests, error)
+            raise
+        return countdown.future
+
+    def _asked(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
+        """Determines what is read from disk, what needs no disk, and the slots (lock held)."""
+        asked: _Asked = {}
+        packed: dict[int, list[Tensor]] = {}
+        aside, places, absent = [], [], []
+        for tensor in tensors:
+            slots = tensor.slots
+            extent, content = slots.extent, slots.newest
+            if content is None or (extent.packed and not content.sums[tensor.number]):
+                absent.append(tensor.place.name)
+            elif not extent.size or (content.error is not None and content.memory is not None):
+                aside.append((tensor, content))  # the disk has not got the second ones
+            elif (begin := extent.offsets[content.slot]) in packed:
+                packed[begin].append(tensor)
+            else:
+                of: Sequence[Tensor] = slots.tensors
+                if extent.packed:
+                    of = packed[begin] = [tensor]
+                asked[begin] = content, of
+                places.append((extent, content.slot))
+        if absent:
+            raise StoreError(
+                f"read: these tensors were reserved but never written, or not committed "
+                f"before the store was closed: {_extents.listed(absent)}",
+                absent,
+            )
+        return asked, aside, places
+
+    def _requests(
+        self,
+        batch: ReadBatch,
+        asked: _Asked,
+        aside: Sequence[tuple[Tensor, Content]],
+        found: Sequence[Run],
+        deadline: float,
+    ) -> Countdown:
+        queue = self.queue
+        kept: set[Tensor] = set()  # whose write failed meanwhile, and that are in memory
+
+        def check(op: Op) -> None:
+            assert op.memory is not None
+            for piece in op.pieces:
+                content, of = asked[piece.begin]
+                at = piece.position - op.position
+                if not piece.extent.packed:
+                    part = op.memory[at : at + piece.stop - piece.start]
+                    _verify(of[0], content, part, piece.number, piece.start)
+                    continue
+                block = op.memory[at : at + piece.extent.size]
+                if content.error is not None and content.memory is not None:
+                    kept.update(of)
+                    block = content.memory
+                for tensor in of:
+                    _verify(tensor, content, block[tensor.part], tensor.number)
+
+        def result() -> Leases:
+            leases = {}
+            for tensor, content in aside:
+                if content.memory is not None:
+                    _verify(tensor, content, content.memory[tensor.part], tensor.number)
+            for tensor, content in aside:
+                leases[tensor.place.name] = _kept(tensor, content, queue)
+            for run, buffer in zip(found, batch.buffers, strict=True):
+                # An array of its own: leases that are dropped can tell whether it is still viewed.
+                memory = np.frombuffer(buffer.memory.data, np.uint8)
+                memory.flags.writeable = False
+                for begin in run.begins:
+                    content, of = asked[begin]
+                    for tensor in of:
+                        place = tensor.place
+                        if tensor in kept:
+                            queue.release(buffer, place.name)
+                            leases[place.name] = _kept(tensor, content, queue)
+                            continue
+                        array = view(memory, place.offsets[content.slot] - run.offset, place)
+                        leases[place.name] = Lease(place, array, buffer, queue)
+            return Leases(leases)
+
+        def drop() -> None:
+            for buffer in batch.buffers:
+                for name in [*buffer.held]:
+                    queue.release(buffer, name)
+
+        def resolve(request: Request) -> None:
+            error = request.error
+            countdown.down(error and named(request, error, request.names))
+
+        countdown = Countdown(len(found), result, drop)
+        batch.requests = [
+            _reading(batch, run, [asked[begin] for begin in run.begins], deadline, resolve, check)
+            for run in found
+        ]
+        return countdown
+
+
+def _reading(
+    batch: ReadBatch,
+    run: Run,
+    there: Sequence[tuple[Content, Sequence[Tensor]]],
+    deadline: float,
+    resolve: Callable[[Request], None],
+    check: Callable[[Op], None] = nothing,
+) -> Request:
+    """Makes the request to read a run of extents, for some of their tensors."""
+    request = Request(
+        run,
+        [of[0].slots.users[content.slot] for content, of in there],
+        names=[tensor.place.name for _, of in there for tensor in of],
+        write=False,
+        deadline=deadline,
+        check=check,
+        resolve=resolve,
+    )
+    request.ops = [Op(request, transfer) for transfer in run.transfers]
+    request.batch = batch
+    return request
+
+
+def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
+    """Makes the lease of a tensor that needs no disk: empty, or with a failed last write."""
+    memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
+    memory.flags.writeable = False
+    array = view(memory, tensor.part.start, tensor.place)
+    return Lease(tensor.place, array, None, queue)
+
+
+def _verify(
+    tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
+) -> None:
+    """Compares the checksum of what was read of a tensor, from ``start`` on, with that stored."""
+    name = tensor.place.name
+    if content.error is not None and content.memory is None:
+        said = f"{name}: its last write failed; write it again"
+        raise StoreError(said, [name]) from content.error
+    found = digest(part)
+    if found != content.sums[number]:
+        raise CorruptError(
+            f"{name}: bytes {start} to {start + len(part)} are not what was written (checksum "
+            f"{found}, expected {content.sums[number]}, at byte "
+            f"{tensor.place.offsets[content.slot] + start} of the data file); the disk or another "
+            "program changed them; restore the folder from a copy",
+            [name],
+        )

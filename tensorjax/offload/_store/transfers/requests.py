@@ -1,0 +1,128 @@
+"""Requests of the queue: reads and writes of runs of extents, cut into transfers."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tensorjax.offload._store.disk.extents import Run, Transfer
+from tensorjax.offload._store.transfers.staging import Pool
+
+
+class Slot:
+    """Requests that use a slot of an extent: a writer, and readers."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self) -> None:
+        self.writer: Request | None = None
+        self.readers: list[Request] = []
+
+
+class Op:
+    """Transfer of adjacent bytes between the file and memory.
+
+    Attributes:
+        write: Whether to the file.
+        offset: In the file.
+        size: In bytes.
+        memory: What to move; of reads set when they get their staging memory.
+        pieces: The blocks of extents in it.
+        position: First byte within the run.
+        place: First byte within the pool, or -1 if the memory is not of the pool.
+        started: Whether the backend has it.
+        ended: Whether it is done, well or not.
+    """
+
+    __slots__ = ("begun", "ended", "memory", "offset", "pieces", "place", "position", "queued",
+                 "request", "size", "started", "write")  # fmt: skip
+
+    def __init__(self, request: "Request", transfer: Transfer):
+        self.request, self.write = request, request.write
+        self.position, self.size, self.pieces, _ = transfer
+        self.offset, self.place = request.run.offset + self.position, -1
+        self.memory: np.ndarray | None = None
+        self.started, self.ended, self.queued, self.begun = False, False, 0.0, 0.0
+
+
+def nothing(_: object) -> None:
+    """Does nothing."""
+
+
+class Request:
+    """Read or write of one run of extents, with its dependencies; the queue's lock guards it.
+
+    Attributes:
+        write: Whether to the file.
+        run: The extents.
+        names: Of the tensors in them that are read.
+        deadline: The earliest of its own and its followers'.
+        ops: Its transfers; of writes they come one by one.
+        leaders: Those it had to wait for.
+        followers: Those that wait for it.
+        check: Called with each transfer that went well, outside the lock, in the thread that
+            moved it: raises where what was read is not what was written.
+        by: The thread that completed it, and has to finish it.
+        resolve: Called once, outside the lock, when all is done or has failed.
+    """
+
+    __slots__ = ("batch", "by", "check", "complete", "deadline", "error", "followers", "held",
+                 "leaders", "left", "names", "ops", "resolve", "run", "sealed", "slots", "waits",
+                 "write")  # fmt: skip
+
+    def __init__(
+        self,
+        run: Run,
+        slots: Sequence[Slot],
+        *,
+        names: Sequence[str] = (),
+        write: bool,
+        deadline: float,
+        resolve: Callable[["Request"], None],
+        check: Callable[[Op], None] = nothing,
+    ):
+        self.run, self.names, self.slots = run, names, slots
+        self.write, self.deadline = write, deadline
+        self.check, self.resolve = check, resolve
+        self.ops: list[Op] = []
+        self.held: list[Op] = []
+        self.followers: list[Request] = []
+        self.leaders: list[Request] = []
+        self.batch: ReadBatch | None = None
+        self.waits = self.left = 0
+        self.sealed = self.complete = False
+        self.by = 0
+        self.error: BaseException | None = None
+
+    def forget(self) -> None:
+        """Drops the transfers and callbacks, which breaks reference cycles and frees arrays."""
+        self.ops, self.resolve, self.check, self.batch = [], nothing, nothing, None
+
+
+class Buffer:
+    """Staging memory of one run that was read, shared by the leases of its tensors.
+
+    Attributes:
+        pool: Whose it is; None if of none.
+        start: First byte within the pool.
+        size: In bytes.
+        memory: The bytes.
+        held: Names of the tensors whose leases have not been released.
+    """
+
+    __slots__ = ("held", "memory", "pool", "size", "start")
+
+    def __init__(
+        self, pool: Pool | None, start: int, size: int, memory: np.ndarray, held: set[str]
+    ):
+        self.pool, self.start, self.size = pool, start, size
+        self.memory, self.held = memory, held
+
+
+class ReadBatch:
+    """Batch of reads that get their staging memory together or not at all."""
+
+    __slots__ = ("admitted", "buffers", "requests")
+
+    def __init__(self, requests: Sequence[Request]):
+        self.requests, self.admitted = requests, False
+        self.buffers: list[Buffer] = []

@@ -1,0 +1,274 @@
+"""Commits of a training to its store, beside the computation, and resuming from them."""
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax.offload._errors import MismatchError, StoreError
+from tensorjax.offload._processes import Processes
+from tensorjax.offload._store.store import TensorStore
+from tensorjax.offload._training import fingerprint
+from tensorjax.offload._training.model.layers import Layer
+from tensorjax.offload._training.storage import trainer_groups
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates.updates import Updater
+
+FORMAT = 3  # version of the metadata that is kept beside the tensors
+
+# The trainer that claimed each store last.
+_TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
+
+
+def take(store: Any, trainer: Any) -> None:
+    """Claims a store for a trainer, until that is closed; does nothing for None.
+
+    Raises:
+      TypeError: it is something else.
+      StoreError: it is closed, or another trainer's.
+    """
+    if store is None:
+        return
+    if not isinstance(store, TensorStore):
+        raise TypeError(
+            f"store: expected a TensorStore or None, got {type(store).__name__}; open one: "
+            "TensorStore(path, capacity)"
+        )
+    if store.closed:
+        raise StoreError("store: expected an open store, got one that was closed; open it again")
+    if in_use(store) is not None:
+        raise StoreError(
+            "store: another trainer goes on in it; close that one, or open the store again"
+        )
+    _TRAINERS[store] = weakref.ref(trainer)
+
+
+def in_use(store: TensorStore) -> Any:
+    """Returns the open trainer that has claimed a store, or None."""
+    other = _TRAINERS[store]() if store in _TRAINERS else None
+    return None if other is None or other.closed else other
+
+
+@dataclass
+class Progress:
+    """Progress of a training: steps done, position in the data, and gradients of stale updates.
+
+    Attributes:
+      steps: that have been done.
+      data: what the last one was given as its position in the data.
+      pending: gradients of the last step, by group, where updates are stale.
+      scale: what these are multiplied by, or None.
+    """
+
+    steps: int = 0
+    data: Any = None
+    pending: dict[str, Any] = field(default_factory=dict)
+    scale: Any = None
+
+    def meta(self, model: Any, key: jax.Array | None, stale: bool) -> dict[str, Any]:
+        """Returns the metadata of a commit: progress, model and random key, as JSON."""
+        return {
+            "trainer": {
+                "format": FORMAT,
+                "model": model,
+                "steps": self.steps,
+                "key": _numbers(key),
+                "data": self.data,
+                "stale": stale,
+                "scale": None if self.scale is None else float(self.scale),
+            }
+        }
+
+
+class Commits:
+    """Committer of a trainer's state to its store, at once or in a background thread.
+
+    Of several processes all commit one step, and together: their stores are opened with it all, or
+    with the one before all.
+
+    Args:
+      store: of this process.
+      home: the same, as a home of groups.
+      groups: by name; those that live elsewhere are written to the store first.
+      updater: is held back while a commit goes on beside the computation.
+      processes: that commit together.
+      steps: that the store has.
+      failed: called with what ended a commit beside the computation.
+      trace: gains spans.
+
+    Attributes:
+      steps: of the last commit.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        home: StoreHome,
+        groups: Mapping[str, Group],
+        *,
+        updater: Updater,
+        processes: Processes,
+        steps: int,
+        failed: Callable[[BaseException], None],
+        trace: Trace,
+    ) -> None:
+        self._store, self._home, self._groups, self.steps = store, home, groups, steps
+        self._updater, self._processes = updater, processes
+        self._failed, self._trace = failed, trace
+        self._thread: threading.Thread | None = None
+
+    def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
+        """Commits a version of all groups in a thread, and holds updates beyond it back meanwhile.
+
+        Called before any gradient for a later version is offered.
+        """
+        self.join()
+        self._updater.hold_back(version)
+        thread = threading.Thread(
+            target=self._behind, args=(meta, dict(pending), version), name="offload commit",
+            daemon=True,
+        )  # fmt: skip
+        try:
+            thread.start()
+        except BaseException:
+            self._updater.hold_back(math.inf)
+            raise
+        self._thread = thread
+
+    def join(self) -> None:
+        """Waits for the commit that `begin` started."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
+        """Commits the current state; all updates have to be written before."""
+        steps = meta["trainer"]["steps"]
+        with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
+            for group in self._groups.values():
+                if group.home is self._home:
+                    continue
+                for bundle in group.bundles:
+                    held = trainer_groups.get(bundle, group.home, lambda x: x)
+                    trainer_groups.put(group, bundle, held, self._home)
+            for name, gradient in pending.items():
+                trainer_groups.put(
+                    self._groups[name], self._groups[name].gradient, gradient, self._home
+                )
+            self._home.settle()
+            if self._processes.count == 1:
+                self._store.commit(meta)
+            else:
+                what = f"commit of step {steps}"
+                self._store.commit(meta, barrier=lambda: self._processes.wait(what))
+            self.steps = steps
+
+    def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
+        try:
+            self._updater.settle_at(version)
+            self.now(meta, pending)
+        except BaseException as error:
+            self._updater.fail(error)
+            self._failed(error)
+        finally:
+            self._updater.hold_back(math.inf)
+
+
+def resume(
+    store: Any,
+    home: StoreHome,
+    layers: Sequence[Layer],
+    groups: Mapping[str, Group],
+    *,
+    key: jax.Array | None,
+    stale: bool,
+    gradients: bool,
+    owned: Callable[[Any], Any],
+) -> Progress:
+    """Resumes from a committed state: checks that it fits, and reads the groups kept in memory.
+
+    Args:
+      store: with a committed state.
+      home: the same, as a home of groups.
+      layers: of the model.
+      groups: by name.
+      key: of the trainer.
+      stale: whether its updates are.
+      gradients: whether gradients may wait in the store.
+      owned: copies an array to the host's own memory.
+
+    Raises:
+      MismatchError: the store is of another format, model or optimiser.
+      ValueError: it is of another schedule or key.
+    """
+    meta = store.meta["trainer"]
+    if meta["format"] != FORMAT:
+        raise MismatchError(
+            f"store: expected a training of format {FORMAT}, got {meta['format']}, of another "
+            "version of tensorjax; go on with that one"
+        )
+    if meta["stale"] != stale and meta["steps"]:
+        kind = "one-step-stale" if meta["stale"] else "exact"
+        raise ValueError(f"schedule: the store was trained with {kind} updates; go on with them")
+    fingerprint.check(store, meta["model"], layers, groups, gradients=gradients)
+    if meta["key"] != _numbers(key):
+        raise ValueError(
+            f"key: the store was trained with the key {meta['key']}, got {_numbers(key)}; "
+            "give the same key"
+        )
+    for group in groups.values():
+        if group.home is not home:
+            for bundle in group.bundles:
+                trainer_groups.put(group, bundle, trainer_groups.get(bundle, home, owned))
+    found = Progress(meta["steps"], meta["data"])
+    if meta["stale"] and found.steps:
+        found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
+        found.pending = {
+            name: trainer_groups.get(group.gradient, home, owned) for name, group in groups.items()
+        }
+    return found
+
+
+def same_process(processes: Processes, store: Any) -> None:
+    """Checks that a store belongs to this process.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if store.process != (processes.number, processes.count):
+        number, count = store.process
+        raise ValueError(
+            f"store: expected that of process {processes.number} of {processes.count}, got that of "
+            f"process {number} of {count}; open it after jax.distributed.initialize, or give it "
+            "process=(number, count)"
+        )
+
+
+def same_step(processes: Processes, steps: int | None) -> None:
+    """Checks that the stores of all processes are at one step; None for a new store.
+
+    Raises:
+      ValueError: they are not.
+    """
+    found = processes.exchange("opening the stores", steps)
+    if any(other != found[0] for other in found):
+        said = ("new" if other is None else f"at step {other}" for other in found)
+        numbered = ", ".join(f"of process {n} {text}" for n, text in enumerate(said))
+        raise ValueError(
+            f"store: expected the stores of all processes at one step, got that {numbered}; bring "
+            "the files of one commit into the folder, or remove all of them and begin anew"
+        )
+
+
+def _numbers(key: jax.Array | None) -> Any:
+    """Returns the implementation and the data of a random key, as JSON."""
+    if key is None:
+        return None
+    return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

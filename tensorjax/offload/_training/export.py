@@ -1,0 +1,242 @@
+"""Export of a training to safetensors files or Orbax checkpoints."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax.offload._store.store import TensorStore
+from tensorjax.offload._training.commits import FORMAT, in_use
+from tensorjax.offload._training.storage.tensor_packing import Bundle, Leaf, unpacked
+from tensorjax.offload._training.trainer import Trainer
+
+Arrays = dict[str, np.ndarray]  # by path
+_NOTE, _NEW = "trainer.json", "export.new"
+
+
+class _Part(NamedTuple):
+    """Parameters and optimiser state of a group, by paths; the path of a single array is empty."""
+
+    name: str
+    params: Arrays
+    state: Arrays
+
+
+def to_safetensors(
+    source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
+) -> list[Path]:
+    """Writes parameters as safetensors, one file for each group.
+
+    One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
+    ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
+
+    Args:
+      source: a trainer, whose updates are finished first; or a store that one has trained in, and
+        none does any more, which needs neither model nor optimiser: just opened, it has what was
+        committed. An array that is a group by itself is named ``group``.
+      folder: where files are written; made if absent.
+      state: whether the optimiser's state is written too, as ``group.state.path``.
+
+    Returns:
+      The files, the index last.
+
+    Raises:
+      ValueError: this is one of several processes, two tensors would have one name, or the store
+        holds no training.
+      ModuleNotFoundError: the package safetensors is missing.
+    """
+    from safetensors.numpy import save_file
+
+    steps, _ = _progress(source)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files, where, total = [], {}, 0
+    with _nothing_half_written([folder / _NEW]) as (new,):
+        shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
+        new.mkdir()
+        for part in _parts(source):
+            tensors = _prefixed(part.name, part.params)
+            if state:
+                tensors = _joined(tensors, _prefixed(f"{part.name}.state", part.state))
+            _joined(where, tensors)
+            files.append(new / f"{part.name}.safetensors")
+            save_file(tensors, files[-1], metadata={"format": "np", "steps": str(steps)})
+            where.update(dict.fromkeys(tensors, files[-1].name))
+            total += sum(x.nbytes for x in tensors.values())
+        files.append(new / "model.safetensors.index.json")
+        note = {"metadata": {"total_size": total, "steps": steps}, "weight_map": where}
+        files[-1].write_text(json.dumps(note))
+        # What was there before is replaced only now, the index last.
+        moved = [path.rename(folder / path.name) for path in files]
+        new.rmdir()
+    return moved
+
+
+def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
+    """Writes parameters, states, number of steps and position in the data as Orbax checkpoints.
+
+    A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
+    ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat
+    mapping from paths, their parts joined by dots, to arrays (such as "0.mu.kernel" of Adam); the
+    path of a group that is one array is "value". Steps and position are in ``trainer.json``, which
+    is written last.
+
+    Args:
+      source: a trainer or a store, as for `to_safetensors`.
+      folder: where they are written; must be absent or empty.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ModuleNotFoundError: the package orbax-checkpoint is missing.
+      ValueError: the folder holds something, two tensors would have one name, an array is empty,
+        which Orbax does not keep, this is one of several processes, or the store holds no training.
+    """
+    import orbax.checkpoint as ocp
+
+    steps, data = _progress(source)
+    folder = Path(folder).absolute()
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"folder: expected an empty one, got {folder}; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with _nothing_half_written(written), ocp.StandardCheckpointer() as writer:
+        for part in _parts(source):
+            _check_for_orbax(part)
+            # Optax's named tuples become lists of leaves by name: others need no Optax to read.
+            tree = {"params": _named_all(part.params), "state": _named_all(part.state)}
+            written.append(folder / part.name)
+            writer.save(folder / part.name, tree)
+            writer.wait_until_finished()
+    (folder / _NOTE).write_text(json.dumps({"steps": steps, "data": data}))
+    return folder
+
+
+@contextlib.contextmanager
+def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
+    """Removes what was written before an error."""
+    try:
+        yield written
+    except BaseException:
+        for path in written:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+
+
+def _progress(source: Any) -> tuple[int, Any]:
+    """Returns the number of steps done, and the position in the data."""
+    if not isinstance(source, Trainer | TensorStore):
+        raise TypeError(
+            f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
+        )
+    # Of several processes, each has its parts: files of them would look like whole models.
+    count = jax.process_count() if isinstance(source, Trainer) else source.process[1]
+    if count > 1:
+        raise ValueError(
+            f"source: expected to export from a single process, got one of {count}; "
+            "take Trainer.params, which joins the parts in all of them, and write that in one"
+        )
+    if isinstance(source, Trainer):
+        return source.steps, source.data
+    if (trainer := in_use(source)) is not None:
+        raise ValueError(
+            f"source: expected a trainer, or a store that none goes on in, got the store of "
+            f"{trainer!r}; export that, or close it"
+        )
+    held = _held(source)
+    return held["steps"], held["data"]
+
+
+def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
+    """Yields all groups, one after the other."""
+    if isinstance(source, Trainer):
+        for name, params, state in source.groups():
+            yield _Part(name, _named(name, params), _named(f"{name}: state", state))
+        return
+    model = _held(source)["model"]
+    for name in dict.fromkeys(name for uses in model["layers"] for name in uses):
+        params, state = (
+            _read(source, f"{name}/{kind}/", model["packed"].get(f"{name}/{kind}", ()))
+            for kind in ("params", "state")
+        )
+        yield _Part(name, params, state)
+
+
+def _held(store: TensorStore) -> dict[str, Any]:
+    meta = store.meta
+    if not isinstance(meta, dict) or not isinstance(meta.get("trainer"), dict):
+        raise ValueError(
+            f"source: expected the store of a training, got one of {len(store.names)} tensors of "
+            "somebody's own; read them, and save their arrays by safetensors or Orbax"
+        )
+    if (found := meta["trainer"].get("format")) != FORMAT:
+        raise ValueError(f"source: expected a training of format {FORMAT}, got {found!r}")
+    return meta["trainer"]
+
+
+def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
+    """Reads the arrays of a pytree from a store, by their paths, as copies."""
+    found: Arrays = {}
+    small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
+    for number, leaf in enumerate(small):
+        _joined({other.path: other for other in small[:number]}, {leaf.path: leaf}, prefix)
+    for name in (name for name in store.names if name.startswith(prefix)):
+        with store.read(name).result() as lease:
+            path = name.removeprefix(prefix)
+            several = path == Bundle.PACKED
+            arrays = unpacked(lease.array, small) if several else {path: lease.array}
+            copies = {path: np.array(x) for path, x in arrays.items()}
+            found = _joined(found, copies, prefix.rstrip("/").replace("/", ": "))
+            del arrays
+    if found.keys() == {"value"}:  # most likely an array by itself
+        return {"": found["value"]}
+    return found
+
+
+def _named(where: str, tree: Any) -> Arrays:
+    """Returns the arrays of a pytree by the names of their paths."""
+    found: Arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found = _joined(found, {name: np.asarray(leaf, order="C")}, where)
+    return found
+
+
+def _check_for_orbax(part: _Part) -> None:
+    if part.name == _NOTE:
+        raise ValueError(f"source: expected groups of other names than {_NOTE!r}, a file here")
+    for path, x in (*part.params.items(), *part.state.items()):
+        if not x.size:
+            raise ValueError(
+                f"source: expected no empty arrays, which Orbax does not keep, got {part.name} "
+                f"{path} of shape {x.shape}; take to_safetensors"
+            )
+
+
+def _named_all(arrays: Arrays) -> Arrays:
+    return {path or "value": x for path, x in arrays.items()}
+
+
+def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}.{path}" if path else prefix: x for path, x in arrays.items()}
+
+
+def _joined(some: Mapping[str, Any], more: Mapping[str, Any], where: str = "") -> Any:
+    """Merges two mappings; raises ValueError if they share a name."""
+    if twice := some.keys() & more.keys():
+        name = ".".join(filter(None, [where, sorted(twice)[0]]))
+        raise ValueError(
+            f"source: expected different names for all tensors, got {name!r} twice, as paths are "
+            "joined by dots; name groups and parameters without dots"
+        )
+    return {**some, **more}

@@ -1,0 +1,143 @@
+"""Identity of a training in its store: another model or optimiser cannot resume from it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.offload._errors import MismatchError
+from tensorjax.offload._store.disk.extents import listed
+from tensorjax.offload._training.model.layers import Layer
+from tensorjax.offload._training.storage import trainer_groups
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+
+
+def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
+    """Returns layers, packed arrays and kinds of states of a training, as JSON.
+
+    Returns:
+      "layers": groups that each layer uses, in their order.
+      "packed": path, dtype and shape of the small arrays that share a tensor, by its bundle.
+      "states": kinds of the optimiser's states, by group: two may have arrays of the same names.
+    """
+    bundles = (bundle for group in groups.values() for bundle in group.bundles)
+    return {
+        "layers": [[*layer.uses] for layer in layers],
+        "packed": {
+            bundle.name: [[leaf.path, leaf.dtype.name, [*leaf.shape]] for leaf in bundle.small]
+            for bundle in bundles
+            if bundle.small
+        },
+        "states": {name: _states(group) for name, group in groups.items()},
+    }
+
+
+def check_new(store: Any) -> None:
+    """Checks that a store is empty, so that a new training may begin in it.
+
+    What was reserved by attempts that ended before their first commit is given up.
+
+    Raises:
+      MismatchError: it holds something else than a training.
+    """
+    if store.meta is not None or store.written:
+        raise MismatchError(
+            f"store: expected an empty one, or one of a trainer, got meta {store.meta!r} and the "
+            f"tensors {listed(store.written)}; give the training a folder of its own"
+        )
+    store.forget()
+
+
+def check(
+    store: Any,
+    held: Mapping[str, Any],
+    layers: Sequence[Layer],
+    groups: Mapping[str, Group],
+    *,
+    gradients: bool,
+) -> None:
+    """Checks that a store holds this training, and reserves gradients that it does not have yet.
+
+    Args:
+      store: with a committed state.
+      held: what `describe` said of it.
+      layers, groups: of this training.
+      gradients: whether gradients may wait in the store.
+
+    Raises:
+      MismatchError: it is of another one; arrays are named by their paths.
+    """
+    wanted = trainer_groups.specs(groups.values(), gradients=False)
+    every = trainer_groups.specs(groups.values(), gradients=True)
+    waiting = every.keys() - wanted.keys()
+    # Names that are only reserved are of attempts that ended before their first commit.
+    found = {n: store.spec(n) for n in store.written if n not in waiting}
+    for name, leaves in held["packed"].items():
+        found.pop(f"{name}/{Bundle.PACKED}", None)
+        found |= {f"{name}/{path}": jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+                  for path, dtype, shape in leaves}  # fmt: skip
+    faults = [*_different(found, _arrays(groups)), *_other_states(held["states"], groups)]
+    if not faults:
+        faults += _other_layers(held["layers"], layers)
+    if faults:
+        raise MismatchError(
+            "store: expected one of this model and optimiser, but "
+            + "; ".join(faults[:5])
+            + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        )
+    missing = {n: every[n] for n in waiting - set(store.names)}
+    if gradients and missing:
+        store.reserve(missing)
+
+
+def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
+    return {
+        f"{bundle.name}/{leaf.path}": leaf
+        for group in groups.values()
+        for bundle in group.bundles
+        for leaf in bundle.leaves
+    }
+
+
+def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the differences between the arrays of a store and those wanted."""
+    for name in sorted({*held, *wanted}):
+        if name not in held:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is not part of this model and optimiser"
+        else:
+            here, there = (f"{jnp.dtype(x[name].dtype)}{tuple(x[name].shape)}"
+                           for x in (held, wanted))  # fmt: skip
+            if here != there:
+                yield f"{name} is {here}, expected {there}"
+
+
+def _other_states(held: Mapping[str, Any], groups: Mapping[str, Group]) -> Iterator[str]:
+    for name, group in groups.items():
+        if name in held and held[name] != (kinds := _states(group)):
+            yield f"the optimiser's state of {name} is of kinds {held[name]}, expected {kinds}"
+
+
+def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]:
+    if len(held) != len(layers):
+        yield f"it has {len(held)} layers, expected {len(layers)}"
+    for number, (uses, layer) in enumerate(zip(held, layers, strict=False)):
+        if uses != [*layer.uses]:
+            yield f"its layer {number} uses {uses}, expected {[*layer.uses]} for {layer.name!r}"
+
+
+def _states(group: Group) -> list[str]:
+    """Returns the class names of a state's named tuples, outer ones first."""
+    state = group.state.unflatten(group.state.leaves)
+    found: list[str] = []
+
+    def see(node: Any) -> bool:
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            found.append(type(node).__name__)
+        return False
+
+    jax.tree.flatten(state, is_leaf=see)
+    return found

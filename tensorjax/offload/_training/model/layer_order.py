@@ -1,0 +1,62 @@
+"""Timeline of a training: positions of layers, versions of parameters, and deadlines."""
+
+from collections.abc import Sequence
+
+from tensorjax.offload._training.model.layers import Layer
+from tensorjax.offload._training.options import Schedule
+
+
+class Order:
+    """Timeline of a trainer: the order of layers in all steps, with versions and deadlines.
+
+    Time is counted in positions: one for each layer of the forward pass and, but for the last one,
+    of the backward pass, on through all steps. A version of parameters is the number of updates
+    that they have had.
+
+    Args:
+      layers: of the model.
+      schedule: of the trainer.
+      clip: whether gradients are clipped.
+
+    Attributes:
+      uses: the groups that each position of a step needs.
+      stale: whether a step computes with parameters that lack the last update.
+      gated: whether updates wait for the end of the backward pass.
+    """
+
+    def __init__(self, layers: Sequence[Layer], schedule: Schedule, *, clip: bool) -> None:
+        self.forward = [layer.uses for layer in layers]
+        self.uses = [*self.forward, *self.forward[-2::-1]]
+        self.stale = schedule == "one_step_stale"
+        self.gated = not self.stale and (clip or schedule != "overlap")
+        self._first = {g: n for n, uses in reversed(list(enumerate(self.forward))) for g in uses}
+        self._last = {g: n for n, uses in enumerate(self.uses) for g in uses}
+        backward = [g for uses in reversed(self.forward) for g in uses]
+        self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
+
+    def start(self, step: int) -> int:
+        """Returns the first position of a step."""
+        return step * len(self.uses)
+
+    def version(self, step: int) -> int:
+        """Returns the number of updates that the parameters of a step have had."""
+        return max(step - 1, 0) if self.stale else step
+
+    def deadline(self, group: str, version: int) -> float:
+        """Returns the position at which a version of a group's parameters is needed first."""
+        return float(self.start(self._step(version)) + self._first[group])
+
+    def due(self, group: str, version: int) -> float:
+        """Returns the deadline for writing a version: the position of its last use.
+
+        A reader that needs the version earlier brings the write forward (`Queue.hasten`).
+        """
+        return float(self.start(self._step(version)) + self._last[group])
+
+    def coming(self, version: int) -> dict[str, tuple[int, float]]:
+        """Returns versions and deadlines of all groups, in the order their gradients come."""
+        return {g: (version, self.deadline(g, version)) for g in self._gradients}
+
+    def _step(self, version: int) -> int:
+        """Returns the step that computes with a version."""
+        return version + 1 if self.stale else version

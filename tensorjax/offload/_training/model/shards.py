@@ -1,0 +1,201 @@
+"""Part of a model that one of several processes keeps: the pieces that its devices hold.
+
+A sharding cuts an array into pieces, and says which devices hold which. A process keeps the pieces
+that its own devices hold, each once, joined along the first axis in the order of their places. So
+a part has as many axes as the whole, and optimisers that go by the number of axes see no
+difference; each piece is a contiguous block of it. Memory, disk and the optimiser's work per
+process go down by as much as the pieces are smaller than the whole.
+
+In a single process a part is the whole, however many devices there are: nothing is cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tensorjax.offload._training.storage.host_arrays import to_host
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Block that a sharding cuts out of an array, and the devices that hold it.
+
+    Attributes:
+      index: its place in the array, start and stop along each axis.
+      devices: of this process, that hold it.
+      counted: whether this process counts it, where every piece counts once over all processes.
+    """
+
+    index: tuple[tuple[int, int], ...]
+    devices: tuple[Any, ...]
+    counted: bool
+
+
+class Part:
+    """Part of one array that belongs to this process.
+
+    Args:
+      shape: of the whole array.
+      sharding: of it, over devices of all processes.
+      process: this one.
+
+    Attributes:
+      pieces: this process's, in the order of their places.
+      shape: of the part.
+
+    Example:
+      >>> import jax
+      >>> import numpy as np
+      >>> from jax.sharding import NamedSharding, PartitionSpec
+      >>> from tensorjax.offload._training.model.shards import Part
+      >>> sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
+      >>> part = Part((4, 2), sharding, 0)
+      >>> part.shape, float(part.cut(np.ones((4, 2))).sum())
+      ((4, 2), 8.0)
+    """
+
+    def __init__(self, shape: Sequence[int], sharding: Any, process: int) -> None:
+        self._whole, self._sharding = tuple(shape), sharding
+        holders: dict[Any, list[Any]] = {}
+        for device, index in sharding.devices_indices_map(self._whole).items():
+            bounds = (s.indices(n)[:2] for s, n in zip(index, self._whole, strict=True))
+            holders.setdefault(tuple(bounds), []).append(device)
+        self.pieces = tuple(
+            Piece(
+                index,
+                tuple(d for d in devices if d.process_index == process),
+                min(d.process_index for d in devices) == process,
+            )
+            for index, devices in sorted(holders.items(), key=lambda item: item[0])
+            if any(d.process_index == process for d in devices)
+        )
+        one = sharding.shard_shape(self._whole)
+        self._rows = one[0] if one else 0
+        self.shape = (one[0] * len(self.pieces), *one[1:]) if one else ()
+
+    def cut(self, whole: Any) -> np.ndarray:
+        """Returns this process's part of an array that is here as a whole."""
+        array = np.asarray(whole)
+        places = (tuple(slice(*bounds) for bounds in piece.index) for piece in self.pieces)
+        found = [np.asarray(array[place]) for place in places]
+        return np.concatenate(found) if len(found) > 1 else found[0]
+
+    def take(self, array: jax.Array) -> jax.Array:
+        """Returns this process's part of an array on the devices of all processes, on its host.
+
+        No other process takes part in that.
+        """
+        if not array.sharding.is_equivalent_to(self._sharding, array.ndim):
+            raise ValueError(f"expected an array on {self._sharding}, got one on {array.sharding}")
+        blocks = {shard.device: shard.data for shard in array.addressable_shards}
+        found = to_host([blocks[piece.devices[0]] for piece in self.pieces])
+        return jnp.concatenate(found) if len(found) > 1 else found[0]
+
+    def place(self, part: Any) -> jax.Array:
+        """Makes the array on the devices of all processes from their parts.
+
+        What lies on the devices are copies, never views of the host's memory. Nothing is sent
+        between processes, so this may be called from any thread.
+        """
+        blocks = [jnp.array(block, copy=True) for block in self._blocks(part)]
+        copies = [
+            jax.device_put(block, device)
+            for piece, block in zip(self.pieces, blocks, strict=True)
+            for device in piece.devices
+        ]
+        return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
+
+    def counted(self, part: Any) -> list[Any]:
+        """Returns the pieces of a part that this process counts; over all processes, each once."""
+        blocks = zip(self.pieces, self._blocks(part), strict=True)
+        return [block for piece, block in blocks if piece.counted]
+
+    def _blocks(self, part: Any) -> list[Any]:
+        if len(self.pieces) == 1:
+            return [part]
+        rows = self._rows
+        return [part[n * rows : (n + 1) * rows] for n in range(len(self.pieces))]
+
+
+class Shards:
+    """Parts of all parameter groups that belong to this process; methods map pytrees of one group.
+
+    Args:
+      shapes: of the parameters of each group: pytrees of `jax.ShapeDtypeStruct`.
+      shardings: of the parameters of each group, as `Engine` takes them.
+
+    Raises:
+      ValueError: in one of several processes: a group without shardings over the devices of all.
+    """
+
+    def __init__(self, shapes: Mapping[str, Any], shardings: Mapping[str, Any]) -> None:
+        self._parts: dict[str, Any] = {}
+        if jax.process_count() > 1:
+            self._parts = {
+                name: jax.tree_util.tree_map_with_path(
+                    lambda path, x, where, name=name: _part(name, path, x, where),
+                    group,
+                    _given(name, group, shardings),
+                )
+                for name, group in shapes.items()
+            }
+
+    def shapes(self, name: str, tree: Any) -> Any:
+        """Returns the shapes of parts, from those of whole arrays."""
+        return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
+
+    def cut(self, name: str, tree: Any) -> Any:
+        """Returns the parts of whole arrays of the host."""
+        return self._map(name, lambda part, x: part.cut(x), tree)
+
+    def take(self, name: str, tree: Any) -> Any:
+        """Returns parts on this process's host, from arrays on the devices of all; once there."""
+        if not self._parts:
+            return to_host(tree)
+        return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
+
+    def place(self, name: str, tree: Any) -> Any:
+        """Makes arrays on the devices of all processes from parts; None in a single process."""
+        return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
+
+    def counted(self, name: str, tree: Any) -> Any:
+        """Returns the pieces that this process counts; over all processes, each counts once."""
+        return self._map(name, lambda part, x: part.counted(x), tree)
+
+    def whole(self, name: str, tree: Any) -> Any:
+        """Gathers whole NumPy arrays from parts; all processes have to call this together."""
+        if not self._parts:
+            return tree
+        return self._map(
+            name, lambda part, x: multihost_utils.process_allgather(part.place(x), tiled=True), tree
+        )
+
+    def _map(self, name: str, function: Any, tree: Any) -> Any:
+        return jax.tree.map(function, self._parts[name], tree) if self._parts else tree
+
+
+def _given(name: str, group: Any, shardings: Mapping[str, Any]) -> Any:
+    found = shardings.get(name)
+    if jax.tree.structure(found) != jax.tree.structure(group):
+        raise ValueError(
+            f"shardings: expected those of every group, as this is one of {jax.process_count()} "
+            f"processes, got {found!r} for {name!r}; give Engine(shardings=), over a mesh of the "
+            "devices of all processes"
+        )
+    return found
+
+
+def _part(name: str, path: Any, x: Any, sharding: Any) -> Part:
+    there = {device.process_index for device in sharding.device_set}
+    if there != set(range(jax.process_count())):
+        where = jax.tree_util.keystr(path, simple=True, separator=".")
+        raise ValueError(
+            f"shardings: {name}/{where}: expected devices of all {jax.process_count()} processes, "
+            f"got those of {sorted(there)}; take a mesh of jax.devices()"
+        )
+    return Part(x.shape, sharding, jax.process_index())

@@ -1,0 +1,389 @@
+"""Parameter stream to the device: prefetching, and eviction of the furthest next use (Belady)."""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorjax import _check
+from tensorjax.offload._training.storage.storage import Held, Reading
+from tensorjax.offload._training.trace import Trace
+
+_AWAY = object()  # placeholder of parameters that are not on the device yet
+
+
+@dataclass
+class _Entry:
+    """Cache entry of a group on the device, whose parameters are there or on their way."""
+
+    version: int
+    params: Any = _AWAY
+    pins: set[int] = field(default_factory=set)
+
+
+class WeightStream:
+    """Device cache of parameters, which prefetches the next layers within a memory bound.
+
+    Time is counted in positions: one for each layer of the forward pass and, but for the last one,
+    of the backward pass, on through all steps. What is next is known, so the group whose next use
+    is furthest away makes room (Belady's rule). A group is fetched at the version that its step
+    computes with, and not before that has been written or handed over. Reading begins before there
+    is room on the device, as far as host memory is set aside for that.
+
+    Args:
+      uses: groups that each position of a step needs.
+      sizes: bytes of every group on the device.
+      capacity: bytes that the device has for parameters. The groups of one position are fetched in
+        any case.
+      ahead: positions that are prefetched.
+      early: bytes of the host for what is read while the device has no room for it.
+      handed: bytes of the host for what is handed over while the device has no room for it, so that
+        it need not be written and read again before its use; what is used first is kept.
+      stored: groups that have to be read; others are there, and need not be kept.
+      start: position to begin with.
+      version: of the parameters that a step computes with.
+      read: begins to read a group, by name, deadline and step.
+      place: makes parameters on the device of what was read; arrays it returns share no memory
+        with it.
+      trace: gains spans.
+      failed: called with what ended a thread.
+
+    Attributes:
+      peak: the most bytes that the device had.
+      peak_handed: the most bytes of what was handed over and kept.
+
+    Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
+    Systems Journal 5 (1966).
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[tuple[str, ...]],
+        sizes: dict[str, int],
+        *,
+        capacity: int,
+        ahead: int,
+        early: int,
+        handed: int,
+        stored: Collection[str],
+        start: int,
+        version: Callable[[int], int],
+        read: Callable[[str, float, int], Reading],
+        place: Callable[[str, list[Any]], Any],
+        trace: Trace,
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._failed = failed
+        self._uses, self._sizes, self._capacity = list(uses), sizes, capacity
+        self._ahead, self._version = ahead, version
+        self._read, self._place, self._trace = read, place, trace
+        self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
+        self._cache: dict[str, _Entry] = {}
+        self._used = 0
+        self._early: dict[tuple[str, int], Reading] = {}  # by group and version
+        self._early_left = early
+        self._handed: dict[str, tuple[int, list[Any]]] = {}  # version and arrays
+        self._handed_most, self.peak_handed = handed, 0
+        self._stored = frozenset(stored)
+        self._now = self._cursor = start
+        self._rewound: int | None = None
+        first = version(start // len(uses))
+        self._available = dict.fromkeys(sizes, first)
+        self._error: BaseException | None = None
+        self._closed = False
+        self.peak = 0
+        self._placing: queue.Queue[Any] = queue.Queue()
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
+            )
+            for name, body in (("fetch", self._fetch), ("place", self._place_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, position: int) -> tuple[Any, ...]:
+        """Waits until the parameters of a position are on the device, and returns them."""
+        step, names = divmod(position, len(self._uses))
+        version = self._version(step)
+        with self._lock:
+            self._now = position
+            self._cond.notify_all()
+            if not self._present(names, version):
+                with self._trace.span("wait", " ".join(self._uses[names]), step):
+                    while not self._present(names, version):
+                        self._wait()
+            return tuple(self._cache[g].params for g in self._uses[names])
+
+    def has(self, position: int) -> bool:
+        """Whether `take` would return at once."""
+        step, names = divmod(position, len(self._uses))
+        with self._lock:
+            return self._present(names, self._version(step))
+
+    def done(self, position: int) -> None:
+        """Marks a position as computed, which unpins its parameters."""
+        with self._lock:
+            for entry in self._cache.values():
+                entry.pins.discard(position)
+            self._now = position + 1
+            self._cond.notify_all()
+
+    def rewind(self, position: int) -> None:
+        """Resets the stream to the first position of a step, which is to be computed again."""
+        with self._lock:
+            self._now = self._rewound = position
+            for entry in self._cache.values():
+                entry.pins.clear()
+            self._cond.notify_all()
+
+    def updated(self, group: str, version: int, arrays: list[Any]) -> None:
+        """Receives new parameters of an update, and places them at once if there is room."""
+        with self._lock:
+            step = version
+            while self._version(step) < version:
+                step += 1
+            first = step * len(self._uses) + self._at[group][0]
+            self._drop(group)
+            self._keep(group, version, arrays, first)
+            if not self._make_room(group, first):
+                self._cond.notify_all()
+                return
+            # Not pinned: what is needed sooner may still push it out.
+            self._cache[group] = entry = _Entry(version)
+            self._grow(group)
+        with self._trace.span("place", group, step):
+            params = self._place(group, arrays)
+        with self._lock:
+            entry.params = params
+            self._cond.notify_all()
+
+    def written(self, group: str, version: int) -> None:
+        """Records that a version can be read from its storage."""
+        with self._lock:
+            self._available[group] = version
+            self._cond.notify_all()
+
+    @property
+    def failed(self) -> bool:
+        """Whether `fail` was called: nothing can be taken any more."""
+        return self._error is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Makes `take` raise, as a thread cannot go on."""
+        with self._lock:
+            self._error = self._error or error
+            self._cond.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads and drops all parameters; nothing can be taken any more."""
+        with self._lock:
+            self._closed = True
+            self._cond.notify_all()
+        fetch, place = self._threads
+        fetch.join()
+        self._placing.put(None)
+        place.join()
+        while not self._placing.empty():  # where the thread ended early
+            if (item := self._placing.get()) is not None:
+                item[-1].release()
+        for reading in self._early.values():
+            reading.release()
+        self._early.clear()
+        self._handed.clear()
+        self._cache.clear()
+
+    # Below: with the lock held, unless said otherwise.
+
+    def _present(self, position: int, version: int) -> bool:
+        found = (self._cache.get(g) for g in self._uses[position])
+        return all(e is not None and e.version == version and e.params is not _AWAY for e in found)
+
+    def _wait(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                f"the training cannot go on: a thread of it failed: {self._error!r}"
+            ) from self._error
+        if self._closed:
+            raise RuntimeError("the trainer is closed; make a new one")
+        self._cond.wait()
+
+    def _next_use(self, group: str, after: int) -> int:
+        step, position = divmod(after, len(self._uses))
+        later = next((n for n in self._at[group] if n >= position), None)
+        if later is None:
+            return (step + 1) * len(self._uses) + self._at[group][0]
+        return step * len(self._uses) + later
+
+    def _kept_for(self, group: str) -> float:
+        """Returns the position at which a cached version is used next; infinity if it is not."""
+        position = self._next_use(group, self._now)
+        current = self._version(position // len(self._uses)) == self._cache[group].version
+        return position if current else math.inf
+
+    def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
+        """Keeps new parameters on the host for a use at ``position``, unless others are nearer."""
+        if group not in self._stored:
+            return
+        self._handed.pop(group, None)
+        left = self._handed_most - sum(self._sizes[g] for g in self._handed)
+        by_use = sorted(self._handed, key=lambda g: self._next_use(g, self._now))
+        while by_use and left < self._sizes[group]:
+            if self._next_use(by_use[-1], self._now) <= position:
+                return
+            left += self._sizes[by_use[-1]]
+            del self._handed[by_use.pop()]
+        if left >= self._sizes[group]:
+            self._handed[group] = version, arrays
+            held = self._handed_most - left + self._sizes[group]
+            self.peak_handed = max(self.peak_handed, held)
+
+    def _here(self, group: str, version: int) -> bool:
+        """Whether a version of a group was handed over by its update, and kept on the host."""
+        return group in self._handed and self._handed[group][0] == version
+
+    def _make_room(self, group: str, position: int) -> bool:
+        """Evicts groups to make room for a use at ``position``; returns whether there is room."""
+        need, victims, free = self._sizes[group], [], self._capacity - self._used
+        unpinned = [g for g, entry in self._cache.items() if not entry.pins]
+        unpinned.sort(key=self._kept_for)
+        while free < need and unpinned:
+            victim = unpinned.pop()
+            if self._kept_for(victim) <= position:
+                break
+            victims.append(victim)
+            free += self._sizes[victim]
+        if free < need and position > self._now:
+            return False
+        for victim in victims:
+            self._drop(victim)
+        return True
+
+    def _drop(self, group: str) -> None:
+        if self._cache.pop(group, None) is not None:
+            self._used -= self._sizes[group]
+
+    def _grow(self, group: str) -> None:
+        self._used += self._sizes[group]
+        self.peak = max(self.peak, self._used)
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """Runs the body of a thread, without the lock; its error makes all waiting calls raise."""
+        try:
+            body()
+        except BaseException as error:
+            if not self._closed:
+                self.fail(error)
+                self._failed(error)
+
+    def _fetch(self) -> None:
+        """Thread, without the lock: reserves device memory and reads what is needed next."""
+        while not self._closed:
+            position = self._cursor
+            step, number = divmod(position, len(self._uses))
+            for group in self._uses[number]:
+                entry = self._reserve(group, position, self._version(step))
+                reading = self._take_early(group, self._version(step))
+                if entry is not None:
+                    reading = reading or self._read(group, float(position), step)
+                    self._placing.put((group, step, entry, reading))
+                elif reading is not None:
+                    reading.release()
+            with self._lock:
+                self._cursor = position + 1 if self._rewound is None else self._rewound
+                self._rewound = None
+
+    def _take_early(self, group: str, version: int) -> Reading | None:
+        """Returns a group's early read or handed-over arrays, or None; called without the lock."""
+        with self._lock:
+            reading = self._early.pop((group, version), None)
+            if reading is not None:
+                self._early_left += self._sizes[group]
+            if self._here(group, version):
+                return reading or Held([self._handed.pop(group)[1]])
+            return reading
+
+    def _read_early(self) -> None:
+        """Starts reads of the next parameters before the device has room for them."""
+        for position in range(max(self._cursor, self._now), self._now + self._ahead):
+            step, number = divmod(position, len(self._uses))
+            version = self._version(step)
+            for group in self._uses[number]:
+                entry = self._cache.get(group)
+                if (group, version) in self._early or (entry and entry.version == version):
+                    continue
+                if self._here(group, version):
+                    continue
+                if self._available[group] < version or self._sizes[group] > self._early_left:
+                    return
+                self._early[group, version] = self._read(group, float(position), step)
+                self._early_left -= self._sizes[group]
+
+    def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
+        """Waits until a group can be pinned; returns its new entry if it has to be read, else None.
+
+        Called without the lock.
+        """
+        with self._lock:
+            while True:
+                # What was handed over has been used already, or this one comes again.
+                if position < self._now or self._rewound is not None:
+                    return None
+                entry = self._cache.get(group)
+                if entry is not None and entry.version == version:
+                    entry.pins.add(position)
+                    return None
+                there = self._here(group, version) or self._available[group] >= version
+                if position < self._now + self._ahead and there:
+                    if entry is not None and not entry.pins:
+                        self._drop(group)
+                    if group not in self._cache and self._make_room(group, position):
+                        self._cache[group] = entry = _Entry(version, pins={position})
+                        self._grow(group)
+                        return entry
+                self._read_early()
+                self._wait()
+
+    def _place_all(self) -> None:
+        """Thread, without the lock: copies parameters that were read to the device."""
+        while (item := self._placing.get()) is not None:
+            group, step, entry, reading = item
+            try:
+                (arrays,) = reading.arrays()
+                with self._trace.span("place", group, step):
+                    params = self._place(group, arrays)
+                del arrays
+            finally:
+                reading.release()
+            with self._lock:
+                entry.params = params
+                self._cond.notify_all()
+
+
+def room(
+    given: int | None,
+    layers: Sequence[tuple[str, ...]],
+    sizes: dict[str, int],
+    *,
+    everything: bool,
+) -> int:
+    """Returns the device bytes for parameters: those given, all, or the two largest layers'.
+
+    Raises:
+      ValueError: the largest layer does not fit.
+    """
+    largest = sorted(sum(sizes[group] for group in uses) for uses in layers)
+    if given is None:
+        return sum(sizes.values() if everything else largest[-2:])
+    if _check.integer("device_bytes", given, low=0) < largest[-1]:
+        raise ValueError(
+            f"device_bytes: expected room for the largest layer, {largest[-1]} bytes, got {given}; "
+            "cut that layer in two, or compute in half precision"
+        )
+    return given

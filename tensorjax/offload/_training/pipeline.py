@@ -1,0 +1,248 @@
+"""Pipeline of a training step: parameter stream, passes, gradients, updates and their threads."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax.offload._processes import Processes
+from tensorjax.offload._training.commits import Progress
+from tensorjax.offload._training.model.gradient_transfers import Gradients
+from tensorjax.offload._training.model.layer_order import Order
+from tensorjax.offload._training.model.layers import Engine, Layer
+from tensorjax.offload._training.model.passes import Passes
+from tensorjax.offload._training.model.shards import Shards
+from tensorjax.offload._training.model.weight_stream import WeightStream
+from tensorjax.offload._training.options import Options
+from tensorjax.offload._training.storage.host_arrays import view
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.updates.read_budget import Shares
+from tensorjax.offload._training.updates.updates import Updater
+
+
+class Pipeline:
+    """Pipeline of a training: parameter stream, passes, gradients and updates in their threads.
+
+    Args:
+      layers: of the model.
+      groups: of its parameters, by name.
+      options: of the trainer.
+      order: in which layers are computed.
+      progress: of the training; gradients and scale of stale updates are kept there.
+      optimizer: of all groups.
+      engine: what computes.
+      shards: which part of the parameters is this process's.
+      processes: all there are.
+      home: of groups in the store; None without one.
+      shares: of its staging memory.
+      device_bytes: that parameters may take on the device.
+      key: of `jax.random`, or None.
+      trace: gains spans.
+
+    Attributes:
+      updater: of the parameters.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        groups: Mapping[str, Group],
+        options: Options,
+        order: Order,
+        progress: Progress,
+        *,
+        optimizer: HostOptimizer,
+        engine: Engine,
+        shards: Shards,
+        processes: Processes,
+        home: StoreHome | None,
+        shares: Shares | None,
+        device_bytes: int,
+        key: jax.Array | None,
+        trace: Trace,
+    ) -> None:
+        self._groups, self._options, self._order, self._progress = groups, options, order, progress
+        self._engine, self._shards, self._processes = engine, shards, processes
+        self._trace, self._lent = trace, engine.lends
+        sizes = {name: group.device.nbytes for name, group in groups.items()}
+        stored = {name: sizes[name] for name, group in groups.items() if not group.home.in_place}
+        unbounded = options.gradient_bytes is None
+        self._stream = WeightStream(
+            order.uses,
+            sizes,
+            capacity=device_bytes,
+            ahead=4,
+            early=shares.early if shares else 0,
+            handed=2 * max(stored.values(), default=0) if unbounded else 0,
+            stored=stored.keys(),
+            start=order.start(progress.steps),
+            version=order.version,
+            read=lambda g, deadline, step: groups[g].home.read(
+                groups[g].device, deadline=deadline, step=step
+            ),
+            place=self._place,
+            trace=trace,
+            failed=self._stop_updates,
+        )
+        self.updater = Updater(
+            dict(groups),
+            spill=home if options.spills else None,
+            gradient_bytes=options.gradient_bytes,
+            lookahead=options.lookahead,
+            early=options.early,
+            staging=shares.staging if shares else None,
+            together=shares is not None and shares.tight,
+            start=order.version(progress.steps),
+            due=order.due,
+            updated=self._stream.updated,
+            written=self._stream.written,
+            failed=self.fail,
+            trace=trace,
+        )
+        self._gradients = Gradients(
+            layers,
+            {name: tuple(x.dtype for x in group.params.leaves) for name, group in groups.items()},
+            engine,
+            optimizer,
+            shards,
+            measured=options.clip is not None,
+            offer=self._offer,
+            trace=trace,
+        )
+        # A host would need memory for two layers at once. And parameters from the store would wait
+        # for layers that the device was given before: transfers to it do.
+        ahead = self._lent and not stored
+        self._passes = Passes(
+            layers, engine, self._stream, self._gradients, ahead=ahead, key=key, trace=trace
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether a background thread failed, so that no further step can be made."""
+        return self._stream.failed
+
+    def step(
+        self, batches: Sequence[Any], *, checked: Callable[[], None]
+    ) -> tuple[float, float | None]:
+        """Computes a step, and returns its loss and norm; updates may go on after that.
+
+        Args:
+          batches: its microbatches.
+          checked: called once the loss is known to be finite: from then on groups are updated.
+        """
+        step, base = self._progress.steps, self._order.start(self._progress.steps)
+        self._expect()
+        inputs = self._passes.forward(step, base, batches)
+        if self._order.gated:
+            self.updater.gate()
+        elif self._order.stale:
+            self.updater.release(self._progress.scale)
+        loss = self._passes.backward(step, base, batches, inputs, checked=checked)
+        norm = None if self._options.clip is None else self._norm()
+        self._finish(norm)
+        return loss, norm
+
+    def evaluate(self, batches: Sequence[Any]) -> float:
+        """Computes the loss of a batch alone."""
+        try:
+            base = self._order.start(self._progress.steps)
+            return self._passes.evaluate(self._progress.steps, base, batches)
+        finally:
+            if not self.failed:
+                self.rewind()
+
+    def rewind(self) -> None:
+        """Resets the parameter stream to the first layer, after a failed step or an evaluation."""
+        self._stream.rewind(self._order.start(self._progress.steps))
+
+    def fail(self, error: BaseException) -> None:
+        """Makes everything that waits for parameters raise."""
+        self._stream.fail(error)
+
+    def statistics(self) -> dict[str, int]:
+        """Returns the peak bytes of each kind of memory."""
+        return {
+            "device_peak_bytes": self._stream.peak,
+            "gradient_peak_bytes": self.updater.peak_gradient,
+            "update_peak_bytes": self.updater.peak_update,
+            "host_peak_bytes": self.updater.peak_host,
+            "handed_peak_bytes": self._stream.peak_handed,
+            "activation_peak_bytes": self._passes.peak_activations,
+        }
+
+    def close(self) -> None:
+        """Ends all threads, also where closing one part raises."""
+        with contextlib.ExitStack() as stack:
+            for part in (self._stream, self.updater, self._gradients):
+                stack.callback(part.close)
+
+    def _expect(self) -> None:
+        """Tells the updater in which order the gradients of this step will come."""
+        version = self._order.version(self._progress.steps) + 1
+        if self._order.stale:
+            if not self._progress.pending:
+                return
+            version = self._progress.steps
+        self.updater.expect(self._order.coming(version), gated=self._order.gated)
+
+    def _norm(self) -> float:
+        """Returns the norm of all gradients, of all processes."""
+        norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
+        if not np.isfinite(norm):
+            raise FloatingPointError(
+                f"clip: the norm of all gradients is {norm} in step {self._progress.steps + 1}: "
+                "each is finite, but not the sum of their squares; nothing of this step was "
+                "applied or committed: go on from the last commit"
+            )
+        return norm
+
+    def _finish(self, norm: float | None) -> None:
+        """Releases updates that waited for the norm, and waits for them if the schedule does."""
+        clip, scale = self._options.clip, None
+        if clip is not None and norm is not None:
+            scale = np.float32(1.0 if norm <= clip else clip / norm)
+        if self._order.stale:
+            self._progress.scale = scale
+            return
+        if self._order.gated:
+            self.updater.release(scale)
+        if self._options.waits:
+            with self._trace.span("wait", "updates", self._progress.steps):
+                self.updater.settle()
+
+    def _offer(self, group: str, gradient: Any, partial: int) -> None:
+        """Hands a gradient to the updater; with "one_step_stale", that of the step before."""
+        version = self._order.version(self._progress.steps) + 1
+        if self._order.stale:
+            pending = self._progress.pending
+            before, pending[group] = pending.get(group), gradient
+            if before is None:
+                return
+            gradient = before
+            version = self._progress.steps
+            partial += sum(x.nbytes for x in jax.tree.leaves(pending))
+        deadline = self._order.deadline(group, version)
+        self.updater.offer(group, gradient, version, deadline, partial)
+
+    def _place(self, name: str, arrays: list[Any]) -> Any:
+        """Places parameters on the device from a thread, for which no other process is needed."""
+        group = self._groups[name]
+        if self._lent:
+            # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
+            arrays = [view(x) for x in arrays]
+        held = group.device.unflatten(arrays)
+        placed = self._shards.place(name, held)
+        if placed is None:
+            placed = self._engine.place(name, held)
+        # What lives in memory stays as it is until it has been used.
+        return placed if self._lent and group.home.in_place else self._engine.wait(placed)
+
+    def _stop_updates(self, error: BaseException) -> None:
+        """Stops the updater, as parameters cannot come any more."""
+        if (updater := getattr(self, "updater", None)) is not None:
+            updater.fail(error)

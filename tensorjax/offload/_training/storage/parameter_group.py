@@ -1,0 +1,170 @@
+"""Parameter groups, and the reuse of memory that their updates leave behind."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from tensorjax import linalg
+from tensorjax.offload._training.storage.storage import Home
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer, Into
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are updated together: their bundles, storage and optimiser.
+
+    Attributes:
+      name: of the group.
+      params, state, weights, gradient: bundles of the parameters, of the optimiser's state, of the
+        parameters as the device computes with them (None if they are the same), and of a gradient
+        that waits in the store.
+      home: of the first three.
+      optimizer: what updates it.
+      lent: whether its gradients are in memory that updates cannot write to.
+    """
+
+    name: str
+    params: Bundle
+    state: Bundle
+    weights: Bundle | None
+    gradient: Bundle
+    home: Home
+    optimizer: HostOptimizer
+    lent: bool = False
+
+    @property
+    def device(self) -> Bundle:
+        """Bundle of the parameters that the device computes with."""
+        return self.params if self.weights is None else self.weights
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All bundles that the group keeps: parameters, state, and cast parameters if any."""
+        return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
+
+    @property
+    def held(self) -> int:
+        """Bytes of staging memory of the parameters and the state, which an update reads."""
+        return self.params.staged + self.state.staged
+
+    @property
+    def into(self) -> Into:
+        """Memory that an update writes its results to, as `HostOptimizer.update` names it."""
+        if self.home.in_place:
+            return "place"
+        return "spare" if self.lent else "gradient"
+
+    @property
+    def results(self) -> int:
+        """Bytes that the results of an update take until they are written."""
+        return self.taken(self.into)
+
+    def taken(self, into: Into) -> int:
+        """Returns the bytes of an update's results for a given output memory.
+
+        What they replace is not counted twice.
+        """
+        if into == "place":
+            return 0 if self.weights is None else self.weights.nbytes
+        return sum(b.nbytes for b in self.bundles)
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a gradient while it is summed, in single precision at least."""
+        leaves = self.gradient.leaves
+        wide = [linalg.factor_dtype(leaf.dtype).itemsize for leaf in leaves]
+        return sum(
+            leaf.nbytes // leaf.dtype.itemsize * n for leaf, n in zip(leaves, wide, strict=True)
+        )
+
+    @property
+    def kind(self) -> Any:
+        """Shapes and dtypes of parameters and state; groups of one kind can share memory."""
+        bundles = (self.params, self.state)
+        return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
+
+
+class Handed(list[Any]):
+    """List of arrays handed to the device; a weak reference to it tells whether they are in use."""
+
+    __slots__ = ("__weakref__",)
+
+
+def not_handed() -> None:
+    """Returns None, as a dead weak reference to `Handed` does."""
+
+
+class Spare:
+    """Pool of memory of written results, reused by the next updates of groups of the same kind.
+
+    It keeps the memory of states; where gradients are lent, that of parameters too, once the
+    device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
+    one result at most, and only as long as that and the results being written take no more than
+    those of the largest group. Else it keeps two of every kind, as one is written while another is
+    updated, or one if a kind has one group. The caller holds a lock.
+
+    Args:
+      groups: all there are.
+      bounded: whether memory is.
+    """
+
+    def __init__(self, groups: Collection[Group], *, bounded: bool) -> None:
+        counts = Counter(g.kind for g in groups if g.into != "place")
+        self._bounded, self._most = bounded, max(g.results for g in groups)
+        self._room = {
+            kind: min(count - 1 if bounded else count, 2) for kind, count in counts.items()
+        }
+        self._held: dict[Any, list[_Results]] = {}
+        self.nbytes = 0
+
+    def keep(
+        self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
+    ) -> None:
+        """Keeps the arrays of parameters and a state that have been written, for reuse.
+
+        Args:
+          group: of them.
+          params, state: arrays.
+          handed: gives what the parameters are in as long as they are handed on, or None.
+        """
+        if group.into == "place":
+            return
+        if self._bounded and self._room[group.kind]:
+            self.clear()
+        held = self._held.setdefault(group.kind, [])
+        if len(held) < self._room[group.kind]:
+            results = _Results(params if group.into == "spare" else None, state, handed)
+            held.append(results)
+            self.nbytes += self._bytes(group, results)
+
+    def take(self, group: Group) -> Any:
+        """Returns memory for the results of a group's update, or None."""
+        held = None if group.into == "place" else self._held.get(group.kind)
+        found = None
+        if held:
+            results = next((one for one in held if one.handed() is None), held[-1])
+            held.remove(results)
+            self.nbytes -= self._bytes(group, results)
+            found = group.state.unflatten(results.state)
+            if group.into == "spare":
+                free = results.handed() is None
+                found = (group.params.unflatten(results.params) if free else None, found)
+        if self._bounded and self.nbytes + group.results > self._most:
+            self.clear()
+        return found
+
+    def clear(self) -> None:
+        """Drops all memory that was kept."""
+        self._held, self.nbytes = {}, 0
+
+    def _bytes(self, group: Group, results: "_Results") -> int:
+        return group.state.nbytes + (0 if results.params is None else group.params.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Results:
+    params: Any
+    state: Any
+    handed: Callable[[], object]

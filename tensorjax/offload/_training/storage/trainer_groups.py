@@ -1,0 +1,226 @@
+"""Construction of parameter groups: shapes, tensors in the store, and initial values."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax.offload._training.model.layers import finite
+from tensorjax.offload._training.model.shards import Shards
+from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import Home, HostHome
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+
+Params = Mapping[str, Any]
+
+
+def shapes(params: Params) -> dict[str, Any]:
+    """Returns shapes and dtypes of the parameters of each group; no array is made.
+
+    Raises:
+      TypeError: some are not floating: they would have no gradient.
+      ValueError: some are state of the model, not parameters.
+    """
+    for name, group in params.items():
+        if callable(group) and not _takes_nothing(group):
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays or a function without arguments, got "
+                f"{type(group).__name__}, which takes some; of a module of Flax, give "
+                "nnx.state(module, nnx.Param)"
+            )
+        for path, leaf in () if callable(group) else jax.tree_util.tree_leaves_with_path(group):
+            if not hasattr(leaf, "dtype"):
+                raise TypeError(
+                    f"params: {name}{jax.tree_util.keystr(path)}: expected an array, got "
+                    f"{type(leaf).__name__}"
+                )
+    found = {
+        name: jax.eval_shape(group if callable(group) else lambda g=group: g)
+        for name, group in params.items()
+    }
+    for name, group in found.items():
+        _check_trainable(name, group)
+        if group is None:
+            raise TypeError(
+                f"params: {name}: expected a pytree of arrays, got None; give an empty dictionary "
+                "to a layer without parameters"
+            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(group):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path)
+                raise TypeError(
+                    f"params: {name}{where}: expected a floating dtype, got {leaf.dtype}; give "
+                    "numbers that are not trained to the layer's function or in the batch"
+                )
+    return found
+
+
+# Collections of Flax's Linen that are not trained, as they stand beside "params".
+_STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
+
+
+def _check_trainable(name: str, group: Any) -> None:
+    """Checks that a group has no model state, such as running statistics, only parameters.
+
+    It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
+    Linen), or by its names ("mean" beside "var", as in normalisations of both).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(group, is_leaf=_is_variable):
+        kinds = {kind.__name__ for kind in type(leaf).__mro__}
+        keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        beside = _statistics(group, path)
+        if (_is_variable(leaf) and "Param" not in kinds) or _STATE & {*keys} or beside:
+            kind = type(leaf).__name__ if _is_variable(leaf) else beside or "a collection of state"
+            raise ValueError(
+                f"params: {name}{jax.tree_util.keystr(path)}: expected trainable parameters, got "
+                f"{kind}: an optimiser would change it. Layers of a trainer carry no state: train "
+                "with nnx.state(module, nnx.Param) (Linen: variables['params']), and give the rest "
+                "to the layer's function, such as running statistics that stay as they are"
+            )
+
+
+def _is_variable(x: Any) -> bool:
+    """Whether x is a variable of Flax NNX, which this package does not import."""
+    return any(k.__name__ == "Variable" and "flax" in k.__module__ for k in type(x).__mro__)
+
+
+def _statistics(group: Any, path: Any) -> str:
+    """Returns why a leaf is taken for a running mean or variance; empty if it is not."""
+    last = getattr(path[-1], "key", None) if path else None
+    if last not in ("mean", "var"):
+        return ""
+    beside: Any = group
+    for key in path[:-1]:
+        beside = beside[getattr(key, "key", getattr(key, "idx", None))]
+    shapes = {np.shape(beside[k]) for k in ("mean", "var") if hasattr(beside.get(k), "dtype")}
+    both = all(hasattr(beside.get(k), "dtype") for k in ("mean", "var"))
+    return "running statistics ('mean' and 'var')" if both and len(shapes) == 1 else ""
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
+
+
+def make_groups(
+    shapes: Mapping[str, Any],
+    optimizer: HostOptimizer,
+    *,
+    store: Home | None,
+    in_memory: Collection[str],
+    shards: Shards | None = None,
+    lent: bool = False,
+) -> dict[str, Group]:
+    """Makes the parameter groups by name, or this process's parts of them; no array is made."""
+    unknown = sorted(set(in_memory) - set(shapes))
+    if unknown:
+        raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
+    memory = HostHome()
+    found = {}
+    for name, whole in shapes.items():
+        part = whole if shards is None else shards.shapes(name, whole)
+        mine = optimizer.named(name, part)
+        state, weights = mine.shapes(part)
+        found[name] = Group(
+            name=name,
+            params=Bundle(f"{name}/params", part),
+            state=Bundle(f"{name}/state", state),
+            weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
+            gradient=Bundle(f"{name}/gradient", part),
+            home=memory if store is None or name in in_memory else store,
+            optimizer=mine,
+            lent=lent,
+        )
+    return found
+
+
+def tensors(
+    params: Params,
+    optimizer: Any,
+    *,
+    compute_dtype: Any = None,
+    gradients: bool = False,
+    shardings: Mapping[str, Any] | None = None,
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of all tensors that a `Trainer` keeps in its store.
+
+    Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
+
+    Args:
+      params: as for `Trainer`.
+      optimizer: as for `Trainer`.
+      compute_dtype: as for `Trainer`.
+      gradients: whether gradients may have to wait in the store.
+      shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
+
+    Returns:
+      A mapping that `TensorStore.reserve` and `offload.capacity` take.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
+      ['a/params/kernel']
+    """
+    whole = shapes(params)
+    shards = Shards(whole, shardings or {})
+    kept = HostOptimizer(optimizer, compute_dtype)
+    groups = make_groups(whole, kept, store=None, in_memory=(), shards=shards)
+    return specs(groups.values(), gradients=gradients)
+
+
+def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of the tensors of groups."""
+    found: dict[str, jax.ShapeDtypeStruct] = {}
+    for group in groups:
+        for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
+            found.update(bundle.specs)
+    return found
+
+
+def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
+    """Writes the initial parameters and states, one group at a time."""
+    for name, group in groups.items():
+        _begin(group, params[name], shards)
+        group.home.settle()
+
+
+def _begin(group: Group, given: Any, shards: Shards) -> None:
+    """Writes a group's initial parameters, and then its initial state."""
+    made = shards.cut(group.name, given() if callable(given) else given)
+    leaves = group.params.flatten(made)
+    del made
+    held = group.params.unflatten([owned(leaves.pop(0)) for _ in range(len(leaves))])
+    optimizer = group.optimizer
+    if not finite(held):
+        raise ValueError(f"params: {group.name}: expected finite numbers, got NaN or infinite ones")
+    if group.weights is not None:
+        put(group, group.weights, optimizer.cast(held))
+    put(group, group.params, held)
+    put(group, group.state, optimizer.init(held))
+
+
+def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
+    """Writes a pytree to the group's storage, or to another one."""
+    where = group.home if home is None else home
+    where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
+
+
+def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
+    """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
+    reading = home.read(bundle, deadline=0.0, step=-1)
+    try:
+        return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
+    finally:
+        reading.release()

@@ -1,0 +1,1 @@
+"""Optimiser updates on the host: scheduling, read budget, computation."""

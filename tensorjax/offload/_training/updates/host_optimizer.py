@@ -1,0 +1,235 @@
+"""Optax transformation compiled for the host's CPU, with results in recycled memory."""
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from tensorjax.offload._training.model.layers import finite
+from tensorjax.offload._training.model.parameter_labels import Named, alike, kind, named
+from tensorjax.offload._training.storage.host_arrays import cpu, to_host
+
+Into = Literal["place", "gradient", "spare"]
+
+_ROW = 512  # entries that are added up in their own precision; sums of rows are in double
+_PART = 1 << 18  # bytes that are widened at once
+
+
+class HostOptimizer:
+    """Optimiser on the host that updates the parameters of one group at a time.
+
+    The same program updates parameters from memory and from a store, so that results do not depend
+    on the storage; it is compiled for each kind of memory that results are written to. On a CPU
+    fresh memory would cost more than the arithmetic. So results overwrite what they replace
+    ("place"). Where that is a view of a staging buffer, which must not change, new parameters
+    overwrite the gradient, and the new state a state that is not needed any more ("gradient").
+    Where gradients are lent, both overwrite arrays of an earlier update ("spare").
+
+    Args:
+      transformation: of Optax's form, ``init(params)`` and ``update(gradients, state, params)``. It
+        is applied to each group by itself: what looks at all parameters at once, such as clipping
+        by a global norm, belongs to the trainer.
+      compute_dtype: that floating parameters are cast to for the device; None leaves them.
+    """
+
+    def __init__(self, transformation: Any, compute_dtype: Any = None) -> None:
+        for name in ("init", "update"):
+            if not callable(getattr(transformation, name, None)):
+                raise TypeError(
+                    "optimizer: expected a transformation as Optax makes them, with init and "
+                    f"update, got {type(transformation).__name__}"
+                )
+        self._transformation = transformation
+        self._dtype = None if compute_dtype is None else _floating(compute_dtype)
+        self.device = cpu()
+        self._state: Any = None  # the structure of that of a group by its name
+        # Of groups by their names, the first ones of all programs, by kinds of parameters.
+        self._kin: dict[Any, list[HostOptimizer]] = {}
+        self._first: HostOptimizer = self
+
+    def named(self, name: str, params: Any) -> "HostOptimizer":
+        """Returns the optimiser of a group: this one, if the group's name makes no difference.
+
+        Groups for which the name makes the same difference share programs.
+        """
+        found = named(self._transformation, name, params)
+        if found is self._transformation:
+            return self
+        made = HostOptimizer(found, self._dtype)
+        others = self._kin.setdefault(kind(params), [])
+        for kin in others:
+            if alike(kin._transformation, found, params):
+                made._first = kin
+                return made
+        others.append(made)
+        return made
+
+    @property
+    def program(self) -> int:
+        """Identifier that is equal for optimisers which share compiled programs."""
+        return id(self._first)
+
+    @functools.cached_property
+    def _programs(self) -> tuple[Any, dict[Into, Any], Any]:
+        return _programs(self._first._transformation, self._dtype)
+
+    @property
+    def casts(self) -> bool:
+        """Whether the device has parameters of another dtype than the optimiser."""
+        return self._dtype is not None
+
+    def init(self, params: Any) -> Any:
+        """Returns the initial state for the parameters of a group."""
+        return self._named(self._programs[0](to_host(params)))
+
+    def cast(self, params: Any) -> Any:
+        """Casts parameters to the dtype that the device computes with."""
+        return self._programs[2](params)
+
+    def shapes(self, params: Any) -> tuple[Any, Any]:
+        """Returns shapes and dtypes of a group's state, and of its parameters on the device."""
+        try:
+            state = jax.eval_shape(self._transformation.init, params)
+            with jax.numpy_dtype_promotion("standard"):
+                jax.eval_shape(self._transformation.update, params, state, params)
+        except Exception as error:
+            error.add_note(
+                "optimizer: it is given one group of parameters at a time, by its name or without, "
+                "and gradients, state and parameters alone: none that needs the loss, or a search "
+                "along a line; labels and masks have to be functions of the parameters"
+            )
+            raise
+        if isinstance(self._transformation, Named):
+            self._state = jax.tree.structure(state)
+        return state, jax.eval_shape(self._programs[2], params)
+
+    def update(
+        self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
+    ) -> Any:
+        """Computes the new parameters and state of one group.
+
+        Args:
+          params, state: of one group.
+          gradient: of it, of the dtypes of the parameters.
+          scale: what the gradient is multiplied by, or None.
+          spare: what may be overwritten besides, or None.
+          into: what results are written to: with "place" to parameters and state, with "gradient"
+            to it and to ``spare``, a state; with "spare" to that, parameters and a state. These are
+            used up.
+        """
+        if into == "gradient" and spare is None:
+            spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
+        state = self._first._named(state)
+        if into == "gradient":
+            spare = self._first._named(spare)
+        elif spare is not None:
+            spare = (spare[0], self._first._named(spare[1]))  # the first may be None
+        params, state = self._programs[1][into](params, state, gradient, scale, spare)
+        return jax.block_until_ready((params, self._named(state)))
+
+    def _named(self, state: Any) -> Any:
+        """Restructures a state of another group as one of this; names may be part of it."""
+        if self._state is None:
+            return state
+        return jax.tree.unflatten(self._state, jax.tree.leaves(state))
+
+    def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
+        """Adds two gradients, in the memory of the first if that is not lent."""
+        return (_sum if lent else _add)(sums, gradient)
+
+    def squares(self, gradient: Any) -> float:
+        """Returns the sum of the squares of all entries of a gradient, by one pass over it.
+
+        Not finite if one of them is not, or is too large for its square.
+        """
+        return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
+
+    def sound(self, params: Any) -> bool:
+        """Whether no parameter is NaN or infinite, as a rule by one pass over them."""
+        real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return bool(np.isfinite(self.squares(real)) or finite(real))
+
+
+def _floating(compute_dtype: Any) -> Any:
+    try:
+        found = jnp.dtype(compute_dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(
+            "compute_dtype: expected a floating dtype such as jnp.bfloat16, or None, got "
+            f"{compute_dtype!r}"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
+    """Compiles init, update and cast of a transformation; cached."""
+
+    def init(params: Any) -> Any:
+        return jax.lax.optimization_barrier(transformation.init(params))
+
+    def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
+        del spare
+        if scale is not None:
+            gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
+        # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transformation.update(gradient, state, params)
+        params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+        # Without the barrier, state that is passed on unchanged would be returned as what came in:
+        # a view of a staging buffer, which is about to be used for something else.
+        return jax.lax.optimization_barrier((params, state))
+
+    def cast(x: Any) -> Any:
+        wanted = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if wanted else x
+
+    # Said, for else there is one program for views of NumPy and one for what was computed here, and
+    # what does not depend on the parameters' numbers would be made on an accelerator.
+    host = SingleDeviceSharding(cpu())
+    jit = functools.partial(jax.jit, in_shardings=host, out_shardings=host)
+    return (
+        jit(init),
+        {
+            "place": jit(update, donate_argnums=(0, 1)),
+            "gradient": jit(update, donate_argnums=(2, 4), keep_unused=True),
+            "spare": jit(update, donate_argnums=(4,), keep_unused=True),
+        },
+        # By itself: a cast in the program of the update would more than halve its speed.
+        jit(lambda params: jax.tree.map(cast, params)),
+    )
+
+
+def _squares(x: Any) -> float:
+    # By NumPy: XLA adds up one number after the other, in five to ten times the time. The view
+    # ends here, so that the update may write to this memory.
+    if x.dtype.itemsize < 4:
+        return sum(map(_squares, _widened(x)), 0.0)
+    flat = np.from_dlpack(x).reshape(-1)
+    whole = flat.size // _ROW * _ROW
+    rows, rest = flat[:whole].reshape(-1, _ROW), flat[whole:]
+    found = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
+    return float(found + np.einsum("i,i->", rest, rest))
+
+
+def _widened(x: Any) -> Iterator[np.ndarray]:
+    """Yields an array of fewer than 32 bits per entry in single precision, part by part."""
+    memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
+    held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
+    for start in range(0, x.nbytes, _PART):
+        count = min(_PART, x.nbytes - start) // x.dtype.itemsize
+        yield np.frombuffer(held, x.dtype, count, start).astype(np.float32)
+
+
+def _added(sums: Any, gradient: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, gradient)
+
+
+_add, _sum = jax.jit(_added, donate_argnums=(0,)), jax.jit(_added)

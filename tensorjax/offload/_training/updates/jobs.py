@@ -1,0 +1,63 @@
+"""Records of one update: its gradient, its pending reads, and its results."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.storage.storage import Reading
+from tensorjax.offload._training.storage.tensor_packing import Bundle
+
+
+@dataclass
+class Ready:
+    """Gradient that has arrived, and the update that it is for."""
+
+    version: int
+    deadline: float
+    gradient: Any  # None if it waits in the store
+    gated: bool  # offered after `gate`
+    scale: Any = None  # what the gradient is multiplied by, once the gate is open
+    spare: Any = None  # memory for its results
+
+
+@dataclass
+class Fetched:
+    """Reads that an update needs, done or pending."""
+
+    state: Reading  # parameters and state; the gradient too, if it was in the store by then
+    whole: bool  # whether the gradient is with them
+    gradient: Reading | None = None  # if it is read by itself
+
+    def ready(self, update: Ready) -> bool:
+        """Whether all that the update needs is in memory."""
+        if self.gradient is not None:
+            return self.gradient.ready() and self.state.ready()
+        return (self.whole or update.gradient is not None) and self.state.ready()
+
+    def release(self) -> None:
+        """Gives the memory of the reads back."""
+        self.state.release()
+        if self.gradient is not None:
+            self.gradient.release()
+
+
+@dataclass
+class Output:
+    """Results of an update that are still to be written."""
+
+    group: Group
+    ready: Ready
+    params: Any
+    state: Any
+    weights: Any
+    handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
+
+    def take(self) -> list[tuple[Bundle, list[Any]]]:
+        """Returns the result arrays by bundle, and drops them here."""
+        bundles = (self.group.params, self.group.state, self.group.weights)
+        trees, self.params, self.state, self.weights = (
+            (self.params, self.state, self.weights), None, None, None
+        )  # fmt: skip
+        pairs = zip(bundles, trees, strict=True)
+        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]

@@ -1,0 +1,208 @@
+"""Scheduler of optimiser updates: picks the next state to read and the next group to update."""
+
+import math
+from collections.abc import Collection, Mapping
+
+from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.updates.jobs import Fetched, Ready
+from tensorjax.offload._training.updates.read_budget import Ahead
+
+_SOON = 3  # groups: the states of so many whose gradients come next are read first
+
+
+class Turns:
+    """Scheduler of optimiser updates by deadline, with the state that its decisions need.
+
+    Of the groups whose gradient has come, the one whose parameters are needed first is updated
+    next. States are read ahead, in the order in which gradients will come, as far as those groups
+    are more urgent than the ones that can be updated; then by deadline. A group that has its
+    gradient and can wait gets no memory, for its state or its results, while a more urgent one is
+    still to come.
+
+    Holds no lock and starts no thread: the caller (`Updater`) holds its lock, keeps the attributes
+    up to date, and asks which group is next.
+
+    Args:
+      groups: by name.
+      ahead: bounds the states that are held.
+      lookahead: with 0, the next state is read only once the one before has been written.
+      early: whether states may be read before their gradients are there, and updates may begin.
+      together: whether states are read once they are used.
+      results_most: bytes of results that may be on their way home.
+      start: version that the homes have.
+
+    Attributes:
+      ready: gradients that are there, in memory or in the store.
+      expected: version and deadline of those to come, in their order.
+      fetched: what has been asked for, and may be there.
+      updating: groups whose state is still held.
+      version: that a home has.
+      unwritten: how many updates have begun and are not written.
+      results_bytes: of these.
+      open, gated: whether updates may begin; whether those to come wait for that.
+      blocked: whether a gradient waits for room, so that none that is expected can come.
+      newest: the last version that updates may make: homes that have it are being committed.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        ahead: Ahead,
+        *,
+        lookahead: int,
+        early: bool,
+        together: bool,
+        results_most: int,
+        start: int,
+    ) -> None:
+        self._groups, self._ahead = groups, ahead
+        self._lookahead, self._early, self._together = lookahead, early, together
+        self._results_most = results_most
+        self.ready: dict[str, Ready] = {}
+        self.expected: dict[str, tuple[int, float]] = {}
+        self.fetched: dict[str, Fetched] = {}
+        self.updating: list[str] = []
+        self.version = dict.fromkeys(groups, start)
+        self.unwritten = self.results_bytes = 0
+        self.open, self.gated, self.blocked = True, False, False
+        self.newest = math.inf
+
+    # Decisions, which the threads ask for.
+
+    def wanted(self) -> tuple[str, int, float] | None:
+        """Returns the group whose state to read now, its new version and deadline, or None."""
+        if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
+            return None
+        coming = self._coming() if self._early else {}
+        known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
+        able = self._let()
+        for name in self._in_turn(coming, known):
+            version, deadline = known.get(name) or coming[name]
+            if not self._askable(name, version):
+                continue
+            if name not in able and not self._fits_early(name, able):
+                continue
+            # Early ones come in the order of their gradients: they keep nothing waiting.
+            urgent = self._to_come(deadline) if name in known else []
+            if self._ahead.fits(name, [*self.fetched, *self.updating], urgent):
+                return name, version, deadline
+            break
+        else:
+            return None
+        # The next forward pass may be waiting for it, as long as none more urgent is to come.
+        if able and not any(name in self.fetched for name in able):
+            version, deadline = known[able[0]]
+            if self._askable(able[0], version) and not self._to_come(deadline):
+                return able[0], version, deadline
+        return None
+
+    def lacking(self) -> str | None:
+        """Returns a group whose state was asked for but whose gradient is in the store, or None."""
+        for name in self._order():
+            fetched = self.fetched.get(name)
+            if fetched is None or fetched.whole or fetched.gradient is not None:
+                continue
+            if self.ready[name].gradient is None:
+                return name
+        return None
+
+    def able(self) -> tuple[str | None, bool]:
+        """Returns the most urgent group that can be updated, and whether its results fit.
+
+        Where they do not, one that is updated in its place, and so gives memory back.
+        """
+        let = self._let()
+        there = [n for n in let if n in self.fetched and self.fetched[n].ready(self.ready[n])]
+        if not there:
+            return None, False
+        name = self._first(there)
+        if self._room(name, let):
+            return name, True
+        free = next((n for n in there if not self._groups[n].results), None)
+        return (name, False) if free is None else (free, True)
+
+    def _room(self, name: str, let: list[str]) -> bool:
+        """Whether the results of a group fit."""
+        ready = self.ready[name]
+        # Room is left for what is more urgent: its state or its gradient is still on the way.
+        before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
+        beside = max((self._groups[n].results for n in before), default=0)
+        total = self.results_bytes + self._groups[name].results + beside
+        return not self.unwritten or not self._groups[name].results or total <= self._results_most
+
+    def behind(self, version: float) -> bool:
+        """Whether the stored version of any group is below a given one."""
+        return any(held < version for held in self.version.values())
+
+    def idle(self) -> str | None:
+        """Returns a group whose state is held for a gradient that cannot come now, or None.
+
+        None where an update can be made.
+        """
+        if not self.blocked or self.able()[0] is not None:
+            return None
+        return next((name for name in self.fetched if name not in self.ready), None)
+
+    def latest(self) -> str | None:
+        """Returns the least urgent group whose state holds memory, or None."""
+        known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
+        order = self._in_turn(self.expected, known)
+        held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
+        return held[-1] if held else None
+
+    # Parts of these decisions, from the attributes.
+
+    def _first(self, there: list[str]) -> str:
+        """Picks the group to update: the most urgent, or that which held memory longest."""
+        if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
+            return there[0]
+        # None is needed soon: the one that has held its memory longest, which others wait for.
+        return next(name for name in self.fetched if name in there)
+
+    def _in_turn(
+        self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
+    ) -> list[str]:
+        """Returns the groups in the order in which their states should be read."""
+        if not self.open or self.gated:
+            both = {**coming, **known}
+            return sorted(both, key=lambda n: both[n][1])
+        # Those whose gradients come next, if they are more urgent than what can be updated.
+        urgent = min((deadline for _, deadline in known.values()), default=math.inf)
+        soon = [n for n in list(coming)[:_SOON] if coming[n][1] < urgent]
+        # First those whose parameters the backward pass is about to use: they are read only once.
+        soon.sort(key=lambda n: not self._groups[n].home.holds(self._groups[n].params))
+        return [*soon, *self._order(), *(n for n in coming if n not in soon)]
+
+    def _order(self) -> list[str]:
+        return sorted(self.ready, key=lambda n: self.ready[n].deadline)
+
+    def _let(self) -> list[str]:
+        """Returns the groups with a gradient that neither the gate nor a commit holds back."""
+        return [n for n in self._order() if self._may(self.ready[n])]
+
+    def _may(self, ready: Ready) -> bool:
+        return ready.version <= self.newest and (self.open or not ready.gated)
+
+    def _coming(self) -> dict[str, tuple[int, float]]:
+        """Returns the groups whose gradients are still to come and whose states can be read."""
+        found: dict[str, tuple[int, float]] = {}
+        for name, (version, deadline) in () if self.blocked else self.expected.items():
+            if name not in self.fetched and self.version[name] != version - 1:
+                break  # what comes later would take the room that this one needs first
+            found[name] = version, deadline
+        return found
+
+    def _to_come(self, deadline: float) -> list[str]:
+        """Returns the groups whose gradients are still to come and that are more urgent."""
+        if self.blocked:
+            return []
+        return [name for name, (_, at) in self.expected.items() if at < deadline]
+
+    def _askable(self, name: str, version: int) -> bool:
+        """Whether a state has not been asked for, and the update before has been written."""
+        return name not in self.fetched and self.version[name] == version - 1
+
+    def _fits_early(self, name: str, able: Collection[str]) -> bool:
+        """Whether a state may be read before its gradient has come, or before the gate is open."""
+        early = {n for n in self.fetched if n not in able} | {name}
+        return not self._together and self._ahead.fits_early(early)

@@ -1,0 +1,456 @@
+"""Optimiser updates on the host: threads that read states, update, and write the results."""
+
+import logging
+import math
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tensorjax.offload._training.storage.parameter_group import Group, Handed, Spare, not_handed
+from tensorjax.offload._training.storage.storage import Home, Reading
+from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.updates.jobs import Fetched, Output, Ready
+from tensorjax.offload._training.updates.read_budget import Ahead
+from tensorjax.offload._training.updates.scheduler import Turns
+
+_LOG = logging.getLogger("tensorjax.offload")
+_TICK = 0.5  # seconds without a change, after which staging memory may be given back
+
+
+class Updater:
+    """Updater of parameters: three threads read optimiser states, update, and write.
+
+    `Turns` says which is next. Of gradients that do not fit, those wait in the store that are
+    needed last.
+
+    Args:
+      groups: by name.
+      spill: home of gradients beyond ``gradient_bytes``; None if these wait for room instead.
+      gradient_bytes: host memory for gradients that wait; None for any.
+      lookahead: how many of the largest states may be held; with 0, the next one is read only once
+        the one before has been written.
+      early: whether states may be read before gradients are there, as of `Turns`.
+      staging: bytes of memory that reads share, as of `Ahead`; None for any.
+      together: whether that is tight: states are then read once they are used, with gradients.
+      start: version that the homes have.
+      due: deadline of the writes of a group's version. Parameters are handed to the device, and a
+        read hastens the write that it waits for: so reads, which somebody waits for, go first.
+      updated: called with group, version and new arrays for the device, before they are written.
+      written: called with group and version once the home has them.
+      failed: called with what ended a thread.
+      trace: gains spans.
+
+    Attributes:
+      peak_gradient: the most bytes of gradients that waited in memory.
+      peak_update: the most bytes of results on their way home, and of memory kept for the next.
+      peak_host: the most bytes of both together, with gradients on their way to the store and those
+        that another layer adds to.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, Group],
+        *,
+        spill: Home | None,
+        gradient_bytes: int | None,
+        lookahead: int,
+        early: bool,
+        staging: int | None,
+        together: bool,
+        start: int,
+        due: Callable[[str, int], float],
+        updated: Callable[[str, int, list[Any]], None],
+        written: Callable[[str, int], None],
+        failed: Callable[[BaseException], None],
+        trace: Trace,
+    ) -> None:
+        self._groups, self._trace = groups, trace
+        self._homes = {id(g.home): g.home for g in groups.values()}.values()
+        self._spill, self._gradient_bytes = spill, gradient_bytes
+        spills = spill is not None and gradient_bytes is not None
+        self._lookahead, self._together = lookahead, together
+        # Results of two updates of the largest size may be under way; where memory is bounded, one.
+        at_once = 2 if gradient_bytes is None else 1
+        self._results_most = at_once * max(g.results for g in groups.values())
+        self._turns = Turns(
+            groups,
+            Ahead(groups, lookahead=lookahead, staging=staging, spills=spills),
+            lookahead=lookahead,
+            early=early,
+            together=together,
+            results_most=self._results_most,
+            start=start,
+        )
+        self._due, self._updated, self._written, self._failed = due, updated, written, failed
+        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
+        # by which Condition takes its lock, and leave it locked.
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
+        self._scale: Any = None
+        self._stalled = math.inf  # deadline of an update that waits for results to be written
+        self._spilling = self._waiting_bytes = self._partial_bytes = 0
+        self.peak_gradient = self.peak_update = self.peak_host = 0
+        self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
+        self._error: BaseException | None = None
+        self._closed = False
+        self._outputs: queue.Queue[Output | None] = queue.Queue()
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
+            )
+            for name, body in (
+                ("read", self._read_all), ("update", self._update_all), ("write", self._write_all)
+            )
+        ]  # fmt: skip
+        for thread in self._threads:
+            thread.start()
+
+    def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
+        """Announces the order in which gradients will come, with versions and deadlines.
+
+        Gated ones wait for `release`.
+        """
+        with self._lock:
+            self._turns.expected = dict(coming)
+            self._turns.gated = gated
+            self._cond.notify_all()
+
+    def gate(self) -> None:
+        """Holds back updates whose gradients are offered from now on, until `release`."""
+        with self._lock:
+            self._turns.open = False
+
+    def release(self, scale: Any = None) -> None:
+        """Releases updates, their gradients multiplied by ``scale`` if there is one."""
+        with self._lock:
+            self._scale, self._turns.open = scale, True
+            for ready in self._turns.ready.values():
+                if ready.gated:  # others were let go before, by a scale of their own
+                    ready.gated, ready.scale = False, scale
+            self._cond.notify_all()
+
+    def hold_back(self, version: float) -> None:
+        """Holds back updates beyond a version, for a commit; infinity lets all begin.
+
+        The homes are about to be committed at that version: `settle_at` waits for it.
+        """
+        with self._lock:
+            self._turns.newest = version
+            self._cond.notify_all()
+
+    def offer(
+        self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
+    ) -> None:
+        """Accepts the gradient of a group, whose update makes its parameters those of ``version``.
+
+        Its memory is used up. Where it does not fit, this or another one is written to the store,
+        or, without one for them, this one waits here until there is room.
+        ``partial`` are bytes of gradients that are not whole yet: they are only counted.
+        """
+        with self._lock:
+            while not self._closed and self._error is None and self._full(name):
+                self._turns.blocked = True
+                self._partial_bytes = partial + self._groups[name].gradient.nbytes
+                self._count()
+                self._cond.notify_all()
+                self._cond.wait()
+            self._turns.blocked = False
+            self._raise()
+            self._turns.expected.pop(name, None)
+            open_ = self._turns.open
+            ready = Ready(version, deadline, gradient, not open_, self._scale if open_ else None)
+            self._turns.ready[name] = ready
+            del gradient
+            self._waiting_bytes += self._groups[name].gradient.nbytes
+            self._partial_bytes = partial
+            self._count()
+            self._cond.notify_all()
+            while (victim := self._too_much()) is not None:
+                self._move_out(victim)
+            self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
+
+    def _count(self) -> None:
+        """Records the peaks of memory; the lock is held."""
+        results = self._turns.results_bytes + self._spare.nbytes
+        self.peak_update = max(self.peak_update, results)
+        held = self._waiting_bytes + self._partial_bytes + results
+        self.peak_host = max(self.peak_host, held)
+
+    def _full(self, name: str) -> bool:
+        """Whether a gradient has to wait for memory that others use; the lock is held."""
+        if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
+            return False
+        return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
+
+    def _too_much(self) -> str | None:
+        """Returns the group whose gradient should move to the store, or None; the lock is held."""
+        if self._spill is None or self._gradient_bytes is None:
+            return None
+        if self._waiting_bytes <= self._gradient_bytes:
+            return None
+        held = (n for n, r in self._turns.ready.items() if r.gradient is not None)
+        # Better one that is not about to be updated: it would have to be read at once.
+        return max(
+            held,
+            key=lambda n: (n not in self._turns.fetched, self._turns.ready[n].deadline),
+            default=None,
+        )
+
+    def _move_out(self, name: str) -> None:
+        """Writes a gradient to the store; the lock is released during the write."""
+        assert self._spill is not None
+        ready, bundle = self._turns.ready.pop(name), self._groups[name].gradient
+        if self._together and (fetched := self._turns.fetched.pop(name, None)) is not None:
+            fetched.release()  # to be read again, with the gradient
+        self._spilling += 1
+        self._cond.release()
+        try:
+            arrays, ready.gradient = bundle.flatten(ready.gradient), None
+            self._spill.write((bundle, arrays), deadline=ready.deadline, step=ready.version - 1)
+            del arrays
+        finally:
+            self._cond.acquire()
+            self._spilling -= 1
+        self._waiting_bytes -= bundle.nbytes
+        self._turns.ready[name] = ready
+        self._cond.notify_all()
+
+    def settle(self) -> None:
+        """Waits until all gradients offered have been applied and the results written."""
+        with self._lock:
+            while self._turns.ready or self._turns.unwritten or self._spilling:
+                self._raise()
+                self._cond.wait()
+            self._raise()
+        for home in self._homes:
+            home.settle()
+
+    def settle_at(self, version: int) -> None:
+        """Waits until a version of all groups has been written, while later ones are held back.
+
+        Groups that only the last layers use may not have begun their updates to it by then.
+        """
+        with self._lock:
+            while self._turns.behind(version):
+                self._raise()
+                self._cond.wait()
+            self._raise()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes all calls that wait here raise."""
+        with self._lock:
+            self._error = self._error or error
+            self._cond.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads; updates that were not made are lost, so `settle` first."""
+        with self._lock:
+            self._closed = True
+            self._cond.notify_all()
+        reads, updates, writes = self._threads
+        reads.join()
+        updates.join()
+        self._outputs.put(None)
+        writes.join()
+        for fetched in self._turns.fetched.values():
+            fetched.release()
+        self._turns.fetched.clear()
+        self._spare.clear()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                f"the training cannot go on: a thread of it failed: {self._error!r}"
+            ) from self._error
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.fail(error)
+            self._failed(error)
+
+    def _read_all(self) -> None:
+        """Thread: starts reads of states and of gradients in the store, also during an update."""
+        while (asked := self._ask()) is not None:
+            asked.when_ready(self._look_again)
+
+    def _ask(self) -> Reading | None:
+        """Starts the next read, once there is one to make; returns None at the end."""
+        with self._lock:
+            while not self._closed and self._error is None:
+                if (name := self._turns.lacking()) is not None:
+                    ready = self._turns.ready[name]
+                    reading = self._reading(self._groups[name], ready.version, ready.deadline)
+                    self._turns.fetched[name].gradient = reading
+                    return reading
+                if (wanted := self._turns.wanted()) is not None:
+                    name, version, deadline = wanted
+                    group = self._groups[name]
+                    bundles = [group.params, group.state]
+                    whole = self._whole(name)
+                    if whole:
+                        bundles.append(group.gradient)
+                    reading = group.home.read(*bundles, deadline=deadline, step=version - 1)
+                    self._turns.fetched[name] = Fetched(reading, whole)
+                    return reading
+                if not self._cond.wait(_TICK):
+                    self._give_way()
+        return None
+
+    def _give_way(self) -> None:
+        """Releases a state, to be read again, where all reads wait for memory that others hold.
+
+        Leases cut memory up, so what there is may be too small in every place. The state is asked
+        for again at once, but what is more urgent waits before it. One that has no memory yet would
+        free none. The lock is held.
+        """
+        busy = self._turns.updating or self._turns.unwritten or self._spilling
+        # What a commit holds back waits for no memory.
+        if busy or not self._turns.behind(self._turns.newest):
+            return
+        if not any(home.starved() for home in self._homes):
+            return
+        if (name := self._turns.idle() or self._turns.latest()) is not None:
+            self._turns.fetched.pop(name).release()
+            _LOG.info("the state of %s is read again: staging memory is cut up", name)
+
+    def _whole(self, name: str) -> bool:
+        """Whether a gradient is read with the state, so that both get their memory together."""
+        here = self._groups[name].home is self._spill
+        return self._together and here and self._turns.ready[name].gradient is None
+
+    def _update_all(self) -> None:
+        """Thread: updates one group at a time."""
+        while (chosen := self._choose()) is not None:
+            self._update(*chosen)
+            if not self._lookahead:
+                self._outputs.join()
+
+    def _choose(self) -> tuple[str, Ready, Fetched] | None:
+        """Waits for the next group to update, and returns it with its state; None at the end."""
+        with self._lock:
+            while not self._closed and self._error is None:
+                name, room = self._turns.able()
+                stalled = math.inf if name is None or room else self._turns.ready[name].deadline
+                sooner, self._stalled = stalled < self._stalled, stalled
+                if name is not None and room:
+                    self._turns.updating.append(name)
+                    return name, self._started(name), self._turns.fetched.pop(name)
+                if sooner:
+                    self._hasten(stalled)
+                else:
+                    self._cond.wait()
+            return None
+
+    def _hasten(self, deadline: float) -> None:
+        """Moves writes that an update waits for forward; the lock is released meanwhile."""
+        self._cond.release()
+        try:
+            for home in self._homes:
+                home.hasten(deadline)
+        finally:
+            self._cond.acquire()
+
+    def _update(self, name: str, ready: Ready, fetched: Fetched) -> None:
+        group = self._groups[name]
+        used = 0 if ready.gradient is None or group.into == "gradient" else group.gradient.nbytes
+        try:
+            params, state, weights = self._results(group, ready, fetched)
+        finally:
+            fetched.release()
+            with self._lock:
+                self._turns.updating.remove(name)
+                self._waiting_bytes -= used
+                self._cond.notify_all()
+        device = params if group.weights is None else weights
+        handed = Handed(group.device.flatten(device))
+        # Where the device gets others, cast from the parameters, these are not handed on.
+        seen = weakref.ref(handed) if group.weights is None else not_handed
+        self._updated(name, ready.version, handed)
+        del handed
+        self._outputs.put(Output(group, ready, params, state, weights, seen))
+
+    def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
+        """Computes new parameters and state, and cast parameters for the device if needed."""
+        held, state, *more = fetched.state.arrays()
+        params, state = group.params.unflatten(held), group.state.unflatten(state)
+        del held
+        gradient, ready.gradient = ready.gradient, None
+        if fetched.gradient is not None:
+            more = fetched.gradient.arrays()
+        if more:
+            gradient = group.gradient.unflatten(more.pop())
+        spare, ready.spare = ready.spare, None
+        optimizer = group.optimizer
+        with self._trace.span("update", group.name, ready.version - 1):
+            params, state = optimizer.update(
+                params, state, gradient, ready.scale, spare, into=group.into
+            )
+            if not optimizer.sound(params):
+                raise FloatingPointError(
+                    f"{group.name}: the update of step {ready.version} made NaN or infinite "
+                    "parameters, of a finite gradient; nothing of it is committed: go on from the "
+                    "last commit, with a smaller learning rate, or with parameters in float32 if "
+                    "they are of fewer bits (1e-8, as Adam adds it, is 0 in float16)"
+                )
+            weights = None if group.weights is None else optimizer.cast(params)
+        return params, state, weights
+
+    def _reading(self, group: Group, version: int, deadline: float) -> Reading:
+        assert self._spill is not None
+        return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
+
+    def _started(self, name: str) -> Ready:
+        """Takes a gradient out of the schedule for its update; the lock is held."""
+        group, ready = self._groups[name], self._turns.ready.pop(name)
+        self._turns.unwritten += 1
+        self._turns.results_bytes += group.results
+        if ready.gradient is not None and group.into == "gradient":
+            self._waiting_bytes -= group.gradient.nbytes  # it becomes a result
+        ready.spare = self._spare.take(group)
+        self._bound_spare()
+        self._count()
+        self._cond.notify_all()  # a gradient may wait for this one's room
+        return ready
+
+    def _bound_spare(self) -> None:
+        """Drops memory kept for reuse where it and the results would exceed the bound."""
+        total = self._turns.results_bytes + self._spare.nbytes
+        if self._gradient_bytes is not None and total > self._results_most:
+            self._spare.clear()
+
+    def _look_again(self) -> None:
+        with self._lock:
+            self._cond.notify_all()
+
+    def _write_all(self) -> None:
+        """Thread: writes results to their storage, and keeps memory that comes back for reuse."""
+        while (output := self._outputs.get()) is not None:
+            try:
+                if self._error is None:
+                    self._write(output)
+            except BaseException as error:
+                self.fail(error)
+                self._failed(error)
+            finally:
+                self._outputs.task_done()
+
+    def _write(self, output: Output) -> None:
+        group, ready = output.group, output.ready
+        due = min(self._due(group.name, ready.version), self._stalled)
+        back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
+        if not self._lookahead:
+            group.home.settle()
+        with self._lock:
+            self._turns.results_bytes -= group.results
+            if back is not None:
+                self._spare.keep(group, back[0], back[1], output.handed)
+                self._bound_spare()
+            del back  # before the next update begins
+            self._turns.version[group.name] = ready.version
+            self._turns.unwritten -= 1
+            self._cond.notify_all()
+        self._written(group.name, ready.version)

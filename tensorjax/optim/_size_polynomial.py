@@ -1,0 +1,176 @@
+"""Size of tensorised layers (parameters, bytes or FLOPs) as a polynomial of the ranks.
+
+Parameters, bytes and FLOPs are all sums of terms, coefficient × product of ranks, linear in every
+rank. The same polynomial, taken at ‖D‖₁ in place of the ranks, is the surrogate of CoMERA.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax.optim._tensorised_leaves import Layer, Layout
+
+Measure = Literal["numbers", "bytes", "flops"]
+Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks multiply it
+
+
+def checked(measure: str) -> Measure:
+    """Checks the option ``measure``: "numbers", "bytes" or "flops"."""
+    if measure not in get_args(Measure):
+        raise ValueError(
+            f"measure: expected one of {', '.join(get_args(Measure))}, got {measure!r}"
+        )
+    return measure  # type: ignore[return-value]
+
+
+def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
+    """Yields the (coefficient, gates) terms of one layer's size; its gates count from zero."""
+    if measure == "flops":
+        yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
+            layer, rows
+        )
+        return
+    for core, (shape, dtype) in enumerate(zip(layer.shapes, layer.dtypes, strict=True)):
+        gates, axes = _gates(layer, core)
+        fixed = math.prod(n for axis, n in enumerate(shape) if axis not in axes)
+        yield fixed * (jnp.dtype(dtype).itemsize if measure == "bytes" else 1), gates
+
+
+def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
+    """Returns the gates on the bonds of a core, and the core's axes for these bonds."""
+    found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
+    return tuple(g for g, _ in found), {axis for _, axis in found}
+
+
+def _split(sizes: Sequence[int], outputs: int | None) -> int:
+    """Guesses how many modes are inputs: from the bias length, or else the most even split."""
+    cuts = range(1, len(sizes))
+    right = {k: math.prod(sizes[k:]) for k in cuts}
+    if outputs is not None and any(right[k] >= outputs for k in cuts):
+        return max(k for k in cuts if right[k] >= outputs)
+    return min(cuts, key=lambda k: abs(math.log(right[k] / math.prod(sizes[:k]))))
+
+
+def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
+    modes = [layer.modes(k) for k in range(len(layer.shapes))]
+    sizes = [math.prod(m) for m in modes]
+    if len(sizes) == 1:
+        return
+    if any(len(m) > 1 for m in modes):  # a lookup: one row of every core, from the left
+        for k in range(1, len(modes)):
+            made = math.prod(m[-1] for m in modes[: k + 1])
+            yield 2 * rows * made, _gates(layer, k)[0]
+        return
+    split = _split(sizes, layer.outputs)
+    for k in range(1, split):
+        yield 2 * math.prod(sizes[: k + 1]), _gates(layer, k)[0]
+    for k in range(split, len(sizes) - 1):
+        yield 2 * math.prod(sizes[k:]), _gates(layer, k)[0]
+    yield 2 * rows * (math.prod(sizes[:split]) + math.prod(sizes[split:])), (split - 1,)
+
+
+def _tucker_flops(layer: Layer, rows: int) -> Iterator[Term]:
+    modes = [shape[:-1] for shape in layer.shapes[1:]]
+    sizes, every = [m[-1] for m in modes], tuple(range(len(modes)))
+    if any(len(m) > 1 for m in modes):  # a lookup: the core, times one row of every factor
+        for k in every:
+            yield 2 * rows * math.prod(sizes[: k + 1]), every[k:]
+        return
+    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    for k in range(split):
+        yield 2 * rows * math.prod(sizes[k:split]), every[: k + 1]
+    yield 2 * rows, every
+    for k in range(split, len(sizes)):
+        yield 2 * rows * math.prod(sizes[split : k + 1]), every[k:]
+
+
+def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
+    modes = [shape[:-1] for shape in layer.shapes]
+    sizes = [m[-1] for m in modes]
+    if any(len(m) > 1 for m in modes):
+        yield rows * sum(math.prod(sizes[: k + 1]) for k in range(1, len(sizes))), (0,)
+        yield rows * math.prod(sizes), (0,)
+        return
+    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    for part in (sizes[:split], sizes[split:]):
+        yield sum(math.prod(part[: k + 1]) for k in range(1, len(part))), (0,)
+        yield 2 * rows * math.prod(part), (0,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """Size polynomial of all layers together, as arrays for evaluation at traced ranks.
+
+    Attributes:
+      coefficients: (terms,).
+      factors: (terms, degree), indices of gates; one past the last gate stands for the factor 1.
+      owners: (terms,), the layer of each term.
+      members: (layers, most gates of a layer), indices of gates, padded likewise.
+    """
+
+    coefficients: np.ndarray
+    factors: np.ndarray
+    owners: np.ndarray
+    members: np.ndarray
+
+    def __call__(self, ranks: jax.Array) -> jax.Array:
+        """Evaluates the size at real-valued ranks of shape (gates,)."""
+        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
+        products = jnp.prod(full[self.factors], axis=1)
+        return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
+
+    def of_living(self, ranks: jax.Array) -> jax.Array:
+        """Evaluates the size, where a layer with any rank of zero counts as zero."""
+        alive = self.living(ranks).astype(ranks.dtype)
+        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
+        products = jnp.prod(full[self.factors], axis=1) * alive[self.owners]
+        return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
+
+    def living(self, ranks: jax.Array) -> jax.Array:
+        """Marks the layers in which no rank is zero."""
+        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
+        return jnp.all(full[self.members] > 0, axis=1)
+
+
+def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
+    """Builds the size polynomial of all layers; gates are numbered layer by layer."""
+    listed: list[Term] = []
+    owners: list[int] = []
+    members: list[tuple[int, ...]] = []
+    start = 0
+    for number, layer in enumerate(layout.layers):
+        for coefficient, gates in terms(layer, measure, rows):
+            listed.append((coefficient, tuple(start + g for g in gates)))
+            owners.append(number)
+        members.append(tuple(range(start, start + len(layer.gates))))
+        start += len(layer.gates)
+    return Polynomial(
+        np.array([float(c) for c, _ in listed]),
+        _padded([gates for _, gates in listed], start),
+        np.array(owners, int),
+        _padded(members, start),
+    )
+
+
+def _padded(lists: Sequence[tuple[int, ...]], fill: int) -> np.ndarray:
+    columns = list(itertools.zip_longest(*lists, fillvalue=fill))
+    return np.array(columns, int).reshape(-1, len(lists)).T
+
+
+def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
+    """Computes the size of one layer in exact integers; zero if a rank is zero."""
+    if layer.gates and min(ranks) == 0:
+        return 0
+    return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
+
+
+def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
+    """Computes the size of all layers in exact integers."""
+    pairs = zip(layout.layers, ranks, strict=True)
+    return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

@@ -1,0 +1,183 @@
+"""Measures of tensorised models: size at live ranks, the ranks, and labels of parameters."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._tensorised_leaves import Layer, Layout, find, flatten
+
+
+def size(
+    params: Any,
+    *,
+    measure: Measure = "numbers",
+    threshold: float = 0.0,
+    rows: int = 1,
+    everything: bool = False,
+) -> Any:
+    """Measures the size of a model's tensorised layers at their live ranks.
+
+    With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
+    numbers (n_k the product of row and column mode for a TT-matrix), a Tucker layer
+    Π_k ρ_k + Σ_k n_k ρ_k, a CP layer Σ_k n_k ρ. A layer with an empty bond has none.
+
+    Args:
+      params: any tree of parameters: an nnx.State, a dict, Linen's {"params": …}. Dense parameters
+        need not be there.
+      measure: "numbers"; "bytes", in the dtypes of the cores; or "flops", multiplications and
+        additions of a forward pass. A linear tensor train is counted as the paper contracts it: the
+        input cores to one matrix A, the output cores to B, then (x A) B. Where inputs end is read
+        from the length of the bias; without one, the most even split is taken. Tucker: factors on
+        the inputs, the core, factors on the outputs. CP: A and B are Khatri–Rao products. A lookup
+        (cores with row and column modes) takes one row of every core, from the left. Biases and
+        products with the gates are not counted.
+      threshold: gates at or below it count as dead.
+      rows: inputs (or lookups) of the forward pass, for "flops".
+      everything: counts gates, biases and all other parameters too ("numbers" and "bytes").
+
+    Returns:
+      int; a scalar float32 array where ``params`` are traced.
+
+    Raises:
+      ValueError: gates that do not fit their cores, an unknown measure.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import optim
+      >>> layer = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> optim.size(layer), optim.size(layer, measure="bytes"), optim.size(layer, everything=True)
+      (27, 108, 30)
+    """
+    measure = checked(measure)
+    rows = _check.integer("rows", rows, low=1)
+    threshold = checked_threshold(threshold)
+    if everything and measure == "flops":
+        raise ValueError(
+            'everything: expected measure "numbers" or "bytes", got "flops": what dense parameters '
+            "are used for is not known"
+        )
+    layout = find(params)
+    _, leaves, _ = flatten(params)
+    other = _rest(layout, leaves, measure) if everything else 0
+    gates = [leaves[k] for k in layout.gates]
+    if not gates or not _check.is_traced(gates):
+        counted = [live_ranks(layer, leaves, threshold) for layer in layout.layers]
+        extra = sum(sum(r) for r in counted) if everything else 0
+        if everything and measure == "bytes":
+            extra = sum(
+                n * jnp.result_type(leaves[g]).itemsize
+                for layer, r in zip(layout.layers, counted, strict=True)
+                for n, g in zip(r, layer.gates, strict=True)
+            )
+        return total(layout, counted, measure, rows) + other + extra
+    ranks = jnp.stack([jnp.sum(g > threshold, dtype=jnp.float32) for g in gates])
+    value = polynomial(layout, measure, rows).of_living(ranks) + other
+    if everything:
+        width = [jnp.result_type(g).itemsize if measure == "bytes" else 1 for g in gates]
+        value += jnp.sum(ranks * jnp.asarray(width, jnp.float32))
+    return value
+
+
+def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
+    """Counts the parameters or bytes of the leaves that are neither cores nor gates."""
+    known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
+    return sum(
+        math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
+        for position, leaf in enumerate(leaves)
+        if position not in known
+    )
+
+
+def checked_threshold(threshold: Any) -> Any:
+    """Checks that a gate threshold is a number; raises ValueError otherwise."""
+    if _check.is_traced(threshold):
+        return threshold
+    try:
+        fits = not math.isnan(threshold)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"threshold: expected a number, got {threshold!r}; 0 is that of gates that were pruned"
+        )
+    return threshold
+
+
+def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
+    """Counts the gates above the threshold on every bond of a layer; needs concrete arrays."""
+    return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
+
+
+def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
+    """Returns the live ranks of every tensorised layer: its gates above the threshold.
+
+    Args:
+      params: any tree of parameters.
+      threshold: gates at or below it count as dead; −inf gives the ranks of the arrays.
+
+    Returns:
+      {path of the layer: one rank per gate}. The top of the tree is "(top)".
+
+    Raises:
+      TypeError: traced parameters: how many gates live depends on the data.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import optim
+      >>> gates = [jnp.array([1.0, 0.0, 0.2])]
+      >>> layer = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": gates}
+      >>> optim.ranks({"head": layer}), optim.ranks({"head": layer}, threshold=float("-inf"))
+      ({'head': (2,)}, {'head': (3,)})
+    """
+    layout = find(params)
+    _, leaves, _ = flatten(params)
+    concrete("ranks", [leaves[k] for k in layout.gates])
+    threshold = checked_threshold(threshold)
+    return {layer.name: live_ranks(layer, leaves, threshold) for layer in layout.layers}
+
+
+def concrete(name: str, leaves: Any) -> None:
+    """Raises TypeError if a leaf is traced."""
+    if _check.is_traced(leaves):
+        raise TypeError(
+            f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
+            "trace; call it between steps, outside the transformation"
+        )
+
+
+def labels(params: Any) -> Any:
+    """Labels every parameter "core", "gate" or "dense", in the same tree.
+
+    Made for `optax.partition`, which takes the function itself; the rates of the paper's released
+    program would be::
+
+        inner = optax.partition(
+            {
+                "core": optax.adamw(1e-4, weight_decay=0.0),
+                "gate": optax.adamw(1e-3, weight_decay=0.0),
+                "dense": optax.adamw(5e-5, weight_decay=0.0),
+            },
+            optim.labels,
+        )
+        optimizer = optim.rank_adaptive(inner, switch=1000, size_fraction=0.5)
+
+    Args:
+      params: any tree of parameters, or of gradients.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import optim
+      >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
+      >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
+      {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
+    """
+    layout = find(params)
+    named = dict.fromkeys(range(len(layout.paths)), "dense")
+    for layer in layout.layers:
+        named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
+    return jax.tree.unflatten(jax.tree.structure(params), list(named.values()))

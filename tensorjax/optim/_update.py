@@ -1,0 +1,371 @@
+"""One update of the rank-adaptive optimiser: gradient of the objective, then gate pruning."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tensorjax.optim._options import Options, at, is_zero
+from tensorjax.optim._prune import Gates, doomed, like, widest
+from tensorjax.optim._size_polynomial import Polynomial, polynomial
+from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
+from tensorjax.optim._tensorised_leaves import Layout, gated
+from tensorjax.optim._trial_cuts import Verdict, Watch, judged
+from tensorjax.optim._trial_cuts import seen as seen_by
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One update of the rank-adaptive optimiser, between gradients and parameter moves."""
+
+    options: Options
+    layout: Layout
+    gates: Gates
+    polynomial: Polynomial
+    updates: Any
+    leaves: list[Any]
+    flat: jax.Array
+    live: jax.Array
+    began: jax.Array
+    state: RankAdaptiveState  # with this step's loss, count and stage
+    trial: tuple[Verdict, jax.Array] | None  # and the gates' values from before the last cut
+
+    @classmethod
+    def of(
+        cls, options: Options, updates: Any, params: Any, state: RankAdaptiveState, value: Any
+    ) -> "Step":
+        if params is None:
+            raise ValueError(
+                "params: expected the parameters, got none; call update(gradients, state, params, "
+                "value=loss)"
+            )
+        layout, leaves = gated(params), jax.tree.leaves(params)
+        shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
+        if shapes != [jnp.shape(x) for x in leaves]:
+            raise ValueError(
+                "updates: expected gradients of the same structure and shapes as the parameters; "
+                "after a shrink both, and the state, have to be new"
+            )
+        gates = Gates.of(layout)
+        form = polynomial(layout, options.measure, options.rows)
+        flat = gates.join([leaves[k] for k in layout.gates])
+        size = form.of_living(gates.per_bond(flat > _threshold(options, flat)))
+        seen, finite = _observed(options, state, value)
+        following = _staged(options, seen, finite, size)
+        began = following.late & unknown(state.best)
+        places = layout.gates
+        pulls = gates.join([jax.tree.leaves(updates)[k] for k in places])
+        # The early stage watches too: chance is known from its first losses.
+        excess = jnp.max(gates.per_bond(flat * pulls), initial=0.0) / 2
+        watch = _watched(options, state, value, excess, finite, following.late)
+        trial = None
+        if options.switch is not None:
+            kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
+            saved = gates.join([kept[k] for k in places])
+            counts = jnp.sum(saved != 0).astype(jnp.float32)
+            watch, verdict = judged(watch, following.mass, size, counts)
+            trial = (verdict, saved)
+        following = following._replace(watch=watch)
+        return cls(
+            options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial
+        )
+
+    def pressures(self) -> tuple[Any, Any]:
+        """Returns the weights of loss and size surrogate; None stands for 1 and for 0."""
+        options, state = self.options, self.state
+        count = state.count - 1  # schedules see the number of updates before this one
+        early = None if is_zero(options.size_weight) else at(options.size_weight, count)
+        if options.switch is None:
+            return None, early
+        excess = (state.size - state.size_target) / state.scale
+        short = at(options.loss_weight, count) * (_average(state) - state.loss_target)
+        # Where every bond has rank one, pressing on would not end.
+        fits = state.size <= jnp.maximum(state.size_target, state.least)
+        if self.trial is not None:  # nor where no cut is left to try, or the loss is near chance
+            fits |= ~self.trial[0].presses
+        mix = at(options.mix, count)
+        worse = fits | (short > at(options.late_size_weight, count) * excess)
+        on_loss = jnp.where(worse, at(options.loss_weight, count) + mix, mix)
+        on_size = jnp.where(worse, mix, at(options.late_size_weight, count) + mix)
+        on_size = jnp.where(fits, 0.0, on_size)
+        before = jnp.zeros((), jnp.float32) if early is None else early
+        return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
+
+    def slopes(self, on_size: jax.Array) -> list[jax.Array]:
+        """Returns on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
+        norms = self.gates.per_bond(jnp.abs(self.flat))
+        each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
+        return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))
+
+    def gradients(self) -> Any:
+        """Returns the gradients of the whole objective, zero at dead gates."""
+        on_loss, on_size = self.pressures()
+        leaves, structure = jax.tree.flatten(self.updates)
+        if on_loss is not None:
+            # Of integers, as of counters, the gradients are float0.
+            leaves = [
+                on_loss.astype(g.dtype) * g if jnp.issubdtype(g.dtype, jnp.inexact) else g
+                for g in leaves
+            ]
+        if not is_zero(self.options.core_weight):
+            decay = 2 * at(self.options.core_weight, self.state.count - 1)
+            for k in (k for layer in self.layout.layers for k in layer.cores):
+                dtype = jnp.result_type(leaves[k])
+                leaves[k] = leaves[k] + decay.astype(dtype) * self.leaves[k].astype(dtype)
+        slopes = None
+        if on_size is not None and self.options.proximal is None:
+            slopes = self.slopes(on_size)
+        for n, (k, live) in enumerate(
+            zip(self.layout.gates, self.gates.split(self.live), strict=True)
+        ):
+            total = leaves[k]
+            if slopes is not None:
+                signs = jnp.sign(self.leaves[k]).astype(total.dtype)
+                total = total + like(slopes[n].astype(total.dtype), signs) * signs
+            leaves[k] = jnp.where(like(live, total), total, jnp.zeros_like(total))
+        return jax.tree.unflatten(structure, leaves)
+
+    def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
+        """Returns the moves that set dying gates, and the core slices on their bonds, to zero.
+
+        Args:
+          moves: of the inner transformation.
+          gradients: which it was given.
+
+        Returns:
+          (moves, the size, what the state is to know of frozen parameters).
+        """
+        leaves, structure = jax.tree.flatten(moves)
+        places = self.layout.gates
+        still, rests = self._frozen(leaves, jax.tree.leaves(gradients))
+        frozen = self.gates.spread([still[k] for k in places])
+        new = self._moved(leaves, still)
+        flat = self.gates.join(new)
+        limit = _threshold(self.options, flat)
+        target, deadly = None, limit
+        if self.options.switch is not None:
+            target = jnp.where(self.state.late, self.state.size_target, -jnp.inf)
+        if self.options.switch is not None and self.options.late_threshold is not None:
+            late = at(self.options.late_threshold, self.state.count - 1).astype(flat.dtype)
+            deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
+        dead = ~self.live | doomed(
+            self.gates, self.polynomial, flat, self.live, deadly,
+            keep_one=self.options.keep_one, target=target, frozen=frozen, most=self._most(),
+        )  # fmt: skip
+        dead, back, waiting, watch = self._tried(dead)
+        held = ~dead & ~frozen & (flat <= limit)
+        split = self.gates.split
+        for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
+            kept = leaves[k]
+            leaves[k] = _gate_move(
+                self.leaves[k], leaves[k], gone, hold, limit,
+                gate if self.options.proximal is not None else None,
+            )  # fmt: skip
+            leaves[k] = jnp.where(still[k], kept.astype(leaves[k].dtype), leaves[k])
+        if back is not None:
+            for k, returns in zip(places, split(back), strict=True):
+                leaves[k] = leaves[k] + like(returns.astype(leaves[k].dtype), leaves[k])
+        self._clear(leaves, split(~dead), still, None if waiting is None else split(waiting))
+        size = self.polynomial.of_living(self.gates.per_bond(~dead))
+        lengths = np.minimum(self.gates.lengths, 1) * self.options.keep_one
+        stay = self.gates.per_bond(~dead & frozen)
+        least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
+        least = jnp.where(jnp.all(rests), self.state.least, least)
+        learnt = {"least": least, "rests": rests, "watch": watch}
+        return jax.tree.unflatten(structure, leaves), size, learnt
+
+    def _most(self) -> jax.Array | None:
+        """Returns how many gates may be set to zero in this step; all in the early stage."""
+        if self.trial is None:
+            return None
+        return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
+
+    def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
+        """Updates the dead gates by the verdict on the last cut: undone, kept, or still on trial.
+
+        Returns:
+          (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
+        """
+        if self.trial is None:
+            return dead, None, None, self.state.watch
+        (undo, waits, *_), saved = self.trial
+        back = jnp.where(undo, saved, 0.0)
+        dead &= back == 0
+        cut = dead & self.live & self.state.late
+        kept = jnp.where(waits, saved, jnp.where(cut, self.flat, 0.0))
+        watch = self.state.watch
+        parts = dict(zip(self.layout.gates, self.gates.split(kept), strict=True))
+        old, structure = jax.tree.flatten(watch.saved)
+        new = [
+            like(parts[k].astype(x.dtype), x)
+            for k, x in zip(sorted(self.layout.gates), old, strict=True)
+        ]
+        watch = watch._replace(
+            saved=jax.tree.unflatten(structure, new),
+            tried=jnp.where(jnp.any(cut), 0, watch.tried),
+            total=jnp.where(jnp.any(cut), 0.0, watch.total),
+        )
+        return dead, back, (kept != 0) | (back != 0), watch
+
+    def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
+        """Returns the gates after the inner optimiser's move and the proximal step."""
+        new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
+        on_size = self.pressures()[1]
+        if self.options.proximal is None or on_size is None:
+            return new
+        step = at(self.options.proximal, self.state.count - 1)
+        pushed = [
+            jnp.maximum(gate - like(slope.astype(gate.dtype), gate), jnp.zeros_like(gate))
+            for gate, slope in zip(new, self.slopes(step * on_size), strict=True)
+        ]
+        trio = zip(self.layout.gates, new, pushed, strict=True)
+        return [jnp.where(still[k], gate, low) for k, gate, low in trio]
+
+    def _clear(
+        self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
+    ) -> None:
+        """Sets the core slices of dead gates to zero, so that norms do not see them.
+
+        Slices of a cut on trial keep their values, as the cut may be undone.
+        """
+        start = 0
+        for layer in self.layout.layers:
+            for gate, bonds in enumerate(layer.bonds):
+                mask = alive[start + gate]
+                for core, axis in bonds:
+                    k = layer.cores[core]
+                    shape = [1] * len(layer.shapes[core])
+                    shape[axis] = mask.size
+                    x, move = _same(self.leaves[k], leaves[k])
+                    kept = like(jnp.broadcast_to(mask.reshape(shape), x.shape), x)
+                    cleared = jnp.where(kept | still[k], move, -x)
+                    if waiting is not None:
+                        rest = waiting[start + gate].reshape(shape)
+                        rest = like(jnp.broadcast_to(rest, x.shape), x)
+                        cleared = jnp.where(rest, jnp.zeros_like(cleared), cleared)
+                    leaves[k] = cleared
+            start += len(layer.gates)
+
+    def _frozen(
+        self, moves: list[Any], gradients: list[Any]
+    ) -> tuple[dict[int, jax.Array], jax.Array]:
+        """Detects cores and gates that the inner optimiser keeps frozen, from their moves.
+
+        Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
+        does not move, while another one does, counts as frozen; it stays so in steps in which
+        nothing moves, as between those of `optax.MultiSteps`. Where nothing has ever moved, gates
+        may be set to zero in the late stage only. A zero gradient leaves the flag of a leaf as it
+        was: at first frozen, for a frozen layer below one that starts at zero gets no gradient for
+        some steps.
+        """
+        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
+        active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
+        moved, driven = (jnp.stack([_is_any(x[k]) for k in parts]) for x in (moves, gradients))
+        still = ~moved & (driven | self.state.rests)
+        rests = jnp.where(active, still, self.state.rests)
+        frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
+        return dict(zip(parts, frozen, strict=True)), rests
+
+    def record(
+        self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
+    ) -> RankAdaptiveState:
+        """Returns the state after the step: its size, and the count of steps without progress."""
+        state, loss = self.state, _average(self.state)
+        best = jnp.where(self.began, loss, state.best)
+        better = loss < best - PROGRESS * jnp.abs(best)
+        moved = better | (size < state.size) | self.began | ~state.late
+        return state._replace(
+            size=size,
+            least=least,
+            rests=rests,
+            watch=watch,
+            best=jnp.where(better, loss, best),
+            stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
+        )
+
+
+def _is_any(x: jax.Array) -> jax.Array:
+    """Checks whether a floating-point array has a nonzero entry; False for integer arrays."""
+    return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
+
+
+def _threshold(options: Options, flat: jax.Array) -> jax.Array:
+    return jnp.asarray(options.threshold).astype(flat.dtype)
+
+
+def _average(state: RankAdaptiveState) -> jax.Array:
+    return state.loss / jnp.where(state.mass > 0, state.mass, 1.0)
+
+
+def _observed(
+    options: Options, state: RankAdaptiveState, value: Any
+) -> tuple[RankAdaptiveState, jax.Array]:
+    """Adds this step's loss, if finite, to the moving average in the state."""
+    loss = jnp.asarray(value).astype(jnp.float32)
+    finite = jnp.isfinite(loss)
+    decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
+    state = state._replace(
+        count=optax.safe_increment(state.count),
+        loss=jnp.where(finite, decay * state.loss + (1 - decay) * loss, state.loss),
+        mass=jnp.where(finite, decay * state.mass + (1 - decay), state.mass),
+        skipped=state.skipped + (~finite).astype(jnp.int32),
+    )
+    return state, finite
+
+
+def _watched(
+    options: Options, state: RankAdaptiveState, value: Any, excess: Any, finite: Any, late: Any
+) -> Watch:
+    loss, decay = (jnp.asarray(x).astype(jnp.float32) for x in (value, options.loss_decay))
+    return seen_by(state.watch, loss, excess, finite, decay, late)
+
+
+def _staged(
+    options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
+) -> RankAdaptiveState:
+    """Updates size and stage in the state; fixes the targets when the late stage begins."""
+    state = state._replace(size=size)
+    if options.switch is None:
+        return state
+    loss, count = _average(state), state.count - 1
+    asked = options.switch(count, loss, size) if callable(options.switch) else (
+        count >= jnp.asarray(options.switch)
+    )  # fmt: skip
+    late = state.late | (finite & jnp.asarray(asked, bool))
+    if options.loss_target is None:
+        found = late & unknown(state.loss_target)
+        state = state._replace(loss_target=jnp.where(found, loss, state.loss_target))
+    if options.size_fraction is not None:
+        share = jnp.asarray(options.size_fraction).astype(jnp.float32)
+        found = late & unknown(state.size_target)
+        state = state._replace(size_target=jnp.where(found, share * size, state.size_target))
+    return state._replace(late=late)
+
+
+def _plus(x: Any, move: Any) -> jax.Array:
+    """Adds a move to a parameter as `optax.apply_updates` does."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.asarray(x + move).astype(jnp.result_type(x))
+
+
+def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
+    """Casts parameter and move to one dtype that holds the parameter exactly."""
+    dtype = widest(x, move)
+    return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
+
+
+def _gate_move(
+    gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
+) -> jax.Array:
+    """Returns gate moves: to zero for dead gates, to just above the threshold for held ones."""
+    eps = float(jnp.finfo(jnp.result_type(gate)).eps)
+    x, move = _same(gate, move)
+    dead, held = like(dead, x), like(held, x)
+    if new is not None:
+        move = new.astype(x.dtype) - x
+    # A sum of parameter and move is rounded: the second term covers that.
+    least = (limit * (1 + 4 * eps)).astype(x.dtype) + eps * jnp.abs(x)
+    return jnp.where(dead, -x, jnp.where(held, least - x, move))

@@ -1,0 +1,151 @@
+"""Constructors of the parallel layouts, by name: 1D, FSDP + TP, SUMMA (2D), 2.5D."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from tensorjax.parallel._layout import Layout
+from tensorjax.parallel._sharding_rules import Rule
+
+__all__ = ["NAMES", "FsdpTp", "Megatron", "Single", "Summa", "layout"]
+
+NAMES = ("single", "1d", "1d+sequence", "fsdp+tp", "2d", "summa", "2.5d")
+
+
+_SUMMA = ("rows", "replicate", "overlap", "rules")
+_OPTIONS = {
+    "single": (),
+    "1d": ("rules",),
+    "1d+sequence": ("rules",),
+    "fsdp+tp": ("rules",),
+    "2d": _SUMMA,
+    "summa": _SUMMA,
+    "2.5d": _SUMMA,
+}
+
+
+def Single() -> Layout:
+    """Returns the layout of one device, without splits or communication."""
+    return Layout("single")
+
+
+def Megatron(
+    mesh: Mesh, *, sequence: bool = False, rules: Mapping[str, Rule] | None = None
+) -> Layout:
+    """Returns the 1D (Megatron) layout: weights split over all devices, the batch over none.
+
+    Args:
+      mesh: its axes are used as one.
+      sequence: split x along its length where it would be the same on all devices.
+      rules: replace single ones of this layout, see `Layout`.
+    """
+    line = tuple(mesh.axis_names)
+    default = {**_wide(line), "length": line if sequence else None}
+    return Layout("1d+sequence" if sequence else "1d", mesh, {**default, **(rules or {})})
+
+
+def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:
+    """Returns the FSDP + tensor-parallel layout: weights gathered over rows, 1D along columns.
+
+    The batch is split over "r" (and "d"), the wide side of weights over "c".
+
+    Args:
+      mesh: with axes "r", "c", or "d", "r", "c".
+      rules: replace single ones of this layout, see `Layout`.
+    """
+    rows = _rows(mesh)
+    default = {"batch": rows, "embed": rows, **_wide(("c",))}
+    return Layout("fsdp+tp", mesh, {**default, **(rules or {})})
+
+
+def Summa(
+    mesh: Mesh,
+    *,
+    rows: str = "gather",
+    replicate: bool = True,
+    overlap: bool = False,
+    rules: Mapping[str, Rule] | None = None,
+) -> Layout:
+    """Returns the 2D (SUMMA) layout: activations and weights split over rows and columns.
+
+    The batch of x lies on "r", its features on "c"; a weight lies on both:
+
+        Y = all_gather(X, "c") @ all_gather(W, "r").
+
+    On a mesh with an axis "d" it is 2.5D: the batch is split over d × r.
+
+    Args:
+      mesh: with axes "r", "c", or "d", "r", "c"; any sizes.
+      rows: "gather" is SUMMA for all weights, as published. "scatter" multiplies the second weight
+        of a pair where the columns of its input lie, and adds up (psum_scatter) its narrow output
+        instead of joining its wide input: 4 T H in place of 7 T H elements per block.
+      replicate: on a mesh with "d": every layer of it holds the weights (2.5D as published), and
+        gradients are added over "d". False stores them in pieces over "d" too, as fsdp does.
+      overlap: pass blocks around a ring and multiply each as it arrives.
+      rules: replace single ones of this layout, see `Layout`.
+    """
+    batch = _rows(mesh)
+    name = ("summa" if rows == "gather" else "2d") if "d" not in mesh.axis_names else "2.5d"
+    stored = ("r",) if replicate else batch
+    default = {"batch": batch, "embed": stored, "features": "c", **_wide(("c",))}
+    return Layout(name, mesh, {**default, **(rules or {})}, rows=rows, overlap=overlap)
+
+
+def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
+    """Returns a layout by its name.
+
+    Args:
+      name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),
+        "2d" (`Summa` with rows="scatter"), "2.5d" (`Summa` on a mesh with an axis "d").
+      mesh: of the devices; None for "single".
+      **options: of the layout.
+
+    Raises:
+      ValueError: an unknown name, an option that the layout has not, or a mesh that does not suit
+        the name.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> tuple(parallel.layout("summa", parallel.mesh(1, 1)).spec(("embed", "mlp")))
+      ('r', 'c')
+    """
+    if name not in NAMES:
+        raise ValueError(f"layout: expected one of {', '.join(NAMES)}, got {name!r}")
+    for option in options:
+        if option not in _OPTIONS[name]:
+            having = ", ".join(repr(other) for other in NAMES if option in _OPTIONS[other])
+            raise ValueError(
+                f"{option}: expected no such option for layout {name!r}; "
+                f"{f'it is one of {having}' if having else f'there are {_OPTIONS[name]}'}"
+            )
+    if name == "single":
+        return Single()
+    if mesh is None:
+        raise ValueError(f"mesh: expected a mesh for layout {name!r}, got None")
+    if name == "2.5d" and "d" not in mesh.axis_names:
+        raise ValueError(
+            f"mesh: expected an axis 'd' for layout '2.5d', got {mesh.axis_names}; "
+            "make it with mesh(rows, columns, depth=2)"
+        )
+    if name in ("summa", "2d") and "d" in mesh.axis_names:
+        raise ValueError(f"mesh: expected axes 'r', 'c' for layout {name!r}, got 'd' too")
+    if name in ("1d", "1d+sequence"):
+        return Megatron(mesh, sequence=name != "1d", **options)
+    if name == "fsdp+tp":
+        return FsdpTp(mesh, **options)
+    return Summa(mesh, **{"rows": "scatter" if name == "2d" else "gather", **options})
+
+
+def _rows(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the mesh axes that split the batch; checks that "r" and "c" exist."""
+    missing = {"r", "c"} - set(mesh.axis_names)
+    if missing:
+        raise ValueError(
+            f"mesh: expected axes 'r' and 'c', got {mesh.axis_names}; make it with parallel.mesh"
+        )
+    return tuple(axis for axis in ("d", "r") if axis in mesh.axis_names)
+
+
+def _wide(axes: tuple[str, ...]) -> dict[str, Rule]:
+    return {"mlp": axes, "heads": axes, "vocab": axes}

@@ -1,0 +1,148 @@
+"""Affine maps y = Γ x + s between physical coordinates x and moving coordinates y."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+
+
+class AffineMap(NamedTuple):
+    """Affine map y = Γ x + s, a pytree; `affine` makes a checked one.
+
+    Attributes:
+      matrix: Γ, (d, d), invertible.
+      shift: s, (d,).
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> quarter = pde.affine(np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([1.0, 0.0]))
+      >>> y = quarter.forward(np.array([[2.0, 3.0]]))
+      >>> print(y, quarter.inverse(y), float(quarter.det))
+      [[ 4. -2.]] [[2. 3.]] 1.0
+    """
+
+    matrix: Any
+    shift: Any
+
+    @classmethod
+    def identity(cls, dim: int) -> "AffineMap":
+        """Returns the identity map in ``dim`` dimensions."""
+        return cls(np.eye(dim), np.zeros(dim))
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return self.matrix.shape[-1]
+
+    @property
+    def det(self) -> Any:
+        """Determinant of Γ: the ratio of volumes in y and in x, with a sign."""
+        return backend(self.matrix).linalg.det(self.matrix)
+
+    @property
+    def cond(self) -> Any:
+        """Condition number of Γ in the 2-norm."""
+        return backend(self.matrix).linalg.cond(self.matrix)
+
+    def forward(self, x: Any) -> Any:
+        """Maps physical points x, (m, d), to moving coordinates y, (m, d)."""
+        _, (matrix, shift, x) = floats(self.matrix, self.shift, x)
+        return x @ matrix.T + shift[None]
+
+    def inverse(self, y: Any) -> Any:
+        """Maps points y, (m, d), to physical points x, (m, d)."""
+        xp, (matrix, shift, y) = floats(self.matrix, self.shift, y)
+        return xp.linalg.solve(matrix, (y - shift[None]).T).T
+
+
+def affine(matrix: Any, shift: Any = None) -> AffineMap:
+    """Builds the affine map y = Γ x + s from checked arguments.
+
+    Args:
+      matrix: Γ, (d, d), real.
+      shift: s, (d,); zero if None.
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf, or a matrix that is singular in double precision.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.affine([[2.0, 0.0], [0.0, 1.0]]).cond.item()
+      2.0
+    """
+    matrix, shift = _given(matrix), None if shift is None else _given(shift)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+        raise ValueError(f"matrix: expected shape (d, d), got {matrix.shape}")
+    shift = np.zeros(len(matrix)) if shift is None else shift
+    if shift.shape != matrix.shape[:1]:
+        raise ValueError(f"shift: expected shape {matrix.shape[:1]}, got {shift.shape}")
+    _check.finite("matrix", matrix)
+    _check.finite("shift", shift)
+    if not _check.is_traced(matrix):
+        s = np.linalg.svd(matrix, compute_uv=False)
+        if s[-1] <= len(s) * np.finfo(float).eps * s[0]:
+            raise ValueError(
+                "matrix: expected an invertible matrix, got singular values from "
+                f"{s[0]:.2g} to {s[-1]:.2g}; choose coordinates that are independent"
+            )
+    return AffineMap(matrix, shift)
+
+
+class Remembered:
+    """Cache of results for the last few maps.
+
+    Results depend on the map, the box and the tolerance alone, so that a run and its continuation
+    get equal ones. A map at rest is requested again and again.
+    """
+
+    def __init__(self, name: str, count: int = 8):
+        self._name, self._count = name, count
+        self._known: dict[Any, Any] = {}
+
+    def get(self, map: AffineMap, box: Hashable, tol: float, make: Callable[[], Any]) -> Any:
+        """Returns the cached result for a map, box and tolerance, or makes it."""
+        if _check.is_traced(map):
+            raise TypeError(
+                f"{self._name}: expected a concrete map, got a traced one: this is brought into a "
+                "train by cross approximation, outside jit, vmap and grad; there use Sin or Power"
+            )
+        key = np.asarray(map.matrix).tobytes(), np.asarray(map.shift).tobytes(), box, tol
+        if key not in self._known:
+            while len(self._known) >= self._count:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = make()
+        return self._known[key]
+
+
+def _given(x: Any) -> Any:
+    return x if _check.is_traced(x) else np.asarray(x, np.float64)
+
+
+def backend(*values: Any) -> Any:
+    """Returns `jax.numpy` if a value is traced, else NumPy."""
+    return jnp if _check.is_traced(*values) else np
+
+
+def floats(*values: Any) -> tuple[Any, list[Any]]:
+    """Returns the `backend` and the values as its arrays of one dtype, float64 on the host."""
+    xp = backend(*values)
+    if xp is np:
+        return np, [np.asarray(v, np.float64) for v in values]
+    dtype = jnp.result_type(*(v.dtype for v in values if _check.is_traced(v)))
+    dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    return jnp, [_argument(v).astype(dtype) for v in values]
+
+
+def _argument(v: Any) -> Any:
+    """Converts a value to an array that tracing keeps as a constant beside the program.
+
+    So problems that differ in an amplitude share what is compiled: see
+    `tensorjax.pde._stepping.compiled_once`.
+    """
+    if _check.is_traced(v) or np.ndim(v):
+        return jnp.asarray(v)
+    return jnp.asarray(np.reshape(np.asarray(v), 1))[0]

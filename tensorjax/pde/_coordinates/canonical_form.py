@@ -1,0 +1,149 @@
+"""Canonical form of a tensor train on the host: orthogonal bases and singular values of all bonds.
+
+At every bond v = U_{≤p} S_p V_{>p}, with U left-orthogonal and V right-orthogonal cores. They span
+the tangent space of the manifold of the ranks of v; see
+`tensorjax.pde._coordinates.normal_component`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores, absorb, cut_ranks, tall, times_right, wide
+
+# Singular values below this share of the largest are roundoff, and would span noise.
+_ROUNDOFF = 1e-14
+
+
+class Point(NamedTuple):
+    """Canonical form of a train: v = U_1 … U_p S_p V_{p+1} … V_d for every bond p.
+
+    Attributes:
+      left: U_1 … U_{d−1}.
+      right: V_2 … V_d.
+      bonds: S_1 … S_{d−1}, square; diagonal in `canonical`, near it in `truncated`.
+      spectra: the singular values of the train that `canonical` was given, cut as ``bonds`` are.
+      scale: ‖v‖ of that train.
+      whole: the only core of a train of one mode.
+    """
+
+    left: Cores
+    right: Cores
+    bonds: list[np.ndarray]
+    spectra: list[np.ndarray]
+    scale: float
+    whole: np.ndarray
+
+    @property
+    def order(self) -> int:
+        """Number of modes d."""
+        return len(self.left) + 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks of the interior bonds."""
+        return tuple(len(s) for s in self.bonds)
+
+    @property
+    def centers(self) -> Cores:
+        """Orthogonality centres C_k of v = U_{<k} C_k V_{>k}."""
+        if not self.left:
+            return [self.whole]
+        firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]
+        return [*firsts, absorb(self.bonds[-1], self.right[-1])]
+
+    @property
+    def cores(self) -> Cores:
+        """Cores of the train, left-orthogonal but for the last."""
+        return [*self.left, self.centers[-1]]
+
+
+def host_cores(name: str, train: Any) -> Cores:
+    """Converts the cores of a train to float64 NumPy arrays, checked to be finite and real."""
+    cores = [np.asarray(c) for c in train.cores]
+    if any(np.iscomplexobj(c) for c in cores):
+        raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
+    _check.finite(name, cores)
+    return [c.astype(np.float64, copy=False) for c in cores]
+
+
+def canonical(cores: Cores) -> Point:
+    """Computes the canonical form of a train; singular values at roundoff are dropped.
+
+    Returns:
+      Point; of a train that is zero, its ``scale`` is zero and the rest one of rank one.
+
+    Source: G. Vidal, "Efficient classical simulation of slightly entangled quantum computations",
+    Phys. Rev. Lett. 91 (2003); the two sweeps are those of Oseledets (2011), algorithm 2.
+    """
+    right = list(cores)
+    for k in range(len(right) - 1, 0, -1):
+        q, r = np.linalg.qr(wide(right[k]).T)
+        right[k] = q.T.reshape(-1, *right[k].shape[1:])
+        right[k - 1] = times_right(right[k - 1], r.T)
+    scale = float(np.linalg.norm(right[0]))
+    left, bonds, spectra, turned = [], [], [], []
+    center = right[0]
+    for v in right[1:]:
+        u, s, w = np.linalg.svd(tall(center), full_matrices=False)
+        keep = max(int((s > _ROUNDOFF * scale).sum()), 1)
+        u, s, w = u[:, :keep], s[:keep], w[:keep]
+        left.append(u.reshape(*center.shape[:2], keep))
+        if turned:
+            turned[-1] = times_right(turned[-1], w.T)
+        turned.append(absorb(w, v))
+        center = s[:, None, None] * turned[-1]
+        bonds.append(np.diag(s))
+        spectra.append(s)
+    return Point(left, turned, bonds, spectra, scale, cores[0])
+
+
+def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
+    """Returns the TT-ranks for a relative error ``tol``, shared equally among the bonds."""
+    if not point.left:
+        return ()
+    share = (tol * point.scale) ** 2 / len(point.bonds)
+    ranks = []
+    for s in point.spectra:
+        tail = np.cumsum(s[::-1] ** 2)[::-1]  # energy from each singular value on
+        ranks.append(max(int((tail > share).sum()), 1))
+    sizes = [c.shape[1] for c in (*point.left, point.right[-1])]
+    return cut_ranks((1, *ranks, 1), sizes)[1:-1]
+
+
+def leading(point: Point, ranks: tuple[int, ...]) -> Point:
+    """Truncates to the leading blocks of the cores; cheaper than `truncated`, not orthogonal."""
+    if ranks == point.ranks:
+        return point
+    ends = (1, *ranks, 1)
+    left = [u[: ends[k], :, : ends[k + 1]] for k, u in enumerate(point.left)]
+    right = [v[: ends[k], :, : ends[k + 1]] for k, v in enumerate(point.right, start=1)]
+    bonds = [s[:r, :r] for s, r in zip(point.bonds, ranks, strict=True)]
+    spectra = [s[:r] for s, r in zip(point.spectra, ranks, strict=True)]
+    return Point(left, right, bonds, spectra, point.scale, point.whole)
+
+
+def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
+    """Truncates every bond to its leading singular vectors, with orthogonal bases.
+
+    The projections on leading left singular vectors commute with each other, and so what goes is no
+    more than what a truncation bond by bond would leave out.
+    """
+    if ranks == point.ranks:
+        return point
+    blocks = leading(point, ranks)
+    left, after, from_left = [], [], np.ones((1, 1))
+    for u in blocks.left:
+        q, from_left = np.linalg.qr(tall(absorb(from_left, u)))
+        left.append(q.reshape(-1, u.shape[1], q.shape[1]))
+        after.append(from_left)
+    right, before, from_right = [], [], np.ones((1, 1))
+    for v in reversed(blocks.right):
+        turned = times_right(v, from_right)
+        q, r = np.linalg.qr(wide(turned).T)
+        from_right = r.T
+        right.append(q.T.reshape(-1, *turned.shape[1:]))
+        before.append(from_right)
+    bonds = [a * s @ b for a, s, b in zip(after, blocks.spectra, before[::-1], strict=True)]
+    return blocks._replace(left=left, right=right[::-1], bonds=bonds)

@@ -1,0 +1,141 @@
+"""Coordinate motion within one step: Σ extrapolated from past steps, Γ̇ = Σ Γ solved exactly.
+
+Any smooth Σ(t) is consistent, for it changes the ranks and not the solution; but the Σ that moves
+Γ and the Σ in the transport term must be the same function of time, or the order of the integrator
+is lost. Here it is a polynomial in time on every step, and Γ its power series, summed to roundoff.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+
+# Largest number of terms of the power series, which converges as (‖Σ‖ dt)^k / k!.
+_TERMS = 60
+# Largest error of an extrapolated moment, relative to the size of the moments.
+_MISS = 0.1
+
+
+class Moment(NamedTuple):
+    """Motion Σ (d, d) and β (d,) that a generator returned at one time."""
+
+    t: float
+    sigma: Any
+    beta: Any
+
+
+class Path:
+    """Coordinate motion over a step [t, t + dt]; times are given as fractions of dt.
+
+    Args:
+      at: the map y = Γ x + s at t.
+      t: the time.
+      dt: the step.
+      past: motions that the generator returned, the newest last and at t; the polynomial passes
+        through all of them. Empty: coordinates at rest.
+    """
+
+    def __init__(self, at: AffineMap, t: float, dt: float, past: Sequence[Moment]):
+        self.t = t
+        self.dt = dt
+        self._start = at
+        self._motion = _polynomial(t, dt, past) if past else []
+        self._series = self._solved() if past else []
+
+    def time(self, share: float) -> float:
+        """Returns the time t + share·dt."""
+        return self.t + share * self.dt
+
+    def motion(self, share: float) -> tuple[Any, Any]:
+        """Returns (Σ, β) at a time; (None, None) at rest."""
+        if not self._motion:
+            return None, None
+        total = _horner(self._motion, share) / self.dt
+        return total[:, :-1], total[:, -1]
+
+    def map(self, share: float) -> AffineMap:
+        """Returns the affine map at a time."""
+        if not self._series or share == 0:
+            return self._start
+        total = _horner(self._series, share)
+        return AffineMap(total[:, :-1], total[:, -1])
+
+    def _solved(self) -> list[Any]:
+        """Computes power-series coefficients of [Γ s]: k G_k = Σ_j Σ_j G_{k−1−j} + [0 β_{k−1}]."""
+        out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
+        size = np.linalg.norm(out[0])
+        for k in range(1, _TERMS):
+            pairs = zip(self._motion, reversed(out[-len(self._motion) :]), strict=False)
+            term = sum(c[:, :-1] @ g for c, g in pairs)
+            if k <= len(self._motion):
+                term = np.asarray(term)
+                term[:, -1] += self._motion[k - 1][:, -1]
+            out.append(np.asarray(term) / k)
+            small = np.finfo(float).eps / 4 * size
+            if k > len(self._motion) and all(np.linalg.norm(g) <= small for g in out[-3:]):
+                break
+        return out
+
+
+def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
+    """Selects the newest motions through which a polynomial extrapolates reliably.
+
+    A generator that jumps from step to step must not be extrapolated: a parabola through values
+    that differ by a jump changes within one step by several times as much, which leaves the
+    integrator with errors far above its order. The newest moment shows how well polynomials through
+    the ones before it tell what comes: the highest degree is taken that misses by a tenth of the
+    size of the moments or less, and a constant where there is none.
+
+    Args:
+      moments: the newest last, at most degree + 2.
+      degree: of the polynomial, at most.
+    """
+    if len(moments) < 3:  # nothing to judge by
+        return moments[-(degree + 1) :]
+    good, most = _telling(moments, degree)
+    return moments[-(degree + 1) :] if most in good else moments[-max(good, default=1) :]
+
+
+def jumps(moments: Sequence[Moment], degree: int) -> bool:
+    """Whether no polynomial through the earlier motions predicts the newest one.
+
+    Slopes from before a jump are those of another motion: a multistep method that went on with them
+    would be of order one there.
+    """
+    return len(moments) >= 3 and not _telling(moments, degree)[0]
+
+
+def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
+    """Returns how many past motions predict the newest one well, and the counts tried."""
+    *past, new = moments
+    misses = []
+    for count in range(1, min(degree + 1, len(past)) + 1):
+        nodes = np.array([m.t for m in past[-count:]]) - new.t
+        powers = np.vander(nodes / np.abs(nodes).max(), increasing=True)
+        weights = np.linalg.solve(powers.T, np.eye(count)[0])
+        parts = [w * _joined(m) for w, m in zip(weights, past[-count:], strict=True)]
+        misses.append(np.linalg.norm(np.sum(parts, axis=0) - _joined(new)))
+    size = max(np.linalg.norm(_joined(m)) for m in moments)
+    good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
+    return good, len(misses)
+
+
+def _joined(moment: Moment) -> np.ndarray:
+    return np.column_stack([moment.sigma, moment.beta])
+
+
+def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
+    """Fits a polynomial in the share to dt·[Σ β] of the moments; returns coefficients."""
+    values = np.stack([dt * _joined(m) for m in past])
+    nodes = np.array([(m.t - t) / dt for m in past])
+    powers = np.vander(nodes, increasing=True)
+    return list(np.linalg.solve(powers, values.reshape(len(past), -1)).reshape(values.shape))
+
+
+def _horner(coefficients: Sequence[Any], x: float) -> Any:
+    total = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        total = c + x * total
+    return total

@@ -1,0 +1,124 @@
+"""Gauge of the moving coordinates: shifts and stretches that keep v inside its box.
+
+With the density v²/‖v‖² on the box, w = Σ y + β and v_t = Q − w·∇v, the mean of any f moves by
+E[w·∇f] + 2⟨(f − E f) v, Q⟩/‖v‖². The gauge chooses β and the diagonal of Σ so that means and
+variances of all coordinates stand still.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax.pde._coordinates.bond_sums import Family
+from tensorjax.pde._coordinates.canonical_form import Point
+from tensorjax.pde._coordinates.normal_component import Modes
+
+# The outermost share of every axis, on either side, that is its edge.
+_EDGE = 0.05
+
+
+class Spread(NamedTuple):
+    """Moments of the density v²/‖v‖² on the box, and its norm near the edge.
+
+    Attributes:
+      mean: (d,).
+      covariance: (d, d).
+      edge: norm of v near either end of an axis, relative to that of v, (d,).
+      rough: norm of v in the highest third of the modes of an axis, relative to that of v, (d,).
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    edge: np.ndarray
+    rough: np.ndarray
+
+    @property
+    def near(self) -> np.ndarray:
+        """Norm of v near the edge of each axis, (d,), unresolved waves subtracted.
+
+        Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
+        """
+        return np.sqrt(np.maximum(self.edge**2 - self.rough**2, 0))
+
+
+def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
+    """Computes the moments and edge norms of v; ``singles`` has ∂ and y on one mode."""
+    d, total = point.order, point.scale**2
+    centers = point.centers
+    mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
+    for k, (c, y, axis) in enumerate(zip(centers, modes.points, box.axes, strict=True)):
+        share = np.einsum("inj,inj->n", c, c) / total
+        mean[k], second[k, k] = share @ y, share @ y**2
+        width = _EDGE * (axis.high - axis.low)
+        outer = (y <= axis.low + width) | (y >= axis.high - width)
+        edge[k] = np.sqrt(max(share[outer].sum(), 0.0))
+        rough[k] = np.linalg.norm(axis.fine @ c) / point.scale
+    for a, (inside, s, overlap) in enumerate(
+        zip(singles.inside, point.bonds, singles.overlap, strict=True)
+    ):
+        here = inside[:, -1]  # U_pᵀ y_a U_p S_p
+        found = np.einsum("kj,bjl,kl->b", here, overlap[1::2], s) / total
+        second[a, a + 1 :] = second[a + 1 :, a] = found
+    return Spread(mean, second - np.outer(mean, mean), edge, rough)
+
+
+def drifts(
+    point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the rates at which Q changes means and variances of the density v², each (d,)."""
+    first, second = np.zeros(point.order), np.zeros(point.order)
+    for family in parts:
+        for k, center in enumerate(point.centers):
+            local = _local(point, family, k)
+            share = 2 * np.einsum("inj,inj->n", center, local) / point.scale**2
+            y = modes.points[k] - seen.mean[k]
+            first[k] += share @ y
+            second[k] += share @ (y**2 - seen.covariance[k, k])
+    return first, second
+
+
+def _local(point: Point, family: Family, k: int) -> np.ndarray:
+    """Projects a tensor, given by its bond-wise parts, on the bases around core k."""
+    if k < point.order - 1:
+        part, right = family.seen[k], family.overlap[k]
+        out = part.reshape(len(part), -1) @ right.reshape(-1, right.shape[2])
+        return out.reshape(-1, point.left[k].shape[1], right.shape[2])
+    # (s, j, n, 1): what is orthogonal to V_d and what is not.
+    seen = family.new[-1] + np.tensordot(family.overlap[-1], point.right[-1], (2, 0))
+    left = family.inside[-1]
+    return np.tensordot(left, seen, ((1, 2), (0, 1)))
+
+
+def standing(
+    sigma: np.ndarray,
+    seen: Spread,
+    first: np.ndarray,
+    second: np.ndarray,
+    strength: np.ndarray,
+    *,
+    inwards: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses the diagonal of Σ and β such that means and variances of the density v² stay put.
+
+    Args:
+      sigma: Σ, (d, d), of zero diagonal.
+      seen: moments of v².
+      first: rates of the means due to Q alone, (d,).
+      second: rates of the variances due to Q alone, (d,).
+      strength: of the gauge on every axis, (d,), from 0 for none to 1.
+      inwards: whether coordinates may shrink but not stretch: variances may then fall.
+    """
+    variance = np.maximum(np.diag(seen.covariance), np.finfo(float).tiny)
+    stretch = -(second / 2 + np.einsum("jk,jk->j", sigma, seen.covariance)) / variance
+    if inwards:
+        stretch = np.minimum(stretch, 0)
+    sigma = sigma + np.diag(strength * stretch)
+    return sigma, -strength * (first + sigma @ seen.mean)
+
+
+def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Returns the gauge strength: 0 at ``low`` edge norm or less, 1 at ``high``, smooth between."""
+    x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
+    x = np.clip(x, 0, 1)
+    return x * x * (3 - 2 * x)

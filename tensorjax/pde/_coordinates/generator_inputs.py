@@ -1,0 +1,161 @@
+"""Shared setup of coordinate generators: a state, its right side, and their quadratic forms."""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates import bond_sums as families
+from tensorjax.pde._coordinates import gauge as gauges
+from tensorjax.pde._coordinates import mode_forms, normal_component
+from tensorjax.pde._coordinates.canonical_form import Point, canonical, host_cores
+from tensorjax.pde._discretization.operators import affine_states
+
+Gauge = Literal["none", "edge", "moments"]
+# Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and
+# where it acts in full.
+_ONSET, _FULL = 1e-4, 1e-2
+
+
+class Motion(NamedTuple):
+    """Coordinate motion ẏ = Σ y + β at fixed x, with its cost.
+
+    Attributes:
+      sigma: Σ, (d, d).
+      beta: β, (d,).
+      cost: ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖/‖v‖, what remains of the right side outside the tangent
+        space at v, per time; NaN where it was not computed.
+      cost_without: the same for Σ = 0.
+      levels: relative errors of the truncations of v that were looked at.
+      ranks: the largest TT-rank of each.
+      edge: the largest norm of v near an end of an axis, relative to ‖v‖; NaN if not computed.
+      guarded: whether the guard has set Σ to zero.
+    """
+
+    sigma: np.ndarray
+    beta: np.ndarray
+    cost: float = float("nan")
+    cost_without: float = float("nan")
+    levels: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    edge: float = float("nan")
+    guarded: bool = False
+
+
+def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
+    """Checks the coordinate motion that a generator returned; returns Σ and β."""
+    if not isinstance(motion, Motion):
+        raise ValueError(
+            "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
+            f"got {type(motion).__name__}"
+        )
+    sigma, beta = np.asarray(motion.sigma, float), np.asarray(motion.beta, float)
+    if sigma.shape != (d, d) or beta.shape != (d,):
+        raise ValueError(
+            f"coordinates: expected a motion with sigma of shape {(d, d)} and beta of shape "
+            f"{(d,)}, got {sigma.shape} and {beta.shape}"
+        )
+    _check.finite("coordinates: the motion", (sigma, beta))
+    return sigma, beta
+
+
+def filtered(w: np.ndarray, z: np.ndarray, load: np.ndarray, floor: float) -> np.ndarray:
+    """Solves normal equations by a regularised pseudoinverse, eigenvalues at roundoff dropped."""
+    w = np.where(w > len(w) * np.finfo(float).eps * max(w[-1], 0.0), w, 0)
+    bottom = w**2 + floor**2
+    return z @ (np.where(bottom > 0, w / np.where(bottom > 0, bottom, 1), 0) * (z.T @ load))
+
+
+def visible(gram: np.ndarray, load: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Restricts normal equations to eigenvalues above a share of the largest."""
+    w, z = np.linalg.eigh(gram)
+    keep = w > share * max(w[-1], 0.0)
+    w, z = w[keep], z[:, keep]
+    return (z * w) @ z.T, z @ (z.T @ load)
+
+
+class Setting:
+    """Data shared by all truncation levels of one generator call."""
+
+    def __init__(self, v: TT, right: Any, box: Any, tol: float):
+        if tuple(v.shape) != tuple(box.shape):
+            raise ValueError(f"v: expected the shape {box.shape} of the box, got {v.shape}")
+        self.box, self.tol = box, tol
+        self.modes = mode_forms.modes_of(box)
+        self.point = canonical(self.modes.weighted(host_cores("v", v)))
+        self.trivial = box.dim == 1 or self.point.scale == 0
+        reaction = None if right.reaction is None else self._reaction(right.reaction)
+        source = None if right.source is None else host_cores("source", right.source)
+        self.terms = normal_component.Terms(
+            right.affine,
+            [] if self.trivial else [mode_forms.links_of(o, self.modes) for o in right.others],
+            None if source is None else self.modes.weighted(source),
+            reaction,
+        )
+
+    def _reaction(self, function: Any) -> Any:
+        def reaction(cores: Cores, tol: float) -> Cores:
+            v = TT._unchecked(tuple(self.modes.values(cores)))
+            return self.modes.weighted(host_cores("reaction", function(v, tol)))
+
+        return reaction
+
+    def form(
+        self,
+        point: Point,
+        tol: float,
+        *,
+        state: Point | None = None,
+        kappa: float = 0.0,
+        measure: bool = False,
+    ) -> normal_component.Form:
+        """Computes the quadratic form at a point, of v or of a ``state`` near it."""
+        state = self.point if state is None else state
+        feedback = None
+        if kappa > 0:
+            *first, last = self.point.cores
+            feedback = [*first, kappa * last]
+        return normal_component.form(
+            point, state, self.modes, self.terms, tol=tol, feedback=feedback, measure=measure
+        )
+
+    def affine_part(self, point: Point) -> list[families.Family]:
+        """Computes the bond-wise parts of the affine part of Q; an empty list if it has none."""
+        if self.terms.affine is None:
+            return []
+        states = affine_states(self.box, self.terms.affine)
+        links = [
+            (k.transpose(1, 0, 2), self.modes.matrices(i, a.basis))
+            for i, (k, a) in enumerate(zip(states, self.box.axes, strict=True))
+        ]
+        return [families.applied(point, links)]
+
+    def right_side(self, point: Point, tol: float) -> list[families.Family]:
+        """Computes the bond-wise parts of Q at a point, as a list to be summed."""
+        return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
+
+    def mean_square(self) -> float:
+        """Estimates the mean of ‖y_k ∂_j v‖² over j ≠ k, as if v had rank one."""
+        pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
+        first, y = (
+            np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
+        )
+        d = len(pairs)
+        return float((first.sum() * y.sum() - first @ y) / (d * d - d))
+
+    def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
+        """Completes Σ of zero diagonal to a motion with its cost and the gauge."""
+        seen = gauges.spread(self.point, self.modes, form.family, self.box)
+        scale = self.point.scale
+        costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale
+        beta = np.zeros(len(sigma))
+        strength = np.ones(len(sigma))
+        if gauge == "edge":
+            strength = gauges.strength(seen.near, _ONSET * self.tol, _FULL * self.tol)
+        if gauge != "none" and np.any(strength):
+            parts = [*form.others, *self.affine_part(self.point)]
+            drifts = gauges.drifts(self.point, self.modes, parts, seen)
+            sigma, beta = gauges.standing(sigma, seen, *drifts, strength, inwards=gauge == "edge")
+        return Motion(sigma, beta, *costs, edge=float(seen.edge.max()))

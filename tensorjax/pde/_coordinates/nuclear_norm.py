@@ -1,0 +1,76 @@
+"""Gradient of the nuclear norms of a train's unfoldings under coordinate motion."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores, tall
+from tensorjax.pde._coordinates.bond_sums import Family
+from tensorjax.pde._coordinates.canonical_form import Point
+from tensorjax.pde._coordinates.normal_component import Modes
+
+# Positions of ∂ and y in `Modes.pair`.
+_D, _Y = 0, 1
+
+
+def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
+    """Computes the gradient in Σ of the smoothed nuclear norms of all unfoldings, (d, d).
+
+    With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
+    values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v
+    their sum over all bonds falls at the rate Σ·g.
+    """
+    d = point.order
+    weights = [s / np.hypot(s, smoothing) for s in point.spectra]
+    bonds = [w * s for w, s in zip(weights, point.bonds, strict=True)]
+    out = np.zeros((d, 2, d, 2))
+    for p, (inside, overlap, w) in enumerate(
+        zip(singles.inside, singles.overlap, weights, strict=True), start=1
+    ):
+        both = np.einsum("iak,bki,i->ab", inside, overlap, w)
+        out[:p, :, p:] += both.reshape(p, 2, d - p, 2)
+    _one_side(out, point.left, bonds, modes.pair)
+    # The other side is the first one of the train read backwards.
+    mirrored = [v.transpose(2, 1, 0) for v in reversed(point.right)]
+    turned = np.zeros_like(out)
+    _one_side(
+        turned,
+        mirrored,
+        bonds[::-1],
+        lambda k, core: modes.pair(d - 1 - k, core),
+    )
+    out += turned[::-1, :, ::-1].transpose(2, 3, 0, 1)
+    found = out[:, _D, :, _Y] + out[:, _Y, :, _D].T
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def _one_side(
+    out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
+) -> None:
+    """Adds the traces of pairs of operators left of every bond with the bond matrices."""
+    one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
+    where: list[tuple[int, int, int, int]] = []
+    for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
+        derived = pair(k, u)
+        crossed = np.concatenate([one[_D::2], one[_Y::2]])
+        ops = np.repeat([_Y, _D], len(one) // 2)
+        seen = crossed[:, None] @ derived[ops].transpose(0, 2, 1, 3)
+        two = np.concatenate([_passed(u, two), _overlap(u, seen)])
+        where += [(a, _D, k, _Y) for a in range(k)] + [(a, _Y, k, _D) for a in range(k)]
+        fresh = _overlap(u, derived.transpose(0, 2, 1, 3))
+        one = np.concatenate([_passed(u, one), fresh])
+        if where:
+            a, p, b, q = np.array(where).T
+            out[a, p, b, q] += np.einsum("mij,ji->m", two, s)
+
+
+def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Transfers matrices (m, r, r) through a core: Uᵀ (M ⊗ 1) U."""
+    return _overlap(u, matrices[:, None] @ u.transpose(1, 0, 2)[None])
+
+
+def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Computes the overlaps of cores (m, n, r, s) with the core u: Uᵀ of each."""
+    flat = seen.transpose(0, 2, 1, 3).reshape(len(seen), len(u) * u.shape[1], seen.shape[3])
+    return tall(u).T @ flat

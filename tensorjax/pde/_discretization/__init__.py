@@ -1,0 +1,1 @@
+"""Boxes of collocation points, and differential operators on them as TT-matrices."""

@@ -1,0 +1,364 @@
+"""Collocation grids on boxes: Fourier, Chebyshev or finite differences along every axis.
+
+All of them hold functions that vanish at the edge of the box: a linear map of coordinates moves
+the box, and no boundary condition of a physical domain would survive that.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax.pde._coordinates.affine_maps import floats
+
+Kind = Literal["fourier", "chebyshev", "finite differences"]
+# Central differences at offsets 1, 2, …: odd for the first derivative, even for the second, whose
+# entry at offset 0 comes first.
+_FIRST = {2: (1 / 2,), 4: (2 / 3, -1 / 12), 6: (3 / 4, -3 / 20, 1 / 60)}
+_SECOND = {
+    2: (-2.0, 1.0),
+    4: (-5 / 2, 4 / 3, -1 / 12),
+    6: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
+}
+# Positions in `Axis.basis`.
+ONE, D, Y, YD, DD = range(5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One-dimensional grid of n points, with quadrature, derivatives and interpolation.
+
+    Attributes:
+      kind: "fourier": points low + (high − low) k/n, periodic, spectrally accurate. "chebyshev":
+        the interior Gauss–Lobatto points, for functions that vanish at both ends, spectrally
+        accurate. "finite differences": low + (high − low)(k + 1)/(n + 1), central differences, the
+        function taken as zero from the ends on.
+      n: number of points.
+      low: left end.
+      high: right end.
+      order: of finite differences, 2, 4 or 6; and of their interpolation.
+
+    Raises:
+      ValueError: an unknown kind or order, too few points, an empty interval.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> axis = pde.Axis("fourier", 32, -np.pi, np.pi)
+      >>> bool(np.allclose(axis.d1 @ np.sin(axis.points), np.cos(axis.points)))
+      True
+
+    Source: L. N. Trefethen, "Spectral Methods in MATLAB" (SIAM, 2000), chapters 3, 6 and 12. Ours:
+    on Chebyshev points derivatives are projected, in L², onto the polynomials that vanish at both
+    ends: ∂ is then skew and ∂² negative definite. Collocation with the ends dropped is not, and
+    transport would have growing modes.
+    """
+
+    kind: Kind
+    n: int
+    low: float
+    high: float
+    order: int = 4
+
+    def __post_init__(self):
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind: expected one of {get_args(Kind)}, got {self.kind!r}")
+        if self.order not in _FIRST:
+            raise ValueError(f"order: expected 2, 4 or 6, got {self.order!r}")
+        _check.integer("n", self.n, low=self.order + 1)
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(f"low, high: expected finite low < high, got {self.low}, {self.high}")
+
+    @property
+    def length(self) -> float:
+        """Length of the interval, high − low."""
+        return self.high - self.low
+
+    @functools.cached_property
+    def points(self) -> np.ndarray:
+        """Grid points, (n,), ascending."""
+        if self.kind == "fourier":
+            return _fixed(self.low + self.length * np.arange(self.n) / self.n)
+        if self.kind == "chebyshev":
+            return _fixed(self.low + self.length * (1 - np.cos(self._angles[1:-1])) / 2)
+        return _fixed(self.low + self.length * np.arange(1, self.n + 1) / (self.n + 1))
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray:
+        """Quadrature weights, (n,): the integral of v is weights · values."""
+        if self.kind == "fourier":
+            return _fixed(np.full(self.n, self.length / self.n))
+        if self.kind == "chebyshev":
+            return _fixed(self.length / 2 * _clenshaw_curtis(self.n + 1))
+        return _fixed(np.full(self.n, self.length / (self.n + 1)))
+
+    @functools.cached_property
+    def d1(self) -> np.ndarray:
+        """First-derivative matrix, (n, n)."""
+        if self.kind == "fourier":
+            return _fixed(_fourier_first(self.n) * (2 * np.pi / self.length))
+        if self.kind == "chebyshev":
+            return _fixed(self._projected[0])
+        h = self.length / (self.n + 1)
+        return _fixed(_banded(self.n, (0.0, *_FIRST[self.order]), -1) / h)
+
+    @functools.cached_property
+    def d2(self) -> np.ndarray:
+        """Second-derivative matrix, (n, n)."""
+        if self.kind == "fourier":
+            return _fixed(_fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
+        if self.kind == "chebyshev":
+            return _fixed(self._projected[1])
+        h = self.length / (self.n + 1)
+        return _fixed(_banded(self.n, _SECOND[self.order], 1) / h**2)
+
+    @functools.cached_property
+    def basis(self) -> np.ndarray:
+        """Matrices 1, ∂, y, y ∂ and ∂² stacked, (5, n, n)."""
+        y = np.diag(self.points)
+        return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
+
+    @functools.cached_property
+    def fine(self) -> np.ndarray:
+        """Projection on the highest third of the modes, (m, n), which the grid hardly resolves.
+
+        Orthonormal rows, for v times the root of the weights.
+        """
+        k = np.arange(self.n)
+        if self.kind == "fourier":  # 1, cos, sin, cos, …
+            wave = np.outer((k + 1) // 2, 2 * np.pi * k / self.n)
+            rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
+            rows[0] = 1
+        elif self.kind == "chebyshev":  # polynomials that vanish at both ends, by degree
+            t = self._angles[1:-1]
+            rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(self.weights)
+            rows = np.linalg.qr(rows.T)[0].T
+        else:
+            rows = np.sin(np.outer(k + 1, np.pi * (k + 1) / (self.n + 1)))
+        rows = rows[2 * self.n // 3 :]
+        return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+    def interpolate(self, y: Any) -> Any:
+        """Returns the interpolation matrix (m, n) from grid values to values at y, (m,).
+
+        Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
+        Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
+        degree ``order`` − 1 through the nearest points.
+        """
+        xp, (y,) = floats(y)
+        inside = (y >= self.low) & (y <= self.high)
+        y = xp.clip(y, self.low, self.high)
+        rows = {
+            "fourier": self._trigonometric,
+            "chebyshev": self._barycentric,
+            "finite differences": self._local,
+        }[self.kind](xp, y)
+        return xp.where(inside[:, None], rows, xp.zeros_like(rows))
+
+    def waves(self, kappa: np.ndarray) -> np.ndarray:
+        """Returns the matrix (m, n) that computes ∫ exp(i κ y) v dy from grid values for every κ.
+
+        Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
+        with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
+        """
+        if self.kind != "chebyshev":
+            return np.exp(1j * np.outer(kappa, self.points)) * self.weights
+        points, matrix = self._refined
+        return np.exp(1j * np.outer(kappa, points)) @ matrix
+
+    @functools.cached_property
+    def _refined(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gauss–Legendre points, and the weighted interpolation matrix to them, (2n, n)."""
+        x, w = np.polynomial.legendre.leggauss(2 * self.n)
+        y = self.low + self.length * (x + 1) / 2
+        return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
+
+    def _trigonometric(self, xp: Any, y: Any) -> Any:
+        turns = (y[:, None] - xp.asarray(self.points, y.dtype)[None]) / self.length
+        half = np.pi * (turns - xp.round(turns))
+        at = xp.abs(half) < 1e-14
+        safe = xp.where(at, xp.ones_like(half), half)
+        ratio = xp.tan(safe) if self.n % 2 == 0 else xp.sin(safe)
+        return xp.where(at, xp.ones_like(half), xp.sin(self.n * safe) / (self.n * ratio))
+
+    def _barycentric(self, xp: Any, y: Any) -> Any:
+        return self._lagrange(xp, y)[:, 1:-1]
+
+    def _lagrange(self, xp: Any, y: Any) -> Any:
+        """Evaluates the Lagrange polynomials of all Gauss–Lobatto points, ends included, at y."""
+        ends = np.concatenate([[self.low], self.points, [self.high]])
+        weights = (-1.0) ** np.arange(self.n + 2)
+        weights[[0, -1]] /= 2
+        gap = y[:, None] - xp.asarray(ends, y.dtype)[None]
+        at = gap == 0
+        part = xp.asarray(weights, y.dtype)[None] / xp.where(at, xp.ones_like(gap), gap)
+        part = xp.where(at.any(axis=1)[:, None], at.astype(y.dtype), part)
+        return part / part.sum(axis=1)[:, None]
+
+    def _local(self, xp: Any, y: Any) -> Any:
+        place = (y - self.low) / (self.length / (self.n + 1)) - 1
+        first = xp.floor(place) - (self.order // 2 - 1)
+        rows = xp.zeros((y.shape[0], self.n), y.dtype)
+        for j in range(self.order):
+            value = xp.ones_like(y)
+            for i in set(range(self.order)) - {j}:
+                value = value * (place - first - i) / (j - i)
+            hit = first[:, None] + j == xp.arange(self.n, dtype=y.dtype)[None]
+            rows = rows + xp.where(hit, value[:, None], xp.zeros_like(rows))
+        return rows
+
+    @property
+    def _angles(self) -> np.ndarray:
+        return np.pi * np.arange(self.n + 2) / (self.n + 1)
+
+    @functools.cached_property
+    def _chebyshev(self) -> np.ndarray:
+        """First-derivative matrix on all Gauss–Lobatto points, both ends included."""
+        t = self._angles
+        half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
+        gap = self.length * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
+        np.fill_diagonal(gap, 1)
+        w = (-1.0) ** np.arange(len(t))
+        w[[0, -1]] /= 2
+        out = w[None] / w[:, None] / gap
+        np.fill_diagonal(out, 0)
+        return out - np.diag(out.sum(1))
+
+    @functools.cached_property
+    def _projected(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and second derivative on the interior points, by Galerkin projection."""
+        x, w = np.polynomial.legendre.leggauss(self.n + 2)
+        half = self.length / 2
+        at = self._lagrange(np, self.low + half * (x + 1))
+        value, slope = at[:, 1:-1], at @ self._chebyshev[:, 1:-1]
+        weighted = (half * w)[:, None] * value
+        mass, first = weighted.T @ value, weighted.T @ slope
+        first = (first - first.T) / 2  # skew but for roundoff
+        second = -((half * w)[:, None] * slope).T @ slope
+        return np.linalg.solve(mass, first), np.linalg.solve(mass, second)
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Tensor-product grid of d axes; functions on it are tensors of shape (n_1, …, n_d).
+
+    Attributes:
+      axes: d of `Axis`.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> box = pde.Box.fourier(3, n=32, half_width=5.0)
+      >>> box.shape, float(box.axes[0].points[0])
+      ((32, 32, 32), -5.0)
+    """
+
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "axes", tuple(self.axes))
+        if not self.axes or not all(isinstance(a, Axis) for a in self.axes):
+            raise ValueError(f"axes: expected one or more pde.Axis, got {self.axes!r}")
+
+    @classmethod
+    def fourier(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
+        """Builds Fourier grids on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
+        return cls(_axes("fourier", dim, n, half_width, 4))
+
+    @classmethod
+    def chebyshev(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
+        """Builds Chebyshev grids on (−L, L)^d; arguments as for `fourier`."""
+        return cls(_axes("chebyshev", dim, n, half_width, 4))
+
+    @classmethod
+    def finite_differences(
+        cls, dim: int, n: Any = 64, half_width: Any = 7.0, *, order: int = 4
+    ) -> "Box":
+        """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d."""
+        return cls(_axes("finite differences", dim, n, half_width, order))
+
+    @property
+    def dim(self) -> int:
+        """Number of axes d."""
+        return len(self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of points along every axis, (n_1, …, n_d)."""
+        return tuple(a.n for a in self.axes)
+
+    @property
+    def points(self) -> list[np.ndarray]:
+        """Grid points of every axis."""
+        return [a.points for a in self.axes]
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """Quadrature weights of every axis."""
+        return [a.weights for a in self.axes]
+
+
+def _axes(kind: Kind, dim: int, n: Any, half_width: Any, order: int) -> tuple[Axis, ...]:
+    dim = _check.integer("dim", dim, low=1)
+    sizes, widths = (_one_each(*a, dim) for a in (("n", n), ("half_width", half_width)))
+    return tuple(
+        Axis(kind, m, -float(w), float(w), order) for m, w in zip(sizes, widths, strict=True)
+    )
+
+
+def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
+    values = [value] * dim if isinstance(value, numbers.Real) else list(value)
+    if len(values) != dim:
+        raise ValueError(f"{name}: expected one number or {dim} of them, got {len(values)}")
+    return values
+
+
+def _fixed(x: np.ndarray) -> np.ndarray:
+    """Makes a cached array read-only, since callers share it."""
+    x.flags.writeable = False
+    return x
+
+
+def _circulant(column: np.ndarray) -> np.ndarray:
+    n = len(column)
+    return column[np.subtract.outer(np.arange(n), np.arange(n)) % n]
+
+
+def _fourier_first(n: int) -> np.ndarray:
+    """Returns the Fourier first-derivative matrix on n 2π-periodic points.
+
+    The derivative of the highest mode of an even n is zero.
+    """
+    j = np.arange(1, n)
+    half = np.pi * j / n
+    column = (-1.0) ** j / 2 / (np.tan(half) if n % 2 == 0 else np.sin(half))
+    return _circulant(np.concatenate([[0.0], column]))
+
+
+def _fourier_second(n: int) -> np.ndarray:
+    j = np.arange(1, n)
+    half = np.pi * j / n
+    even = n % 2 == 0
+    column = -((-1.0) ** j) / (2 * np.sin(half) ** 2) * (1 if even else np.cos(half))
+    corner = -(n**2) / 12 - 1 / 6 if even else -(n**2 - 1) / 12
+    return _circulant(np.concatenate([[corner], column]))
+
+
+def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
+    """Builds the banded matrix with stencil[k] at offset k, and parity times that at −k."""
+    out = stencil[0] * np.eye(n)
+    for k, c in enumerate(stencil[1:], start=1):
+        out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
+    return out
+
+
+def _clenshaw_curtis(intervals: int) -> np.ndarray:
+    """Returns the Clenshaw–Curtis weights of the interior points on [−1, 1]."""
+    angles = np.pi * np.arange(1, intervals) / intervals
+    k = np.arange(1, intervals // 2 + 1)
+    factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)
+    return 2 / intervals * (1 - np.cos(2 * np.outer(angles, k)) @ factor)

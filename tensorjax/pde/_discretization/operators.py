@@ -1,0 +1,219 @@
+"""Affine differential operators (M y + b)·∇ + S:∇∇ + c as TT-matrices of low rank."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TTMatrix
+from tensorjax.pde._coordinates.affine_maps import floats
+from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
+
+
+class Coefficients(NamedTuple):
+    """Coefficients of L v = (M y + b)·∇v + S:∇∇v + c v, in the coordinates y of a box.
+
+    Attributes:
+      matrix: M, (d, d), or None for zero.
+      shift: b, (d,), or None.
+      diffusion: S, (d, d), of which only the symmetric part counts, or None.
+      constant: c.
+    """
+
+    matrix: Any = None
+    shift: Any = None
+    diffusion: Any = None
+    constant: Any = 0.0
+
+    def moving(self, sigma: Any, beta: Any = None) -> "Coefficients":
+        """Returns the coefficients of L − (Σ y + β)·∇, for coordinates that move."""
+        zero = np.zeros(np.shape(sigma))
+        _, (matrix, sigma, shift, beta) = floats(
+            zero if self.matrix is None else self.matrix,
+            sigma,
+            zero[0] if self.shift is None else self.shift,
+            zero[0] if beta is None else beta,
+        )
+        return self._replace(matrix=matrix - sigma, shift=shift - beta)
+
+
+def affine_generator(
+    box: Box, matrix: Any, shift: Any, diffusion: Any, constant: Any = 0.0
+) -> TTMatrix:
+    """Builds L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
+
+    A finite automaton runs along the axes. Up to the middle its states are "no factor yet", one for
+    every ∂_i and every y_i met, and "done"; from the middle on one for every ∂_j and y_j still to
+    come. The TT-rank of the bond after p of d axes is 2 min(p, d − p) + 2, without M
+    min(p, d − p) + 2, and 2 with neither M nor S.
+
+    Args:
+      box: of d axes.
+      matrix: M, (d, d), or None.
+      shift: b, (d,), or None.
+      diffusion: S, (d, d), or None. Its symmetric part is taken.
+      constant: c.
+
+    Returns:
+      TTMatrix of n_k rows and columns; of NumPy arrays in double precision, or of JAX arrays if a
+      coefficient is traced (jit, vmap and grad work).
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> pde.affine_generator(pde.Box.fourier(2), rotation, None, 0.1 * np.eye(2)).ranks
+      (1, 4, 1)
+
+    Source: ours; the automaton as in McCulloch, J. Stat. Mech. (2007) P10014, section 3.
+    """
+    cores = affine_states(box, Coefficients(matrix, shift, diffusion, constant))
+    return TTMatrix._unchecked(
+        tuple(_expanded(c, a.basis) for c, a in zip(cores, box.axes, strict=True))
+    )
+
+
+def affine_states(box: Box, given: Coefficients) -> list[Any]:
+    """Builds the cores of `affine_generator` as coefficients of 1, ∂, y, y∂, ∂²: (r, 5, s).
+
+    The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
+    needs no more.
+    """
+    d = box.dim
+    names = ("matrix", "shift", "diffusion")
+    for name, value, shape in zip(names, given, ((d, d), (d,), (d, d)), strict=False):
+        if value is not None and np.shape(value) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {np.shape(value)}")
+        _check.finite(name, value)
+    _check.finite("constant", given.constant)
+    zero = np.zeros((d, d))
+    xp, (m, b, s, c) = floats(
+        zero if given.matrix is None else given.matrix,
+        zero[0] if given.shift is None else given.shift,
+        zero if given.diffusion is None else given.diffusion,
+        given.constant,
+    )
+    s = (s + s.T) / 2
+    kinds = given.matrix is not None, given.diffusion is not None
+    return [_states(k, d, kinds, m, b, s, c, xp) for k in range(d)]
+
+
+class _Cut:
+    """States of the automaton behind `affine_generator`, at the bond after p of d axes.
+
+    They are "nothing yet", the ∂_i, the y_i, and "done".
+    """
+
+    def __init__(self, p: int, d: int, kinds: tuple[bool, bool]):
+        self.left = p <= d - p
+        self.nodes = np.arange(0, p) if self.left else np.arange(p, d)
+        self.has_y = kinds[0]
+        self.features = len(self.nodes) if any(kinds) else 0
+        self.size = 2 + self.features * (2 if self.has_y else 1)
+
+    def d(self, nodes: Any) -> Any:
+        return 1 + np.asarray(nodes) - (self.nodes[0] if self.features else 0)
+
+    def y(self, nodes: Any) -> Any:
+        return self.d(nodes) + self.features
+
+
+def _states(
+    k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
+) -> Any:
+    """Builds one core (r, 5, s) of the automaton."""
+    before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
+    core = _Entries(xp, (before.size, 5, after.size), m.dtype)
+    core.put(0, ONE, 0, 1.0)
+    core.put(-1, ONE, -1, 1.0)
+    core.put(0, YD, -1, m[k, k])
+    core.put(0, D, -1, b[k])
+    core.put(0, DD, -1, s[k, k])
+    if k == 0:
+        core.put(0, ONE, -1, c)
+    if any(kinds):
+        _begin(core, k, after, kinds, m, s)
+        _go_on(core, before, after, kinds, m, s)
+        _finish(core, k, before, kinds, m, s)
+    out = core.array
+    out = out[:1] if k == 0 else out
+    return out[..., -1:] if k == d - 1 else out
+
+
+def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
+    """Sets the entries of coupled pairs of axes (k, j) that start at k."""
+    if after.left:
+        core.put(0, D, after.d(k), 1.0)
+        if kinds[0]:
+            core.put(0, Y, after.y(k), 1.0)
+        return
+    j = after.nodes
+    core.put(0, D, after.d(j), 2 * s[k, j])
+    if kinds[0]:
+        core.put(0, Y, after.d(j), m[j, k])
+        core.put(0, D, after.y(j), m[k, j])
+
+
+def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
+    """Sets the entries of pairs that neither start nor end here."""
+    if before.left != after.left:
+        i, j = before.nodes[:, None], after.nodes[None]
+        core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
+        if kinds[0]:
+            core.put(before.d(i), ONE, after.y(j), m[i, j])
+            core.put(before.y(i), ONE, after.d(j), m[j, i])
+        return
+    i = np.intersect1d(before.nodes, after.nodes)
+    core.put(before.d(i), ONE, after.d(i), 1.0)
+    if kinds[0]:
+        core.put(before.y(i), ONE, after.y(i), 1.0)
+
+
+def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
+    """Sets the entries of coupled pairs of axes (i, k) that end at k."""
+    if not before.left:
+        core.put(before.d(k), D, -1, 1.0)
+        if kinds[0]:
+            core.put(before.y(k), Y, -1, 1.0)
+        return
+    i = before.nodes
+    core.put(before.d(i), D, -1, 2 * s[i, k])
+    if kinds[0]:
+        core.put(before.d(i), Y, -1, m[i, k])
+        core.put(before.y(i), D, -1, m[k, i])
+
+
+class _Entries:
+    """Array, of NumPy or of JAX, that is filled by indexed assignment."""
+
+    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
+        self._xp = xp
+        self.array = xp.zeros(shape, dtype)
+
+    def put(self, row: Any, op: int, column: Any, value: Any) -> None:
+        if self._xp is np:
+            self.array[row, op, column] = value
+        else:
+            self.array = self.array.at[row, op, column].set(value)
+
+
+def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
+    """Contracts states with the mode matrices, Σ_o states[a, o, b] B_o."""
+    xp = np if isinstance(states, np.ndarray) else jnp
+    matrices = xp.asarray(matrices).astype(states.dtype)
+    if multiplier is None:
+        return xp.tensordot(states, matrices, (1, 0)).transpose(0, 2, 3, 1)
+    core = xp.tensordot(states, matrices, (1, 0))  # (a, b, s, i, j, t)
+    a, b, s, i, j, t = core.shape
+    return core.transpose(0, 2, 3, 4, 1, 5).reshape(a * s, i, j, b * t)
+
+
+def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
+    """Applies 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
+    first = np.matmul(axis.d1, core)
+    y = axis.points[:, None]
+    return np.stack([core, first, y * core, y * first, np.matmul(axis.d2, core)])

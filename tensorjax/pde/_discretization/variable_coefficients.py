@@ -1,0 +1,170 @@
+"""Ridge functions of w·y as trains, and variable-coefficient derivatives as TT-matrices."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TTMatrix
+from tensorjax.pde._coordinates.affine_maps import backend, floats
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.operators import Coefficients, affine_states
+
+Cores = list[Any]
+
+
+def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
+    """Builds the cores of a sin(w·y + φ), of TT-rank 2.
+
+    Before the first and after the last weight that is not zero the rank is 1.
+    """
+    xp, (w, phase, amplitude) = floats(weights, phase, amplitude)
+
+    def core(angle: Any) -> Any:
+        sin, cos = xp.sin(angle), xp.cos(angle)
+        return xp.stack([xp.stack([cos, -sin], -1), xp.stack([sin, cos], -1)])
+
+    first = amplitude * xp.stack([xp.sin(phase), xp.cos(phase)])
+    return _ridge(xp, box, w, _active(weights), first, core, 0)
+
+
+def power(box: Box, weights: Any, offset: Any, exponent: int, amplitude: Any = 1.0) -> Cores:
+    """Builds the cores of a (w·y + c)^m, of TT-rank m + 1.
+
+    Before the first and after the last weight that is not zero the rank is 1.
+    """
+    m = exponent
+    xp, (w, offset, amplitude) = floats(weights, offset, amplitude)
+    choose = np.array(
+        [[math.comb(m - p, max(q - p, 0)) for q in range(m + 1)] for p in range(m + 1)]
+    )
+    choose = xp.asarray(np.triu(choose).astype(w.dtype))
+    lift = np.maximum(np.subtract.outer(-np.arange(m + 1), -np.arange(m + 1)), 0)
+
+    def core(x: Any) -> Any:
+        powers = xp.stack([x**k for k in range(m + 1)], -1)  # (n, m + 1)
+        return (choose[:, None, :] * powers[:, lift].transpose(1, 0, 2)).astype(w.dtype)
+
+    first = amplitude * core(offset[None])[0, 0]
+    return _ridge(xp, box, w, _active(weights), first, core, m)
+
+
+def _ridge(
+    xp: Any,
+    box: Box,
+    w: Any,
+    active: tuple[int, int],
+    first: Any,
+    core: Callable[[Any], Any],
+    last: int,
+) -> Cores:
+    """Builds the cores of a function of w·y from a start vector and a core for each w_k y_k."""
+    low, high = active
+    out = []
+    for k, points in enumerate(box.points):
+        y = xp.asarray(points).astype(w.dtype)
+        if low <= k <= high:
+            c = core(w[k] * y)
+            c = xp.tensordot(first[None], c, (1, 0)) if k == low else c
+            out.append(c[..., last : last + 1] if k == high else c)
+        else:
+            out.append(xp.ones((1, len(points), 1), w.dtype))
+    return out
+
+
+def _active(w: Any) -> tuple[int, int]:
+    """Returns the first and last position where w is not zero; all if w is traced."""
+    if _check.is_traced(w):
+        return 0, len(w) - 1
+    places = np.flatnonzero(np.asarray(w))
+    return (int(places[0]), int(places[-1])) if len(places) else (0, 0)
+
+
+def times(a: Cores, b: Cores) -> Cores:
+    """Multiplies two trains entry by entry; TT-ranks multiply."""
+    out = []
+    for p, q in zip(a, b, strict=True):
+        c = p[:, None, :, :, None] * q[None, :, :, None, :]
+        out.append(c.reshape(p.shape[0] * q.shape[0], p.shape[1], -1))
+    return out
+
+
+def multiplication(cores: Cores) -> TTMatrix:
+    """Builds the operator v ↦ m v from the cores of m."""
+    return TTMatrix._unchecked(tuple(_diagonal(c) for c in cores))
+
+
+def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
+    """Builds the operator v ↦ a·∇(m v), of TT-rank 2 r for m of rank r.
+
+    What it gives sums to zero over a Fourier grid, as a divergence should.
+    """
+    return _directed(box, direction, cores, lambda d1, m: d1[None, :, :, None] * m[:, None, :, :])
+
+
+def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
+    """Builds the operator v ↦ m a·∇v, of TT-rank 2 r for m of rank r."""
+    return _directed(box, direction, cores, lambda d1, m: d1[None, :, :, None] * m[:, :, None, :])
+
+
+def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
+    """Builds v ↦ Σ S_ij ∂_i (m ∂_j v), S symmetric, of TT-rank (2 min(p, d − p) + 2) r.
+
+    The automaton of `affine_generator`, with ∂_i before m in place of ∂_i and ∂_j after m in place
+    of y_j.
+    """
+    xp, (tensor, *cores) = floats(tensor, *cores)
+    automaton = affine_states(box, Coefficients(matrix=tensor))
+    out = []
+    for states, axis, m in zip(automaton, box.axes, cores, strict=True):
+        d1 = xp.asarray(axis.d1).astype(m.dtype)
+        after = m[:, :, None, :] * d1[None, :, :, None]
+        both = xp.moveaxis(xp.tensordot(d1, after, (1, 1)), 0, 1)
+        before = d1[None, :, :, None] * m[:, None, :, :]
+        matrices = xp.stack([_diagonal(m), before, after, both])
+        out.append(_merged(states[:, :4], matrices))
+    return TTMatrix._unchecked(tuple(out))
+
+
+def _directed(
+    box: Box, direction: Any, cores: Cores, derived: Callable[[Any, Any], Any]
+) -> TTMatrix:
+    """Builds Σ_k a_k times the operator with the k-th core differentiated."""
+    low, high = _active(direction)
+    xp, (a, *cores) = floats(direction, *cores)
+    out = []
+    for k, (m, axis) in enumerate(zip(cores, box.axes, strict=True)):
+        plain = _diagonal(m)
+        if not low <= k <= high:
+            out.append(plain)
+            continue
+        step = a[k] * derived(xp.asarray(axis.d1).astype(m.dtype), m)
+        zero = xp.zeros_like(plain)
+        # States: "none derived yet", "done".
+        rows = [(plain, step), (zero, plain)]
+        rows = [(step,), (plain,)] if k == high else rows
+        rows = rows[:1] if k == low else rows
+        out.append(xp.concatenate([xp.concatenate(r, -1) for r in rows], 0))
+    return TTMatrix._unchecked(tuple(out))
+
+
+def _diagonal(m: Any) -> Any:
+    """Builds diag(m) for every pair of bond indices: (s, n, n, t)."""
+    xp = backend(m)
+    return xp.eye(m.shape[1], dtype=m.dtype)[None, :, :, None] * m[:, :, None, :]
+
+
+def _merged(states: Any, matrices: Any) -> Any:
+    """Contracts states[a, o, b] with matrices[o, s, i, j, t] and merges bonds as (a s), (b t)."""
+    xp = backend(states, matrices)
+    core = xp.tensordot(states, matrices, (1, 0))
+    a, b, s, i, j, t = core.shape
+    return core.transpose(0, 2, 3, 4, 1, 5).reshape(a * s, i, j, b * t)
+
+
+def components(cores: Sequence[np.ndarray]) -> list[Cores]:
+    """Splits a train whose last mode counts components into one train for each."""
+    *rest, last = cores
+    return [[*rest[:-1], np.tensordot(rest[-1], last[:, i], (2, 0))] for i in range(last.shape[1])]

@@ -1,0 +1,1 @@
+"""Initial states as trains: Gaussians in closed form, functions from their values."""

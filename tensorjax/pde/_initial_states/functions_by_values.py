@@ -1,0 +1,82 @@
+"""Trains of functions given by their values: cross approximation, or sampled where large."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check, tt
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._initial_states import concentrated_functions as skeleton
+from tensorjax.pde._initial_states.concentrated_functions import Draw
+from tensorjax.tt import _numpy_arithmetic as hosted
+
+
+def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
+    """Approximates a function on a box by cross approximation; components (m, c) allowed."""
+    tol = max(tol, 10 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
+    key = jax.random.key(seed)
+    train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)
+    # A field that is zero wherever it was looked at may well be zero; a density may not.
+    zero = info.status == "zero" and name != "start"
+    if info.status != "converged" and not (zero or info.error <= 10 * tol):
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of "
+            f"{info.error:.1g} for tol = {tol:.1g} ({info.status}); {info.advice}; for a narrow "
+            "function give near=, a density that is large where it is"
+        )
+    return [np.asarray(c).astype(np.float64) for c in train.cores]
+
+
+def drawn(
+    name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
+) -> Cores:
+    """Approximates a function on a box from points drawn where it is large."""
+
+    def of_index(index: np.ndarray) -> np.ndarray:
+        points = zip(box.points, index.T, strict=True)
+        return _finite(name, f(np.stack([p[i] for p, i in points], 1)))
+
+    return _found(name, of_index, box.shape, tol, draw, seed)
+
+
+def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
+    """Approximates f(v), entry by entry, from entries drawn from v²; f(0) is split off."""
+    cores = [np.asarray(c).astype(np.float64) for c in v.cores]
+    rest = float(_finite(name, f(np.zeros(1)))[0])
+
+    def of_values(values: np.ndarray) -> np.ndarray:
+        return _finite(name, f(values.ravel())).reshape(values.shape) - rest
+
+    pairs = skeleton.table_of(cores)
+    out = _found(
+        name,
+        lambda index: of_values(skeleton.entries(cores, index)),
+        v.shape,
+        tol,
+        skeleton.from_train(cores, tol),
+        table=lambda left, right: of_values(pairs(left, right)),
+    )
+    ones = [np.ones((1, n, 1)) for n in v.shape]
+    return hosted.combined([out, ones], [1.0, rest]) if rest else out
+
+
+def _found(
+    name: str, f: Any, shape: Any, tol: float, draw: Draw, seed: int = 0, table: Any = None
+) -> Cores:
+    cores, error = skeleton.skeleton(f, shape, draw, tol, np.random.default_rng(seed), table)
+    if not error <= 10 * tol:
+        raise ValueError(
+            f"{name}: expected a function of low TT-ranks, got a relative error of {error:.1g} for "
+            f"tol = {tol:.1g}; ask for less accuracy, or choose coordinates that suit it"
+        )
+    return cores
+
+
+def _finite(name: str, values: Any) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    _check.finite(name, values)
+    return values

@@ -1,0 +1,300 @@
+"""Initial states: Gaussians and mixtures in closed form, other functions by sampling."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.characteristics import Flow
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._initial_states import concentrated_functions as skeleton
+from tensorjax.pde._initial_states import gaussians as _hermite
+from tensorjax.pde._initial_states.concentrated_functions import Draw
+from tensorjax.pde._initial_states.functions_by_values import crossed, drawn
+from tensorjax.tt import _numpy_arithmetic as hosted
+
+# Share of the tolerance for the closed form; the rest is for rounding.
+_PART = 0.3
+
+
+class _Start(abc.ABC):
+    """Base class of initial states."""
+
+    @abc.abstractmethod
+    def values(self, x: Any) -> np.ndarray:
+        """Evaluates the state at physical points (m, d)."""
+
+    @abc.abstractmethod
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+
+    def train(self, box: Box, map: AffineMap, tol: float) -> TT:
+        """Builds the train of the values on the box, at relative error ``tol``."""
+        return TT([jnp.asarray(c) for c in self.cores(box, map, tol)])  # JAX's default dtype
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gaussian(_Start):
+    """Gaussian initial state a exp(−½ (x − m)ᵀ C⁻¹ (x − m)).
+
+    Attributes:
+      mean: m, (d,).
+      covariance: C, (d, d), symmetric and positive definite.
+      amplitude: a; that of a probability density if None.
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf, or a covariance that is not positive definite.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.5], [0.5, 1.0]]))
+      >>> start.ranks(1e-6)
+      (1, 11, 1)
+      >>> start.ranks(1e-6, start.whitening())
+      (1, 1, 1)
+    """
+
+    mean: Any
+    covariance: Any
+    amplitude: float | None = None
+
+    def __post_init__(self):
+        if _check.is_traced(self.mean, self.covariance):
+            raise TypeError(
+                "mean, covariance: expected concrete numbers, got traced ones: TT-ranks of the "
+                "initial state depend on them; make it outside jit, vmap and grad"
+            )
+        mean, c = (np.asarray(v, np.float64) for v in (self.mean, self.covariance))
+        _check.finite("mean", mean)
+        _check.finite("covariance", c)
+        if mean.ndim != 1 or not mean.size or c.shape != (len(mean),) * 2:
+            raise ValueError(
+                f"covariance: expected mean (d,) and covariance (d, d), got {mean.shape}, {c.shape}"
+            )
+        low, high = np.linalg.eigvalsh((c + c.T) / 2)[[0, -1]]
+        if not np.allclose(c, c.T, atol=1e-12 * high) or low <= 1e-14 * high:
+            raise ValueError(
+                "covariance: expected a symmetric positive definite matrix, got eigenvalues from "
+                f"{low:.2g} to {high:.2g}"
+            )
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "covariance", (c + c.T) / 2)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return len(self.mean)
+
+    @property
+    def mass(self) -> float:
+        """Integral over all space."""
+        return 1.0 if self.amplitude is None else self.amplitude / self._density
+
+    @property
+    def _density(self) -> float:
+        """Largest value of the probability density."""
+        sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
+        return float(sign * np.exp(-log / 2))
+
+    def values(self, x: Any) -> np.ndarray:
+        """Evaluates the Gaussian at physical points (m, d)."""
+        z = np.linalg.solve(
+            np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
+        )
+        return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+        center = map.forward(self.mean[None])[0]
+        points = [p - c for p, c in zip(box.points, center, strict=True)]
+        cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
+        cores[0] = cores[0] * (self.mass * self._density)
+        return hosted.rounded(cores, (1 - _PART) * tol)
+
+    def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
+        """Returns TT-ranks for a relative error ``tol`` of every unfolding, in closed form."""
+        map = AffineMap.identity(self.dim) if map is None else map
+        return _hermite.ranks(self._precision(map), tol)
+
+    def whitening(self) -> AffineMap:
+        """Returns the map y = C^(−1/2) (x − m), in which the TT-ranks are one."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        matrix = vectors / np.sqrt(values) @ vectors.T
+        return AffineMap(matrix, -matrix @ self.mean)
+
+    def moved(self, flow: Flow) -> "Gaussian":
+        """Returns the Gaussian after a linear flow with noise."""
+        f, g, q = flow
+        new = Gaussian(f @ self.mean + g, f @ self.covariance @ f.T + q)
+        return dataclasses.replace(new, amplitude=self.mass * new._density)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count, d) of the probability density."""
+        z = rng.standard_normal((count, self.dim))
+        return self.mean + z @ np.linalg.cholesky(self.covariance).T
+
+    def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, mean and covariance."""
+        return self.mass, self.mean, self.covariance
+
+    def _precision(self, map: AffineMap) -> np.ndarray:
+        spread = np.asarray(map.matrix) @ np.linalg.cholesky(self.covariance)
+        inverse = np.linalg.inv(spread)
+        return inverse.T @ inverse
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture(_Start):
+    """Mixture Σ w_i g_i of Gaussians g_i as an initial state.
+
+    Attributes:
+      weights: w, as many as Gaussians.
+      gaussians: of one dimension.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> pair = [pde.Gaussian(np.full(2, m), 0.1 * np.eye(2)) for m in (-1.0, 1.0)]
+      >>> mass, mean, covariance = pde.Mixture([0.5, 0.5], pair).moments()
+      >>> print(covariance)
+      [[1.1 1. ]
+       [1.  1.1]]
+    """
+
+    weights: Sequence[float]
+    gaussians: Sequence[Gaussian]
+
+    def __post_init__(self):
+        object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        object.__setattr__(self, "gaussians", tuple(self.gaussians))
+        dims = {g.dim for g in self.gaussians}
+        if len(dims) != 1 or len(self.weights) != len(self.gaussians):
+            raise ValueError(
+                "gaussians: expected one or more of one dimension with a weight each, got "
+                f"{len(self.gaussians)} of dimensions {sorted(dims)}, {len(self.weights)} weights"
+            )
+        _check.finite("weights", np.asarray(self.weights))
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return self.gaussians[0].dim
+
+    @property
+    def mass(self) -> float:
+        """Integral over all space."""
+        return float(self._masses.sum())
+
+    @property
+    def _masses(self) -> np.ndarray:
+        pairs = zip(self.weights, self.gaussians, strict=True)
+        return np.asarray([w * g.mass for w, g in pairs])
+
+    def values(self, x: Any) -> np.ndarray:
+        """Evaluates the mixture at physical points (m, d)."""
+        pairs = zip(self.weights, self.gaussians, strict=True)
+        return np.sum([w * g.values(x) for w, g in pairs], axis=0)
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+        parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
+        return hosted.rounded(hosted.combined(parts, self.weights), (1 - _PART) * tol)
+
+    def moved(self, flow: Flow) -> "Mixture":
+        """Returns the mixture after a linear flow with noise."""
+        return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count, d) of the probability density.
+
+        Raises:
+          ValueError: a part of negative weight.
+        """
+        masses = self._masses
+        if (masses < 0).any() or masses.sum() <= 0:
+            raise ValueError("weights: expected no negative part to sample from")
+        counts = rng.multinomial(count, masses / masses.sum())
+        parts = [g.sample(rng, int(c)) for g, c in zip(self.gaussians, counts, strict=True)]
+        return rng.permutation(np.concatenate(parts))
+
+    def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, mean and covariance."""
+        share = self._masses / self.mass
+        means = np.stack([g.mean for g in self.gaussians])
+        mean = share @ means
+        spread = sum(w * g.covariance for w, g in zip(share, self.gaussians, strict=True))
+        return self.mass, mean, spread + (share[:, None] * (means - mean)).T @ (means - mean)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function(_Start):
+    """Initial state given by any function, approximated by a train from sampled values.
+
+    Attributes:
+      f: maps points (m, d) to values (m,).
+      near: a `Gaussian` or `Mixture` that is large where f is: f is then looked at where points
+        drawn from it lie, and the error is measured there. Without it `tt.cross` looks at points
+        of the whole box, and misses a narrow f in more than a few dimensions.
+      seed: of the points.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Function(lambda x: np.exp(-(x**4).sum(1)))
+      >>> flow = pde.Liouville(np.zeros((3, 3)), start, pde.Box.fourier(3, 32, 3.0))
+      >>> flow.initial(pde.AffineMap.identity(3), 1e-5).ranks
+      (1, 1, 1, 1)
+    """
+
+    f: Callable[[Any], Any]
+    near: Gaussian | Mixture | None = None
+    seed: int = 0
+
+    def values(self, x: Any) -> np.ndarray:
+        """Evaluates the function at physical points (m, d)."""
+        return np.asarray(self.f(np.asarray(x, np.float64)))
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Approximates the values on the box, at x = map.inverse(y), by a train on the host."""
+
+        def values(y: np.ndarray) -> np.ndarray:
+            return self.values(map.inverse(y))
+
+        if self.near is None:
+            return crossed("start", values, box, tol, self.seed)
+        return drawn("start", values, box, tol, _near(self.near, map, box, tol), self.seed)
+
+
+def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
+    """Returns a sampler of box points from powers of a Gaussian mixture."""
+    given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
+    masses = np.abs(given._masses).tolist()
+    kinds = skeleton.powers(tol, box.dim)
+    spread = [
+        Mixture(masses, [Gaussian(g.mean, g.covariance / (2 * p)) for g in given.gaussians])
+        for p in kinds
+    ]
+    low, high = (np.asarray([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
+
+    def draw(rng: np.random.Generator, count: int) -> skeleton.Points:
+        share = -(-count // len(kinds))
+        y = map.forward(np.concatenate([m.sample(rng, share) for m in spread]))
+        inside = ((y >= low) & (y <= high)).all(1)
+        pairs = zip(box.points, y[inside].T, strict=True)
+        index = np.stack([np.abs(p[None] - c[:, None]).argmin(1) for p, c in pairs], 1)
+        at = np.stack([p[i] for p, i in zip(box.points, index.T, strict=True)], 1)
+        density = np.sum([m.values(map.inverse(at)) for m in spread], axis=0)
+        return skeleton.Points(index, density, np.repeat(kinds, share)[inside])
+
+    return draw
+
+
+Start = Gaussian | Mixture | Function

@@ -1,0 +1,106 @@
+"""Trains of smooth, expensive functions: sampled on coarse Chebyshev grids, then interpolated.
+
+A function on a box that needs n points an axis to hold a narrow density may itself be smooth. It
+is evaluated on a coarse grid, whole where that is small, else by cross approximation, and the cores
+are interpolated. The error is measured at random points of the fine grid, and the coarse grid is
+doubled until it is below the tolerance.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.pde._initial_states.functions_by_values import crossed
+
+# Points of an axis at first, and at most over those of the box; points that are compared.
+_FIRST, _TESTS = 16, 128
+# Whole grids up to this size are evaluated at once.
+_WHOLE = 1 << 14
+
+
+class Coarse(NamedTuple):
+    """Grid of Gauss–Chebyshev points in a box."""
+
+    points: tuple[np.ndarray, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of points along every axis."""
+        return tuple(len(p) for p in self.points)
+
+
+def smooth(
+    name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int = _FIRST
+) -> tuple[Cores, int]:
+    """Approximates a smooth function (m, d) ↦ (m, c) on a box by a train, components last.
+
+    Args:
+      name: of the function, in errors.
+      f: smooth on the box.
+      box: of the points asked for.
+      tol: largest error, at points of the grid, over the largest value.
+      first: points of an axis that are tried first; they are doubled until the error is small.
+
+    Returns:
+      The cores, and how many points were enough.
+
+    Raises:
+      ValueError: the points of the box itself are not enough.
+    """
+    rng = np.random.default_rng(0)
+    index = [rng.integers(0, n, _TESTS) for n in box.shape]
+    exact = np.asarray(f(np.stack([p[i] for p, i in zip(box.points, index, strict=True)], 1)))
+    count, most = first, 2 * max(box.shape)
+    while True:
+        nodes = np.cos(np.pi * (2 * np.arange(count)[::-1] + 1) / (2 * count))
+        at = Coarse(tuple((a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes))
+        cores = _cores(name, f, at, tol)
+        rows = [_interpolation(c, p) for c, p in zip(at.points, box.points, strict=True)]
+        fine = [
+            np.tensordot(r, c, (1, 1)).swapaxes(0, 1) for r, c in zip(rows, cores, strict=False)
+        ]
+        found = np.ones((_TESTS, 1))
+        for c, i in zip(fine, index, strict=True):
+            found = np.einsum("mr,mrs->ms", found, c[:, i].swapaxes(0, 1))
+        found = found @ cores[-1][..., 0]
+        error = np.abs(found - exact).max() / (np.abs(exact).max() or 1.0)
+        if error <= tol:
+            return [*fine, cores[-1]], count
+        if 2 * count > most:
+            raise ValueError(
+                f"{name}: expected a smooth function, got an error of {error:.1g} from {count} "
+                f"points an axis for tol = {tol:.1g}; ask for less accuracy, or take steps that "
+                "deform coordinates less"
+            )
+        count *= 2
+
+
+def _cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
+    if math.prod(at.shape) > _WHOLE:
+        return crossed(name, f, at, tol / 3)  # pyright: ignore[reportArgumentType]
+    mesh = np.stack([m.ravel() for m in np.meshgrid(*at.points, indexing="ij")], 1)
+    rest = np.asarray(f(mesh), np.float64)
+    allowed = tol / 3 * float(np.linalg.norm(rest)) / len(at.shape)
+    out: Cores = []
+    rank = 1
+    for n in at.shape:
+        u, s, w = np.linalg.svd(rest.reshape(rank * n, -1), full_matrices=False)
+        tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
+        keep = max(int((tail > allowed).sum()), 1)
+        out.append(u[:, :keep].reshape(rank, n, keep))
+        rest, rank = s[:keep, None] * w[:keep], keep
+    return [*out, rest[..., None]]
+
+
+def _interpolation(nodes: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Returns the matrix from values at Gauss–Chebyshev nodes to those at other points."""
+    j = np.arange(len(nodes))
+    weights = (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * len(nodes)))
+    gap = points[:, None] - nodes
+    at = gap == 0
+    part = weights / np.where(at, 1.0, gap)
+    part = np.where(at.any(1, keepdims=True), at, part)
+    return part / part.sum(1, keepdims=True)

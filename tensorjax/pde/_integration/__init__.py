@@ -1,0 +1,1 @@
+"""Integration in time: the loop over steps, its checks, statuses and results."""

@@ -1,0 +1,181 @@
+"""Checkpoints: states saved to a folder by orbax, and restored bit for bit."""
+
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._integration.solution import State
+
+
+class Checkpoint(NamedTuple):
+    """Checkpoint options of a run: folder, interval in steps, number of states kept.
+
+    Attributes:
+      folder: a directory; created if missing. The newest state is in the last ``step_N``. It may
+        hold states only if the run starts from the newest of them: others are of another run.
+      every: accepted steps between two saved states; one is saved at the end anyway.
+      keep: number of this run's states that are kept.
+    """
+
+    folder: Any
+    every: int = 100
+    keep: int = 2
+
+
+def save(folder: Any, state: State) -> pathlib.Path:
+    """Saves a state, with the integrator's memory, as ``folder/step_N``.
+
+    N is the number of steps, or, for a state without memory, the next free number.
+
+    Args:
+      folder: a directory; created if missing.
+      state: as in `Solution.ys`.
+
+    Returns:
+      The path written; an existing one is replaced.
+
+    Raises:
+      ImportError: orbax is not installed.
+    """
+    tree: dict[str, Any] = {
+        "map": {"matrix": np.asarray(state.map.matrix), "shift": np.asarray(state.map.shift)},
+        "t": np.asarray(float(state.t)),
+        "cores": {str(k): np.asarray(c) for k, c in enumerate(state.v.cores)},
+    }
+    if state.memory is not None:
+        tree["memory"] = {k: np.asarray(a) for k, a in state.memory.items()}
+    folder = pathlib.Path(folder).absolute()
+    if state.memory is None:
+        known = _saved(folder)
+        number = _number(known[-1]) + 1 if known else 0
+    else:
+        number = int(state.memory["steps"])
+    path = folder / f"step_{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, tree, force=True)
+    return path
+
+
+def load(folder: Any) -> State:
+    """Loads the newest state that a run or `save` left in a folder.
+
+    Args:
+      folder: the directory given to `integrate`, or one ``step_N`` in it.
+
+    Returns:
+      `State`, for ``integrate(…, start=…)``.
+
+    Raises:
+      ImportError: orbax is not installed. FileNotFoundError: there is no state.
+    """
+    folder = pathlib.Path(folder).absolute()
+    found = [folder] if folder.name.startswith("step_") else _saved(folder)
+    if not found or not found[-1].is_dir():
+        raise FileNotFoundError(f"folder: expected states step_N saved in {folder}, got none")
+    with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.restore(found[-1])
+    cores = tuple(tree["cores"][str(k)] for k in range(len(tree["cores"])))
+    memory = tree.get("memory")
+    memory = None if memory is None else {k: np.asarray(a) for k, a in memory.items()}
+    at = AffineMap(np.asarray(tree["map"]["matrix"]), np.asarray(tree["map"]["shift"]))
+    return State(TT([jnp.asarray(c) for c in cores]), at, float(tree["t"]), memory)
+
+
+def _saved(folder: pathlib.Path) -> list[pathlib.Path]:
+    paths = [p for p in folder.glob("step_*") if p.name[5:].isdigit()]
+    return sorted(paths, key=_number)
+
+
+def _number(path: pathlib.Path) -> int:
+    return int(path.name[5:])
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need orbax: install it with pip install 'tensorjax[nn]'"
+        ) from error
+    return ocp
+
+
+class _Saver:
+    """Checkpoint writer of a run.
+
+    Raises:
+      ValueError: the folder holds states of another run.
+    """
+
+    def __init__(self, options: Checkpoint, start: State | None):
+        self._options = options
+        self._last = -1
+        _orbax()
+        self._paths = _saved(pathlib.Path(options.folder).absolute())
+        if self._paths and not (start is not None and _same(load(self._paths[-1]), start)):
+            raise ValueError(
+                "checkpoint: expected a folder without states of another run, got "
+                f"{options.folder} with {self._paths[-1].name}; take another folder, remove its "
+                "states, or go on with start=pde.load(folder)"
+            )
+
+    def after(self, work: Any) -> None:
+        """Saves the state if due; to be called after every step."""
+        if work.memory.steps % self._options.every == 0:
+            self._save(work)
+
+    def close(self, work: Any) -> None:
+        """Saves the last state if not yet saved; to be called at the end."""
+        if work.memory.steps != self._last:
+            self._save(work)
+
+    def _save(self, work: Any) -> None:
+        path = save(self._options.folder, work.state())
+        self._last = work.memory.steps
+        self._paths = [p for p in self._paths if p != path] + [path]
+        while len(self._paths) > self._options.keep:
+            shutil.rmtree(self._paths.pop(0), ignore_errors=True)
+
+
+class _Nothing:
+    def after(self, work: Any) -> None:
+        pass
+
+    def close(self, work: Any) -> None:
+        pass
+
+
+def _same(a: State, b: State) -> bool:
+    """Whether two states, with their integrator memories, are equal to the last bit."""
+    if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
+        return False
+    first, second = (
+        {
+            "matrix": s.map.matrix,
+            "shift": s.map.shift,
+            **dict(enumerate(s.v.cores)),
+            **(s.memory or {}),
+        }
+        for s in (a, b)
+    )
+    return first.keys() == second.keys() and all(
+        np.array_equal(np.asarray(first[k]), np.asarray(second[k])) for k in first
+    )
+
+
+def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
+    """Returns the checkpoint writer of a run, or one that does nothing for None."""
+    if checkpoint is None:
+        return _Nothing()
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    _check.integer("checkpoint.every", checkpoint.every, low=1)
+    _check.integer("checkpoint.keep", checkpoint.keep, low=1)
+    return _Saver(checkpoint, start)

@@ -1,0 +1,402 @@
+"""Time integration at fixed TT-ranks: one compiled loop, under jit, vmap and grad.
+
+Outside jit the loop is compiled once for a structure of the problem: coefficients, times, dt and
+the number of steps are arguments of the program. Under jit, vmap and grad it is a scan, through
+which derivatives pass.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, tt
+from tensorjax._formats.cores import cut_ranks
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.coordinate_path import Moment, Path, told
+from tensorjax.pde._integration.initial_checks import check_inside
+from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
+from tensorjax.pde._integration.statuses import Options, unbounded_by
+from tensorjax.pde._problems.problem import terms_of
+from tensorjax.pde._stepping.compiled_once import Program, separated
+from tensorjax.pde._stepping.instability import rate
+from tensorjax.pde._stepping.step_truncation import SAFE, STABLE
+from tensorjax.pde._stepping.times import step_count
+from tensorjax.pde.physical import quadrature, shares_of
+
+# For every stage but the last: its time and its step. Then the weights of v and of the stages in
+# the result, and the time and the weight of the last slope.
+_TABLEAUX = {
+    "rk2": (((0.0, 1.0),), (1 / 2, 1 / 2), (1.0, 1 / 2)),
+    "rk4": (((0.0, 0.5), (0.5, 0.5), (0.5, 1.0)), (-1 / 3, 1 / 3, 2 / 3, 1 / 3), (1.0, 1 / 6)),
+}
+# Times within a step, as shares of dt, at which the stages evaluate the right side.
+_SHARES = (0.0, 0.5, 1.0)
+# Every 16th step is checked for instability, since a check costs a fifth of a step; and where v is
+# kept, every step that multiplies the norm by more than 1.1. An unstable run stays unstable.
+_LOOK, _GROWTH = 16, 1.1
+# After an unstable run its fastest rate is estimated at 3 times, in 6 rounds of 3 steps each.
+_PLACES, _ROUNDS, _PROBED = 3, 6, 3
+# Largest number of steps in one call of the compiled loop, whose tables have this length.
+_PART = 256
+
+
+class _Scheme(NamedTuple):
+    """Static, hashable parameters of the compiled loop."""
+
+    rates: Program
+    method: str
+    ranks: Any
+
+
+class _Inputs(NamedTuple):
+    """Arguments of the compiled loop that are the same for all steps."""
+
+    constants: Any
+    dt: Any
+    axes: Any
+    limits: Any
+
+
+class _Carry(NamedTuple):
+    """Loop state of the compiled integration.
+
+    Attributes:
+      v: the newest.
+      norm: of it.
+      status: the worst so far, an index of `STATUSES`.
+      fastest: the largest dt times a rate that was found to be unstable, 0 without.
+      good: v of the last step that was looked at before anything was wrong, or None where that is
+        not kept.
+      steps: number of steps that led to ``good``.
+    """
+
+    v: TT
+    norm: Any
+    status: Any
+    fastest: Any
+    good: TT | None
+    steps: Any
+
+
+def integrate_static(
+    options: Options,
+    rank: int | Sequence[int],
+    t0: float,
+    t1: float,
+    dt: float,
+    start: State | None,
+    map: AffineMap,
+) -> Solution:
+    """Integrates with fixed ranks and steps of one length, as `integrate` with ``rank``.
+
+    Coordinates move as prescribed: their motion is no variable of the program, and no derivative
+    passes through it. None is lost, for u does not depend on it.
+    """
+    if options.name not in _TABLEAUX:
+        raise ValueError(
+            f"method: expected one of {tuple(_TABLEAUX)} with rank=, got {options.name!r}; the "
+            "others choose their ranks by the data: give tol alone"
+        )
+    count = step_count(t0, t1, dt)
+    dt = (t1 - t0) / count
+    maps, motions, end = _coordinates(options, map, t0, dt, count)
+    v = _initial(options, start, map, rank)
+    real = jnp.finfo(v.dtype).dtype
+    times = t0 + dt * np.arange(count)
+    # At rest the map is a constant of the program, which terms need that are not traced.
+    moving = any(np.any(m) for m in motions)
+    rows = [np.asarray(r, real) for r in (times, *maps, *motions)[: None if moving else 1]]
+    rates, constants = _rates(options.problem, map, [r[0] for r in rows])
+    rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
+    rows[0][-1] = True
+    scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
+    limits = options.edge_limit, options.resolution_limit
+    inputs = _Inputs(constants, *jax.tree.map(
+        lambda x: jnp.asarray(x, real), (dt, quadrature(options.problem.box), limits)
+    ))  # fmt: skip
+    nothing = jnp.zeros((), jnp.int32)
+    carry = _Carry(v, tt.norm(v), nothing, jnp.zeros((), real), None, nothing)
+    if _check.is_traced(v, constants):
+        carry, norms, finite = _whole(scheme, inputs, carry, rows)
+        v, ended, at = carry.v, t1, end
+    else:
+        inputs, carry = _placed(inputs, carry._replace(good=v))
+        carry, norms, finite = _in_parts(scheme, inputs, carry, rows)
+        if int(carry.status) in (STATUSES.index(Result.cfl), STATUSES.index(Result.not_finite)):
+            carry = _judged(scheme, inputs, carry, rows)
+        good = int(carry.steps)
+        v, ended, at = carry.v, t1, end
+        if int(carry.status):
+            assert carry.good is not None
+            v, ended = carry.good, times[good] if good < count else t1
+            at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
+    fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
+    with np.errstate(divide="ignore"):  # infinite where no step was unstable
+        # Close to the stability limit rounding errors look unstable: a margin is kept.
+        stable_dt = 0.75 * SAFE * min(STABLE[options.name]) * dt / fastest
+    stats = {
+        "t": times + dt,
+        "dt": np.full(count, dt),
+        "norm": norms,
+        "finite": finite,
+        "cond": np.linalg.cond(maps[0][:, 0]),
+        "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
+        "rank": np.full(count, max(v.ranks)),
+        "status": carry.status,
+        "stable_dt": stable_dt,
+    }
+    return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
+
+
+def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
+    """Traces the operators and source as a function of time, map and motion."""
+
+    def rates(t: Any, *place: Any) -> Any:
+        right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
+        if right.reaction is not None:
+            raise ValueError(
+                "rank: expected a problem without a nonlinear reaction, whose ranks depend on the "
+                "data; give tol alone"
+            )
+        right = right.moving(*place[2:]) if place else right
+        return right.operators, right.source
+
+    return separated(rates, *(r if r.ndim == 0 else r[0] for r in row))
+
+
+@jax.jit(static_argnums=0)
+def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
+    """Makes all steps in one scan; at the end v is NaN if the run was unstable."""
+    carry, (norms, finite) = jax.lax.scan(
+        lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
+    )
+    lost = carry.status >= STATUSES.index(Result.cfl)
+    first, *others = carry.v.cores
+    v = TT._unchecked((jnp.where(lost, jnp.nan, first), *others))
+    return carry._replace(v=v), norms, finite
+
+
+def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
+    """Moves the inputs to the device of v, so that the loop is not compiled a second time."""
+    assert carry.good is not None
+    at = carry.good.cores[0].sharding
+    one = isinstance(at, jax.sharding.SingleDeviceSharding)
+    return jax.device_put((inputs, carry), at) if one else (inputs, carry)
+
+
+def _in_parts(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
+) -> tuple[_Carry, Any, Any]:
+    """Makes all steps by calls of one compiled program; stops after NaN or Inf."""
+    count = len(rows[0])
+    norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
+    for first in range(0, count, _PART):
+        part = [r[first : first + _PART] for r in rows]
+        long = len(part[0])
+        part = [np.concatenate([p, np.repeat(p[-1:], _PART - long, 0)]) for p in part]
+        carry, *found = _part(scheme, inputs, carry, part, first, long)
+        here = slice(first, first + long)
+        norms[here], finite[here] = (np.asarray(f)[:long] for f in found)
+        if not finite[first + long - 1]:
+            break
+    return carry, norms, finite
+
+
+@jax.jit(static_argnums=0)
+def _part(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
+) -> tuple[_Carry, Any, Any]:
+    """Makes the first ``count`` steps of a table; returns their norms and finiteness."""
+
+    def goes_on(state: Any) -> Any:
+        k, carry, _, _ = state
+        return (k < count) & (carry.status < STATUSES.index(Result.not_finite))
+
+    def step(state: Any) -> Any:
+        k, carry, norms, finite = state
+        new, (norm, good) = _followed(scheme, inputs, carry, first + k, [r[k] for r in rows])
+        return k + 1, new, norms.at[k].set(norm), finite.at[k].set(good)
+
+    norms = jnp.full(_PART, jnp.nan, carry.norm.dtype)
+    start = jnp.zeros((), jnp.int32), carry, norms, jnp.zeros(_PART, bool)
+    return jax.lax.while_loop(goes_on, step, start)[1:]
+
+
+def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
+    """Re-examines a run that looked unstable, with the fastest rate that is found.
+
+    Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
+    a state that the grid does not resolve.
+    """
+    fastest, zero = _fastest(scheme, inputs, carry, rows), np.zeros((), carry.fastest.dtype)
+    if int(carry.status) == STATUSES.index(Result.cfl) and 0 < fastest < min(STABLE[scheme.method]):
+        coarse = np.asarray(STATUSES.index(Result.unresolved), carry.status.dtype)
+        return carry._replace(status=jax.device_put(coarse), fastest=jax.device_put(zero))
+    known = np.asarray(fastest or float(carry.fastest), carry.fastest.dtype)
+    return carry._replace(fastest=jax.device_put(known))
+
+
+def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
+    """Estimates the fastest rate, times dt, of an unstable run by power iteration.
+
+    The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
+    larger dt, from the last state and with its norm taken out, are a power iteration: they are
+    repeated, by the program of the run, at several times of it. 0 if they show none.
+    """
+    v = _of_norm_one(carry.v)[0] or (carry.good and _of_norm_one(carry.good)[0])
+    fastest, border = 0.0, max(STABLE[scheme.method])
+    tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
+    zero = np.zeros((), carry.fastest.dtype)
+    carry = carry._replace(norm=zero + 1, status=np.zeros((), carry.status.dtype), fastest=zero)
+    places = np.unique(np.linspace(0, len(rows[0]) - 1, _PLACES).astype(int))
+    for at in np.repeat(places, _ROUNDS):
+        if v is None:
+            break
+        # At twice the stability limit the fastest mode grows most, and nothing overflows.
+        more = 2 * border / tried
+        part = [np.repeat(r[at : at + 1], _PART, 0) for r in rows]
+        part[0][:] = True
+        dt = np.asarray(float(inputs.dt) * more, inputs.dt.dtype)
+        placed = _placed(inputs._replace(dt=dt), carry._replace(v=v))
+        now, *_ = _part(scheme, *placed, part, 0, _PROBED)
+        found = float(now.fastest) / more
+        fastest = max(fastest, found) if math.isfinite(found) else fastest
+        next_v, size = _of_norm_one(now.v)
+        if next_v is None:  # there is something faster by far
+            tried = 8 * max(fastest, tried)
+            continue
+        # What grows so fast in a step has about this rate, though its stages may not show it.
+        rate = (math.factorial(order) * size ** (1 / _PROBED)) ** (1 / order) / more
+        v, tried = next_v, max(fastest, rate, tried / 2)
+    return fastest
+
+
+def _of_norm_one(v: TT) -> tuple[TT | None, float]:
+    """Normalises v on the host; returns the norm too. None where it is zero or not finite."""
+    cores = [np.asarray(c, np.float64) for c in v.cores]
+    state = np.ones((1, 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for c in cores:
+            state = np.einsum("ab,ain,bim->nm", state, c, c, optimize=True)
+        size = math.sqrt(abs(float(state[0, 0])))
+    if not 0 < size < math.inf:
+        return None, size
+    cores[0] = cores[0] / size
+    return TT._unchecked(tuple(c.astype(v.dtype) for c in cores)), size
+
+
+def _followed(
+    scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
+) -> tuple[_Carry, tuple[Any, Any]]:
+    """Makes step k with its norm, and its status where it is to be examined."""
+    look, *row = row
+    trains, change = _step(scheme, inputs, carry.v, row)
+    new = trains[-1]
+    norm = tt.norm(new)
+    entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
+    finite = jnp.isfinite(norm) & jnp.all(jnp.stack(entries))
+    size = jax.lax.stop_gradient(norm)
+    if carry.good is not None:  # not where it may be mapped: both sides would be worked out
+        look = look | (size > _GROWTH * carry.norm)
+    seen = jax.lax.stop_gradient((trains, change, norm))
+    zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest)
+    found, fast = jax.lax.cond(look, lambda: _watched(scheme, inputs, *seen), lambda: zeros)
+    worst = jnp.where(finite, found, STATUSES.index(Result.not_finite))
+    status = jnp.maximum(carry.status, worst)
+    good, steps = carry.good, carry.steps
+    if good is not None:
+        fine = look & (status == 0)
+        good, steps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), (new, k + 1), (good, steps))
+    fastest = jnp.maximum(carry.fastest, fast)
+    return _Carry(new, size, status, fastest, good, steps), (norm, finite)
+
+
+def _watched(
+    scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
+) -> tuple[Any, Any]:
+    """Returns the status of a step, except NaN, and dt times its rate if unstable."""
+    found = rate(scheme.method, trains, change)
+    cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
+    outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
+    places = [STATUSES.index(r) for r in (Result.cfl, Result.unresolved, Result.edge_mass)]
+    status = jnp.select([found.unstable, coarse, outside], places, 0).astype(jnp.int32)
+    fast = jnp.where(found.unstable, found.value, 0)
+    return status, fast.astype(inputs.dt.dtype)
+
+
+def _initial(
+    options: Options, start: State | None, map: AffineMap, rank: int | Sequence[int]
+) -> TT:
+    problem = options.problem
+    modes = problem.box.shape
+    wanted = _check.bond_ranks(rank, [2**30] * (len(modes) - 1))
+    ranks = cut_ranks((1, *wanted, 1), modes)[1:-1]
+    if start is None:
+        cores = problem.initial_cores(map, options.tol)
+        check_inside(problem, cores, map, options.edge_limit, options.resolution_limit)
+        v = TT._unchecked(tuple(jnp.asarray(c) for c in cores))
+    else:
+        v = start.v
+    if any(r > w for r, w in zip(v.ranks[1:-1], ranks, strict=True)):
+        v = tt.round(v, rank=ranks)
+    return tt.pad(v, ranks) if ranks else v
+
+
+def _coordinates(
+    options: Options, at: AffineMap, t0: float, dt: float, count: int
+) -> tuple[Any, Any, AffineMap]:
+    """Computes maps and motions at the start, middle and end of every step; the last map too."""
+    d, generator = options.problem.dim, options.generator
+    maps, motions = [], []
+    past: list[Moment] = []
+    for k in range(count):
+        t = t0 + k * dt
+        if generator is not None:
+            said = generator(None, None, at, options.problem.box, math.nan, t)
+            past = [*past, Moment(t, said.sigma, said.beta)][-(options.degree + 2) :]
+        path = Path(at, t, dt, told(past, options.degree))  # as `Run` does
+        maps.append([path.map(s) for s in _SHARES])
+        motions.append([path.motion(s) for s in _SHARES])
+        at = path.map(1.0)
+    rest = np.zeros((count, 3, d, d)), np.zeros((count, 3, d))
+    moved = rest if generator is None else _stacked(motions)
+    return _stacked(maps), moved, at
+
+
+def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    first, second = (np.array([[pair[i] for pair in row] for row in rows]) for i in range(2))
+    return first, second
+
+
+def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
+    """Makes one step; returns v, the stages and the result, and the change of the source."""
+    stages, weights, (share, factor) = _TABLEAUX[scheme.method]
+    t, *place = row
+    dt, sources = inputs.dt, []
+
+    def terms(x: TT, share: float) -> list[Any]:
+        i = _SHARES.index(share)
+        operators, source = scheme.rates(inputs.constants, t + share * dt, *(p[i] for p in place))
+        found = terms_of(operators, source, x)
+        if source is not None:
+            sources.append(found[-1])
+        return found
+
+    # As in `tensorjax.pde._stepping.step_truncation`: rounded stages stand for the slopes.
+    known = [v]
+    for at, length in stages:
+        slope = terms(known[-1], at)
+        sizes = [1.0, *[length * dt] * len(slope)]
+        known.append(tt.linear_combination([v, *slope], sizes, rank=scheme.ranks))
+    slope = terms(known[-1], share)
+    sizes = [*weights, *[factor * dt] * len(slope)]
+    out = tt.linear_combination([*known, *slope], sizes, rank=scheme.ranks)
+    # The slopes of the method of order 4 that are compared are of one time.
+    seen = sources if scheme.method == "rk2" else []
+    change = [(seen[-1], dt), (seen[0], -dt)] if seen else []
+    return [*known, out], change

@@ -1,0 +1,316 @@
+"""Time integration of PDEs on tensor trains, in moving coordinates."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._placement import placed
+from tensorjax.pde._coordinates.affine_maps import AffineMap, affine
+from tensorjax.pde._integration import run as run
+from tensorjax.pde._integration.checkpoint import checkpointer
+from tensorjax.pde._integration.fixed_ranks import integrate_static
+from tensorjax.pde._integration.initial_checks import check_conserving
+from tensorjax.pde._integration.progress import progress_of
+from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
+from tensorjax.pde._integration.statuses import Options, Stopped
+from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
+from tensorjax.pde._stepping.right_side import Rates, right_side
+from tensorjax.pde._stepping.rounded_sums import Train, relative_norm
+from tensorjax.pde._stepping.step_sizes import PIDController, checked
+from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
+from tensorjax.pde._stepping.times import check_span
+from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
+
+# Default of max_steps; with rank= any other value is refused.
+_STEPS = 100_000
+
+METHODS: dict[str, Method] = {
+    **STEPPERS,
+    "bug": Method(bug, 2, 0, 2),
+    "projector splitting": Method(projector_splitting, 2, 0, 2),
+}
+
+Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
+
+
+@placed
+def integrate(
+    problem: Any,
+    *,
+    t1: float,
+    t0: float = 0.0,
+    dt: float | None = None,
+    tol: float = 1e-6,
+    rank: Any = None,
+    max_rank: int | None = None,
+    coordinates: Any = "adaptive",
+    method: Name = "rk4",
+    stepsize_controller: Any = None,
+    saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    conserve: Literal["rescale", "project"] | None = None,
+    extrapolate: int = 2,
+    edge_limit: float = 1e-3,
+    resolution_limit: float = 0.05,
+    max_steps: int = _STEPS,
+    progress: Any = False,
+    checkpoint: Any = None,
+    start: State | None = None,
+    map: AffineMap | None = None,
+) -> Solution:
+    """Integrates u_t = G(u) in time with u(x, t) = v(Γ(t) x + s(t), t), v a low-rank train.
+
+    v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
+    the same u; good ones keep the ranks of v low. A generator chooses them at every step, a
+    polynomial extrapolates them over it, Γ and s follow to roundoff, and v takes a step of the
+    method, in which every sum is rounded. All this happens on the host, in double precision, with
+    ranks as they turn out: nothing is compiled.
+
+    Args:
+      problem: a `Problem`.
+      t1: time at the end, later than t0.
+      t0: time at the start (that of ``start``, if there is one).
+      dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
+        too.
+      tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
+        a quarter of it.
+      rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
+        compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
+        has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
+        motion is repeated: no derivative passes through them, and none has to. ``tol`` is that of
+        the initial state; only the end is saved. Where v has lower ranks than given, directions
+        that only its derivative needs are lost: gradients along a repeated motion need x64 and
+        ranks above those of the run. One compiled program serves all calls with a problem of the
+        same structure, method and ranks, whatever its coefficients, dt and the number of steps. A
+        run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
+        vmap and grad, where an unstable run ends as NaN.
+      max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
+      coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
+        box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
+      method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
+        Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
+        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
+        of them estimate their errors. Where the motion of the coordinates jumps, multistep methods
+        restart, "ab2" and "ab3" with "rk4".
+      stepsize_controller: `ConstantStepSize` or `PIDController`.
+      saveat: `SaveAt`.
+      conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
+        a constant can be added within the tangent space, faded out before the edge of the box), for
+        problems that conserve it; others raise ValueError. Without it truncation changes the mass
+        by 5 ``tol`` at most; more may leave the box, or be lost by "bug" and "projector splitting"
+        in their bases.
+      extrapolate: largest degree, 0 to 2, of the polynomial in time that extrapolates Σ and β. A
+        lower one is taken where it does not predict the next motion; errors of Σ raise the ranks.
+      edge_limit: the run stops where `edge_mass` is larger.
+      resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
+        ε should stay below about ε^(4/9).
+      max_steps: accepted, at most.
+      progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
+        `Solution.stats`, entry by entry), which stops the run if it returns True.
+      checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
+        is refused unless the run starts from the newest of them.
+      start: a `State` to start from, with its time and map. From one that a run saved after a
+        step of full length, the new run continues bit for bit as the old one would have.
+      map: initial coordinates; the identity if None.
+
+    Returns:
+      `Solution`. A failed run is stopped, with the reason in ``result`` and ``message``, and ends
+      with the last valid state.
+
+    Raises:
+      ValueError: an argument out of range, or that does not fit the problem; an initial state that
+        the box does not hold. Errors after the first step stop the run instead.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> problem = pde.Liouville(rotation, start, pde.Box.fourier(2, 48, 6.0))
+      >>> fixed = pde.integrate(problem, t1=0.5, dt=0.05, tol=1e-4, coordinates="fixed")
+      >>> moving = pde.integrate(problem, t1=0.5, dt=0.05, tol=1e-4)
+      >>> fixed.result.value, moving.result.value
+      ('successful', 'successful')
+      >>> bool(moving.stats["rank"][-1] < fixed.stats["rank"][-1])
+      True
+
+    Source: A. Dektor, D. Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds"
+    (arXiv 2307.05914), for the equations of v and Γ; abstract and introduction are all we know of
+    it. Ours: the extrapolation of Σ, the integrators as they are here, the statuses.
+    """
+    if rank is not None and stepsize_controller is None and dt is None:
+        raise ValueError("dt: expected a time step with rank=, got None")
+    controller = checked(_controller(stepsize_controller, dt, tol), dt)
+    _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit, resolution_limit)
+    options = Options(
+        problem, _generator(coordinates), METHODS[method], method, controller, float(tol),
+        None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
+        extrapolate, float(edge_limit), float(resolution_limit),
+        _check.integer("max_steps", max_steps, low=1),
+    )  # fmt: skip
+    at, t0, start = _checked_start(problem, start, map, t0)
+    check_span(t0, t1)
+    if rank is not None:
+        _check_static(options, coordinates, saveat, max_rank, checkpoint)
+        if progress or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress or max_steps with it")
+        return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
+    work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
+    if conserve is not None:
+        right = right_side(problem, work.map, work.t)
+        check_conserving(problem, right, work.memory.v, float(t1) - work.t)
+    if not math.isfinite(work.memory.dt):
+        work.memory.dt = _first_step(work, t1 - t0)
+    elif dt is not None and not isinstance(controller, PIDController):
+        work.memory.dt = float(dt)
+    return _loop(
+        work, float(t1), saveat, progress_of(progress, t0, t1), checkpointer(checkpoint, start)
+    )
+
+
+def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:
+    ys: list[State] = []
+    times = save_times(saveat, work.t, t1)
+    if saveat.t0 or (times and times[0] <= work.t):
+        ys += [work.state()] * max(1, sum(t <= work.t for t in times))
+    times = [t for t in times if t > work.t]
+    every, count = int(saveat.steps), 0
+    stop: Stopped | None = None
+    while work.t < t1 and stop is None:
+        if count >= work.options.max_steps:
+            stop = Stopped(Result.max_steps, f"t = {work.t:g} after {count} steps")
+            break
+        stop = work.advance(times[0] if times else t1)
+        if stop is not None:
+            break
+        count += 1
+        if times and work.t >= times[0]:
+            met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
+            ys += [work.state()] * met
+            del times[:met]
+        elif every and count % every == 0:
+            ys.append(work.state())
+        save.after(work)
+        if progress(work.rows[-1]):
+            stop = Stopped(Result.stopped, f"at t = {work.t:g}")
+    if not ys or ((saveat.t1 or stop is not None) and ys[-1].t != work.t):
+        ys.append(work.state())
+    save.close(work)
+    result, message = (Result.successful, "") if stop is None else stop
+    return Solution(np.array([y.t for y in ys]), ys, work.stats(), result, message)
+
+
+def _generator(coordinates: Any) -> Any:
+    if isinstance(coordinates, Solution):
+        return Replay(coordinates)
+    if isinstance(coordinates, str):
+        if coordinates not in ("adaptive", "fixed"):
+            raise ValueError(
+                'coordinates: expected "adaptive", "fixed" or a generator such as '
+                f"pde.MultiLevel(), got {coordinates!r}"
+            )
+        if coordinates == "fixed":
+            return None
+        return MultiLevel()
+    if not callable(coordinates) or isinstance(coordinates, type):
+        raise ValueError(
+            'coordinates: expected "adaptive", "fixed" or a callable generator such as '
+            f"pde.MultiLevel() (an object, not a class), got {coordinates!r}"
+        )
+    return coordinates
+
+
+class Replay:
+    """Generator that repeats the coordinate motion of an earlier run, linear between its steps."""
+
+    def __init__(self, solution: Solution):
+        stats = solution.stats
+        if "sigma" not in stats or not len(stats["t"]):
+            raise ValueError(
+                "coordinates: expected a pde.Solution of a run with tol, whose motion is known"
+            )
+        self._times = stats["t"] - stats["dt"]
+        self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
+
+    def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+        """Returns Σ and β at a time; before and after the run, those at its ends."""
+        k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
+        near = min(k + 1, len(self._times) - 1)
+        span = self._times[near] - self._times[k]
+        w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
+        total = (1 - w) * self._values[k] + w * self._values[near]
+        return Motion(total[:, :-1], total[:, -1])
+
+
+def _check_static(
+    options: Options, coordinates: Any, saveat: Any, max_rank: Any, checkpoint: Any
+) -> None:
+    generator = options.generator
+    if not (generator is None or isinstance(generator, Replay | Prescribed | Fixed)):
+        raise ValueError(
+            'coordinates: expected "fixed", pde.Prescribed or the Solution of an earlier run with '
+            f"rank=, got {coordinates!r}; generators look at the data"
+        )
+    if isinstance(options.controller, PIDController) or saveat != SaveAt(t1=True):
+        raise ValueError("rank: expected steps of constant dt, and saveat=SaveAt(t1=True)")
+    if any(x is not None for x in (options.conserve, max_rank, checkpoint)):
+        raise ValueError("rank: expected no conserve, max_rank or checkpoint with it")
+
+
+def _controller(controller: Any, dt: float | None, tol: float) -> Any:
+    return PIDController(rtol=tol) if controller is None and dt is None else controller
+
+
+def _check_arguments(
+    problem: Any,
+    method: str,
+    tol: float,
+    conserve: Any,
+    extrapolate: int,
+    edge_limit: float,
+    resolution_limit: float,
+) -> None:
+    if not hasattr(problem, "right_side"):
+        raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {tuple(METHODS)}, got {method!r}")
+    if conserve not in (None, "rescale", "project"):
+        raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
+    _check.tolerance(tol, np.float64)
+    if not tol < 1:
+        raise ValueError(f"tol: expected a relative error below 1, got {tol!r}")
+    _check.integer("extrapolate", extrapolate, low=0, high=2)
+    if not edge_limit > 0:
+        raise ValueError(f"edge_limit: expected a positive share, got {edge_limit!r}")
+    if not resolution_limit > 0:
+        raise ValueError(f"resolution_limit: expected a positive share, got {resolution_limit!r}")
+
+
+def _checked_start(
+    problem: Any, start: Any, map: AffineMap | None, t0: float
+) -> tuple[AffineMap, float, State | None]:
+    """Returns the initial map and time, and the state if one is given, all checked."""
+    if not (map is None or isinstance(map, AffineMap)):
+        raise ValueError(
+            f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
+            "pde.affine(matrix, shift)"
+        )
+    if start is None:
+        at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
+        return at, float(t0), None
+    if not isinstance(start, State):
+        raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
+    if start.v.shape != problem.box.shape:
+        raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
+    at = affine(start.map.matrix, start.map.shift)
+    return at, float(start.t), start._replace(map=at, t=float(start.t))
+
+
+def _first_step(work: run.Run, span: float) -> float:
+    """Estimates the first step: 1/100 of the time in which the right side changes v."""
+    options = work.options
+    right = right_side(options.problem, work.map, work.t)
+    terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)
+    rate = relative_norm(terms, [1.0] * len(terms), Train(work.memory.v)) if terms else 0.0
+    return min(0.01 / rate if 0 < rate < math.inf else span, span / 10)

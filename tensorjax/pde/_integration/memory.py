@@ -1,0 +1,98 @@
+"""Integrator memory between steps, saved with a state so that a restart is exact."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.pde._coordinates.coordinate_path import Moment
+
+
+@dataclasses.dataclass
+class Memory:
+    """State of the integrator that the next step depends on.
+
+    Attributes:
+      v: the cores, in double precision.
+      moments: motions that the generator returned at the last times, the newest last.
+      slopes: (t, rate) of the last steps of a multistep method, the newest last.
+      guesses: ranks that each sum of a step took, by its name.
+      dt: of the next step.
+      errors: scaled errors of the last accepted steps, the newest first.
+      steps: accepted so far.
+      mass: ∫ u dx at the start.
+      lost: mass that v has lost by rounding, relative.
+    """
+
+    v: Cores
+    moments: list[Moment]
+    slopes: list[tuple[float, Cores]]
+    guesses: dict[str, tuple[int, ...]]
+    dt: float
+    errors: tuple[float, ...]
+    steps: int
+    mass: float
+    lost: float = 0.0
+
+    def saved(self) -> dict[str, Any]:
+        """Returns the memory as arrays by name."""
+        out: dict[str, Any] = {
+            "dt": np.asarray(self.dt),
+            "steps": np.asarray(self.steps),
+            "mass": np.asarray(self.mass),
+            "lost": np.asarray(self.lost),
+        }
+        _put(out, "v", self.v)
+        for i, m in enumerate(self.moments):
+            _put(out, f"moment {i}", [np.asarray(m.t), m.sigma, m.beta])
+        for i, (t, cores) in enumerate(self.slopes):
+            _put(out, f"slope {i}", [np.asarray(t), *cores])
+        for name, ranks in self.guesses.items():
+            if ranks:
+                out[f"ranks of {name}"] = np.asarray(ranks)
+        if self.errors:
+            out["errors"] = np.asarray(self.errors)
+        return out
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> "Memory":
+        """Rebuilds the memory from what `saved` returned."""
+        moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
+        slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
+        guesses = {
+            name.removeprefix("ranks of "): tuple(int(r) for r in ranks)
+            for name, ranks in saved.items()
+            if name.startswith("ranks of ")
+        }
+        return cls(
+            _get(saved, "v"),
+            moments,
+            slopes,
+            guesses,
+            float(saved["dt"]),
+            tuple(float(e) for e in saved.get("errors", ())),
+            int(saved["steps"]),
+            float(saved["mass"]),
+            float(saved.get("lost", 0.0)),
+        )
+
+
+def _put(out: dict[str, Any], name: str, arrays: Sequence[Any]) -> None:
+    for k, a in enumerate(arrays):
+        out[f"{name}, {k}"] = np.asarray(a)
+
+
+def _get(saved: dict[str, Any], name: str) -> list[Any]:
+    out = []
+    while (key := f"{name}, {len(out)}") in saved:
+        out.append(np.asarray(saved[key]))
+    return out
+
+
+def _each(saved: dict[str, Any], name: str) -> list[list[Any]]:
+    out = []
+    while found := _get(saved, f"{name} {len(out)}"):
+        out.append(found)
+    return out

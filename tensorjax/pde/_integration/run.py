@@ -1,0 +1,320 @@
+"""Time-stepping loop body: coordinates, step, checks, mass correction, statistics."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._coordinates.generator_inputs import checked_motion
+from tensorjax.pde._integration.initial_checks import check_inside
+from tensorjax.pde._integration.memory import Memory
+from tensorjax.pde._integration.progress import compilations
+from tensorjax.pde._integration.solution import Result, State
+from tensorjax.pde._integration.statuses import (
+    CURABLE,
+    Options,
+    Stopped,
+    failed,
+    fault,
+    too_fast,
+    unbounded,
+)
+from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
+from tensorjax.pde._stepping.right_side import Clock, hosted_cores, right_side, train
+from tensorjax.pde._stepping.rounded_sums import Runaway, Train, rounded
+from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
+from tensorjax.pde._stepping.step_truncation import Step, Trim
+from tensorjax.pde._stepping.times import reaches
+from tensorjax.pde.physical import shares
+
+# Largest share of the mass that one step of a conservative equation may change.
+_CHANGED = 1e-3
+# Maps of a higher condition number count as singular.
+_COND = 1e10
+
+
+def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
+    """Starts a run at the initial state, or resumes one that was saved."""
+    weights = options.problem.box.weights
+    if start is not None and _remembers(start):
+        assert start.memory is not None
+        return Run(options, start.map, start.t, Memory.restored(start.memory))
+    if start is not None:
+        _check.finite("start", start.v)
+        cores, map, t0 = hosted_cores(start.v), start.map, start.t
+    else:
+        cores = options.problem.initial_cores(map, options.tol)
+        check_inside(options.problem, cores, map, options.edge_limit, options.resolution_limit)
+    cores = rounded(
+        [Train(cores)], [1.0], options.tol, [max(len(c) for c in cores)] * (len(cores) - 1)
+    ).cores
+    mass = mass_of(cores, weights) / abs(float(map.det))
+    return Run(options, map, t0, Memory(cores, [], [], {}, dt, (), 0, mass))
+
+
+def _remembers(start: State) -> bool:
+    """Whether the saved memory belongs to the state's v."""
+    if start.memory is None:
+        return False
+    kept = Memory.restored(start.memory).v
+    given = [np.asarray(c) for c in start.v.cores]
+    return len(kept) == len(given) and all(
+        k.shape == g.shape and np.array_equal(k.astype(g.dtype), g)
+        for k, g in zip(kept, given, strict=True)
+    )
+
+
+class Run:
+    """State of a time integration, advanced step by step."""
+
+    def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
+        self.options = options
+        self.map = AffineMap(np.asarray(map.matrix, float), np.asarray(map.shift, float))
+        self.t = float(t)
+        self.memory = memory
+        self.rows: list[dict[str, Any]] = []
+        self.rejected = 0
+
+    def state(self) -> State:
+        """Returns the current state, to be saved."""
+        v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
+        return State(v, self.map, self.t, self.memory.saved())
+
+    def advance(self, target: float) -> Stopped | None:
+        """Makes one accepted step towards a time; returns the reason if it stops.
+
+        Errors of the first step are raised, for they are those of the arguments; later ones must
+        not lose the state.
+        """
+        try:
+            return self._advance(target)
+        except (ValueError, ArithmeticError) as error:
+            if not self.rows:
+                raise
+            return failed(error, self.map, self.t)
+
+    def _advance(self, target: float) -> Stopped | None:
+        began, compiled = time.perf_counter(), compilations()
+        right = right_side(self.options.problem, self.map, self.t)
+        costs = self._look(right)
+        if jumps(self.memory.moments, self.options.degree):
+            self.memory.slopes = []
+        while True:
+            dt, lands = self._length(target)
+            path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
+            at, trim = Clock(self.options.problem, path, right), self._trim()
+            adaptive = isinstance(self.options.controller, PIDController)
+            step, stop = self._tried(at, dt, trim, adaptive)
+            if stop is not None and not (adaptive and stop.result in CURABLE):
+                return stop
+            errors = self.memory.errors
+            accepted, stop = self._judged(step, dt, stop)
+            if accepted:
+                assert step is not None
+                stop = self._keep(step, at, target if lands else self.t + dt, trim)
+                if stop is None or not (adaptive and stop.result in CURABLE):
+                    break
+                # What the estimate lets pass may be unstable all the same.
+                self.memory.errors = errors
+                accepted, stop = self._judged(None, dt, stop)
+            if stop is not None:
+                return stop
+            self.rejected += 1
+        if stop is None:
+            self._note(costs, dt, step, time.perf_counter() - began, compilations() - compiled)
+        return stop
+
+    def _trim(self) -> Trim:
+        """Creates the `Trim` that rounds the sums of the next step."""
+        return Trim(
+            self.options.tol,
+            self.options.max_rank,
+            dict(self.memory.guesses),
+            self.options.problem.box,
+            self.memory.lost,
+            exact=self.options.conserve is not None,
+        )
+
+    def _attempt(
+        self, at: Clock, dt: float, trim: Trim, adaptive: bool
+    ) -> tuple[Step | None, Stopped | None]:
+        """Computes a step, and the fault found in it, if any."""
+
+        def step() -> Step:
+            v, slopes = self.memory.v, self.memory.slopes
+            return self.options.method.step(at, v, dt, trim, adaptive, slopes)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                found = step()
+            except Runaway as runaway:
+                stop = too_fast(self.options, runaway.cores, at, 10 * self.options.tol)
+                if stop is not None:
+                    return None, stop
+                trim.limit = None
+                found = step()
+            return found, fault(self.options, self.memory.v, found, at)
+
+    def _tried(
+        self, at: Clock, dt: float, trim: Trim, adaptive: bool
+    ) -> tuple[Step | None, Stopped | None]:
+        """Computes a step; converts errors that a smaller step may cure into a fault."""
+        if not (adaptive and self.rows):
+            return self._attempt(at, dt, trim, adaptive)
+        try:
+            return self._attempt(at, dt, trim, adaptive)
+        except (ValueError, ArithmeticError) as error:
+            return None, failed(error, self.map, self.t)
+
+    def _look(self, right: Any) -> tuple[float, float]:
+        """Asks the generator for Σ and β at the present state; returns its costs (rest, motion)."""
+        generator = self.options.generator
+        if generator is None:
+            d = self.options.problem.dim
+            self._motion = np.zeros((d, d)), np.zeros(d)
+            self.memory.moments = []
+            return math.nan, math.nan
+        options = self.options
+        motion = generator(
+            train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
+        )
+        sigma, beta = checked_motion(motion, options.problem.dim)
+        moment = Moment(self.t, sigma, beta)
+        self._motion = moment.sigma, moment.beta
+        # A step that failed has left its own moment, at this very time.
+        past = [m for m in self.memory.moments if m.t < self.t]
+        self.memory.moments = [*past, moment][-(options.degree + 2) :]
+        return float(motion.cost_without), float(motion.cost)
+
+    def _length(self, target: float) -> tuple[float, bool]:
+        """Returns the length of the next step, and whether it ends at the target."""
+        left, dt = target - self.t, self.memory.dt
+        if reaches(dt, self.t, target):
+            return left, True
+        if isinstance(self.options.controller, PIDController) and 2 * dt > left:
+            return left / 2, False
+        return dt, False
+
+    def _judged(
+        self, step: Step | None, dt: float, stop: Stopped | None
+    ) -> tuple[bool, Stopped | None]:
+        """Asks the controller whether to accept the step, and sets the next step size."""
+        controller = self.options.controller
+        if isinstance(controller, ConstantStepSize):
+            return True, None
+        norm, error = (1.0, math.inf) if step is None else (step.v.norm, step.error)
+        error = error if stop is None else math.inf
+        accepted, factor = True, 1.0
+        if math.isfinite(error) or stop is not None:
+            order = self.options.method.estimate + 1
+            accepted, factor = controller.judge(error, norm, self.memory.errors, order)
+        if accepted and math.isfinite(error):
+            self.memory.errors = (controller.scaled(error, norm), *self.memory.errors)[:2]
+        full = self.memory.dt
+        grown = factor * dt
+        # A step that was cut short to meet a time says little about longer ones.
+        self.memory.dt = max(full, grown) if accepted and dt < full and factor >= 1 else grown
+        if controller.dtmax is not None:
+            self.memory.dt = min(self.memory.dt, controller.dtmax)
+        low = max(controller.dtmin or 0.0, 1e-12 * max(abs(self.t), dt))
+        if not accepted and self.memory.dt < low:
+            why = stop.message if stop is not None else f"estimated error {error:.2g} of ‖v‖"
+            return False, Stopped(
+                Result.dtmin,
+                f"at t = {self.t:g} a step of {dt:.2g} was not accepted ({why}); allow a smaller "
+                "dtmin or a larger rtol (no less than tol)",
+            )
+        return accepted, None
+
+    def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
+        """Makes a step the current state, unless a check fails."""
+        options, weights = self.options, self.options.problem.box.weights
+        map = at.path.map(1.0)
+        cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
+        if not cond < _COND:
+            return Stopped(
+                Result.singular_map,
+                f"at t = {t:g} the condition number of the map reaches {cond:.2g}: use coordinates "
+                "that are regularised more, or fixed ones",
+            )
+        cores = step.v.cores
+        if options.conserve is not None:
+            cores, stop = self._conserved(cores, map, t)
+            if stop is not None:
+                return stop
+        edge, rough = shares(train(cores), options.problem.box)
+        stop = unbounded(options, cores, at, edge, rough)
+        if stop is not None:
+            return stop
+        self.map, self.t = map, t
+        slopes = self.memory.slopes
+        if step.slope is not None:
+            slopes = [*slopes, step.slope][-options.method.past :]
+        self.memory = dataclasses.replace(
+            self.memory,
+            v=cores,
+            slopes=slopes,
+            guesses=trim.guesses,
+            steps=self.memory.steps + 1,
+            lost=trim.lost,
+        )
+        volume = abs(float(map.det))
+        mass = mass_of(cores, weights) / volume
+        self._seen = {"cond": cond, "mass": mass, "edge_mass": edge, "resolution": rough}
+        return None
+
+    def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
+        """Corrects v to the mass of the start."""
+        options, at = self.options, quadrature(self.options.problem.box)
+        target = self.memory.mass * abs(float(map.det))
+        mass = mass_of(cores, at.weights)
+        if not abs(mass - target) <= max(_CHANGED, 10 * options.tol) * abs(target):
+            return cores, Stopped(
+                Result.mass,
+                f"at t = {t:g} mass goes from {target:.3g} to {mass:.3g} in one step: the equation "
+                f"changes it, or it is too small beside |u| to be kept (conserve="
+                f'"{options.conserve}"): take conserve=None',
+            )
+        if options.conserve == "rescale":
+            return [cores[0] * (target / mass), *cores[1:]], None
+        found = corrected(cores, at, target)
+        return (cores if found is None else found.cores), None
+
+    def _note(
+        self, costs: tuple[float, float], dt: float, step: Step, seconds: float, compiled: int
+    ) -> None:
+        ranks = tuple(len(c) for c in self.memory.v[1:])
+        row = {
+            "t": self.t,
+            "dt": dt,
+            "sigma": self._motion[0],
+            "beta": self._motion[1],
+            "rank": max(ranks, default=1),
+            "ranks": ranks,
+            "cost_without": costs[0],
+            "cost": costs[1],
+            **self._seen,
+            "norm": float(np.linalg.norm(self.memory.v[0])),
+            "error": step.error,
+            "seconds": seconds,
+            "compilations": compiled,
+        }
+        self.rows.append(row)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the statistics of all steps as arrays."""
+        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
+        names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
+        out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
+        bonds = len(self.memory.v) - 1
+        out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
+        out["rejected"] = self.rejected
+        return out

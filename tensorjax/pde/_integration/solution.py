@@ -1,0 +1,199 @@
+"""Input and output types of time integration: save options, states, results, solutions."""
+
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.operators import shown
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._stepping.times import snapped
+
+
+class SaveAt(NamedTuple):
+    """Options for when to save the state.
+
+    Attributes:
+      t0: at the beginning.
+      t1: at the end.
+      ts: at these times, ascending; steps are shortened to meet them. Up to roundoff they may lie
+        outside the run: 3 * 0.1 is a time of one that ends at 0.3.
+      steps: after every so many accepted steps; 0 for none.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.SaveAt(ts=(0.5, 1.0)).ts
+      (0.5, 1.0)
+
+    The names are diffrax's; there ``steps`` is a flag, which works here too.
+    """
+
+    t0: bool = False
+    t1: bool = False
+    ts: Sequence[float] = ()
+    steps: int = 0
+
+
+class State(NamedTuple):
+    """Solution at one time: u(x, t) = v(Γ x + s).
+
+    Attributes:
+      v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
+        integrator computes in.
+      map: y = Γ x + s.
+      t: the time.
+      memory: what the integrator needs to go on as if it had not been interrupted (arrays by name,
+        the cores in double precision among them); None for a fresh start.
+    """
+
+    v: TT
+    map: AffineMap
+    t: float
+    memory: dict[str, Any] | None = None
+
+
+class Result(enum.StrEnum):
+    """Outcome of an integration: `Result.successful`, or what stopped it."""
+
+    successful = "successful"
+    cfl = "time step too large"
+    edge_mass = "mass at the edge of the box"
+    unresolved = "finer than the points"
+    singular_map = "coordinates not invertible"
+    max_rank = "rank cap reached"
+    not_finite = "NaN or Inf"
+    failed = "right side or generator failed"
+    dtmin = "time step below dtmin"
+    max_steps = "out of steps"
+    mass = "mass not conserved"
+    solver = "implicit step not solved"
+    stopped = "stopped by the callback"
+    unknown = "not known while traced"
+
+
+# Results of runs at fixed ranks, which arrays tell by their place here: the worst is the last.
+STATUSES = (
+    Result.successful,
+    Result.edge_mass,
+    Result.unresolved,
+    Result.cfl,
+    Result.not_finite,
+)
+_ADVICE = {
+    Result.edge_mass: "v reaches the edge of the box: take a larger box, or coordinates that "
+    "follow the solution",
+    Result.unresolved: "v has more in the highest third of the modes of an axis than the points "
+    "resolve: take more points, a smaller box, or coordinates in which the solution is wider; or, "
+    "if the norm grows without reason, a smaller dt",
+    Result.cfl: "the right side has rates too fast for steps of this length",
+    Result.not_finite: "NaN or Inf: try a smaller dt, or higher ranks",
+    Result.unknown: "ask stats['status'], or the solution outside jit, vmap and grad",
+}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("ts", "ys", "stats"),
+    meta_fields=("_result", "_message"),
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Solution:
+    """Saved states and statistics of an integration; a pytree.
+
+    Attributes:
+      ts: the times of ``ys``, (m,).
+      ys: `State` at these times. If the run was stopped, the last one is the last valid state.
+      stats: arrays of one entry for each accepted step, but for "rejected", a count. "t" (at the
+        end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
+        (norm of the component of the right side normal to the tangent space, with coordinates at
+        rest and as they moved; NaN without a generator), "cond" (of Γ), "mass", "edge_mass",
+        "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
+        and "beta" (Σ and β at the beginning of the step), "seconds", "compilations". With ``rank``:
+        "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
+        and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
+        cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,
+        else Inf).
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+      >>> problem = pde.Liouville(rotation, start, pde.Box.fourier(2, 48, 6.0))
+      >>> solution = pde.integrate(problem, t1=0.1, dt=0.05, coordinates="fixed")
+      >>> solution.result.value, solution.ts.tolist(), len(solution.stats["rank"])
+      ('successful', [0.1], 2)
+    """
+
+    ts: np.ndarray
+    ys: list[State]
+    stats: dict[str, Any]
+    _result: Result | None = None
+    _message: str = ""
+
+    @property
+    def result(self) -> Result:
+        """Outcome of the run; for a batch of runs, the worst one.
+
+        With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
+        that is traced it is `Result.unknown`.
+        """
+        if self._result is not None:
+            return self._result
+        status = self.stats["status"]
+        return Result.unknown if _check.is_traced(status) else STATUSES[int(np.max(status))]
+
+    @property
+    def message(self) -> str:
+        """Explanation of a failure, with advice; empty if successful."""
+        if self._result is not None:
+            return self._message
+        result = self.result
+        if result == Result.unknown or result == Result.successful:
+            return _ADVICE.get(result, "")
+        status = np.asarray(self.stats["status"])
+        dt = float(np.min(self.stats["stable_dt"]))
+        text = _ADVICE[result]
+        if result in (Result.cfl, Result.not_finite) and dt < math.inf:
+            text += f"; the method admits dt of about {dt:.2g}"
+        of = f" ({np.count_nonzero(status)} of {status.size} runs failed)" if status.ndim else ""
+        return text + of
+
+    @property
+    def final(self) -> State:
+        """Last state saved."""
+        return self.ys[-1]
+
+    @shown
+    def __repr__(self) -> str:
+        steps = len(self.stats["t"])
+        rank = int(self.stats["rank"][-1]) if steps else max(self.final.v.ranks)
+        text = f"Solution({self.result.value}, t={self.final.t:g}, {steps} steps, rank {rank}"
+        return text + (f": {self.message})" if self.message else ")")
+
+
+def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
+    """Checks the requested save times; returns them ascending, snapped to t0 and t1.
+
+    Raises:
+      ValueError: times that are not ascending or lie outside [t0, t1], negative steps.
+    """
+    if not isinstance(saveat, SaveAt):
+        raise ValueError(f"saveat: expected a pde.SaveAt, got {saveat!r}")
+    if not int(saveat.steps) == saveat.steps >= 0:
+        raise ValueError(f"saveat: expected steps >= 0, 0 for none, got {saveat.steps!r}")
+    ts = [float(t) for t in np.asarray(saveat.ts, float).ravel()]
+    if any(b <= a for a, b in itertools.pairwise(ts)) or not all(map(math.isfinite, ts)):
+        raise ValueError(f"saveat: expected ascending times, got {ts}")
+    ts = snapped(ts, t0, t1)
+    if ts and not t0 <= ts[0] <= ts[-1] <= t1:
+        raise ValueError(f"saveat: expected times in [{t0}, {t1}], got {ts[0]} to {ts[-1]}")
+    return ts

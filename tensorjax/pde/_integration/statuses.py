@@ -1,0 +1,198 @@
+"""Failure diagnosis of a run: instability, box or resolution exceeded, rank cap, and advice."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._integration.solution import Result
+from tensorjax.pde._stepping.right_side import Clock, Rates
+from tensorjax.pde._stepping.rounded_sums import Train, relative_norm, rounded
+from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
+from tensorjax.pde._stepping.step_truncation import SAFE, STABLE, Method, Step
+
+# A step that multiplies the norm by more than this is checked for instability.
+_GROWTH = 1.1
+# So is a step after which the rank exceeds 1.25 times the rank before plus 4.
+_JUMP, _LEAP = 1.25, 4
+# Steps of the power iteration that estimates the fastest rate.
+_ITERATIONS = 6
+# A state counts as unresolved if the highest modes hold more than this times the edge's share.
+_ROUGH = 5
+# Where a run ends in any case, rates of v down to this share of the stability limit are examined:
+# the growing mode need not be the largest of the small parts yet.
+_NEAR = 0.25
+# Failures that a smaller step may cure.
+CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)
+
+
+class Options(NamedTuple):
+    """Options that stay the same over a run; see `integrate`."""
+
+    problem: Any
+    generator: Any
+    method: Method
+    name: str
+    controller: ConstantStepSize | PIDController
+    tol: float
+    max_rank: int | None
+    conserve: Any
+    degree: int
+    edge_limit: float
+    resolution_limit: float
+    max_steps: int
+
+
+class Stopped(NamedTuple):
+    """Reason why a run ends early, with a message."""
+
+    result: Result
+    message: str
+
+
+def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
+    """Builds the stop reason for an error raised by the right side or the generator."""
+    text = f"at t = {t:g} the right side or the generator failed ({error})"
+    if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
+        return Stopped(Result.not_finite, f"{text}: try a smaller dt")
+    cond = float(np.linalg.cond(map.matrix))
+    return Stopped(
+        Result.failed,
+        f"{text}; the condition number of the map is {cond:.2g}: if that is high, use "
+        "coordinates that are regularised more, or fixed ones",
+    )
+
+
+def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
+    """Checks a step before it is accepted; returns the stop reason, or None."""
+    t = at.path.t
+    if step.note:
+        return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
+    if not math.isfinite(step.v.norm):
+        return too_fast(options, before, at, 10 * options.tol, _NEAR) or Stopped(
+            Result.not_finite,
+            f"NaN or Inf in the step of {at.path.dt:.3g} at t = {t:g}: try a smaller dt; a "
+            "reaction may have run into a singularity",
+        )
+    grown = step.v.norm > _GROWTH * float(np.linalg.norm(before[0])) > 0
+    rank = max((len(c) for c in before), default=1)
+    if grown or max(step.v.ranks, default=1) > _JUMP * rank + _LEAP:
+        stop = too_fast(options, step.v.cores, at, 0.3 if grown else 10 * options.tol)
+        if stop is not None:
+            return stop
+    if step.v.capped:
+        return Stopped(
+            Result.max_rank,
+            f"at t = {t:g} the tolerance {options.tol:g} asks for ranks above max_rank = "
+            f"{options.max_rank}: raise max_rank or tol, or let coordinates move",
+        )
+    return None
+
+
+def unbounded(
+    options: Options, cores: Cores, at: Clock, edge: float, rough: float
+) -> Stopped | None:
+    """Returns the stop reason if v reaches the edge of the box or its grid is too coarse."""
+    outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
+    if not outside:
+        return None
+    unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3), _NEAR)
+    if unstable is not None:
+        return unstable
+    t = at.path.time(1.0)
+    if coarse:
+        return Stopped(
+            Result.unresolved,
+            f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
+            f"the modes of an axis (resolution_limit = {options.resolution_limit:g}), and "
+            f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
+            "coordinates in which the solution is wider",
+        )
+    return Stopped(
+        Result.edge_mass,
+        f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
+        f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
+        "follow the solution",
+    )
+
+
+def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
+    """Whether a limit is exceeded, and whether it is the grid resolution; arrays too."""
+    outside = (edge > edge_limit) | (rough > resolution_limit)
+    # What is not resolved also fills the box; what is cut off at its edge is a little rough.
+    coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
+    return outside, outside & coarse
+
+
+def too_fast(
+    options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
+) -> Stopped | None:
+    """Returns the stop reason if the right side's fastest rate makes the step unstable.
+
+    Args:
+      options: of the run.
+      cores: of v.
+      at: the rates over the step.
+      share: of ‖v‖, see `fastest`.
+      near: see `fastest`.
+    """
+    name, dt = options.name, at.path.dt
+    rates = at(1.0).split()[1] if name == "imex" else at(1.0)
+    rate = fastest(rates.without_sources(), cores, dt, share, STABLE[name], near)
+    if rate is None:
+        return None
+    return Stopped(
+        Result.cfl,
+        f"dt = {dt:.3g} at t = {at.path.t:g} is unstable: the right side has rates up to about "
+        f"{rate:.3g}, for which {name} admits dt of about {SAFE * min(STABLE[name]) / rate:.2g}",
+    )
+
+
+def fastest(
+    rates: Rates,
+    cores: Cores,
+    dt: float,
+    share: float,
+    stable: tuple[float, float],
+    near: float = 1.0,
+) -> float | None:
+    """Estimates the fastest rate acting on v; None if the step is stable for it.
+
+    Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
+    linear operators have rates; a source has none, and what a reaction does the norms tell.
+
+    Args:
+      rates: linear operators.
+      cores: of v.
+      dt: the step.
+      share: of ‖v‖.
+      stable: what dt times a real, and an imaginary, rate may be.
+      near: share of that at which a part of v has to change for the fastest rate to be looked for.
+    """
+    big = rounded([Train(cores)], [1.0], share).cores
+    low = [4] * (len(cores) - 1)
+    small = rounded([Train(cores), Train(big)], [1.0, -1.0], 0.1, low)
+    asked = [cores]
+    if small.norm > 1e-14 * float(np.linalg.norm(cores[0])):
+        asked.append(small.cores)
+    rate = max(_rate(rates, part) for part in asked)
+    if not (math.isfinite(rate) and dt * rate > near * max(stable)):
+        return None
+    part = asked[-1]
+    for _ in range(_ITERATIONS):  # towards what grows fastest
+        size = float(np.linalg.norm(part[0]))
+        if not (math.isfinite(size) and size > 0):
+            break
+        terms = rates.terms(part, 0.1)
+        part = rounded(terms, [1 / size] * len(terms), 0.3, low).cores
+    last = _rate(rates, part)
+    rate = max(rate, last) if math.isfinite(last) else rate
+    return rate if dt * rate > max(stable) else None
+
+
+def _rate(rates: Rates, cores: Cores) -> float:
+    """Estimates ‖right side at v‖ / ‖v‖."""
+    terms = rates.terms(cores, 0.1)
+    return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -1,0 +1,1 @@
+"""Equations: right sides, initial states and exact solutions."""

@@ -1,0 +1,128 @@
+"""Problems with linear drift: Ornstein–Uhlenbeck processes and linear Liouville equations."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.characteristics import Flow, flow
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
+from tensorjax.pde._problems.problem import (
+    Problem,
+    RightSide,
+    affine_part,
+    affine_velocity,
+    array,
+    diffusion_matrix,
+    generator_of,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class _Linear(Problem):
+    """Problem with linear drift A x + b and constant diffusion D."""
+
+    matrix: Any
+    diffusion: Any
+    offset: Any
+
+    def __init__(self, matrix: Any, diffusion: Any, start: Start, box: Box, offset: Any):
+        super().__init__(start, box)
+        self._set(
+            matrix=array("matrix", matrix, (box.dim,) * 2),
+            diffusion=diffusion_matrix("diffusion", diffusion, box.dim),
+            offset=None if offset is None else array("offset", offset, (box.dim,)),
+        )
+
+    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+        """Builds Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v."""
+        return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
+
+    def velocity(self, x: Any) -> np.ndarray:
+        """Evaluates the drift A x + b at points (m, d)."""
+        return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
+
+    def flow(self, t: float) -> Flow:
+        """Computes the flow of points over a time t: linear, with noise."""
+        d = self.dim
+        offset = np.zeros(d) if self.offset is None else self.offset
+        diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
+        return flow(self.matrix, offset, diffusion, t)
+
+    def exact(self, t: float, x: Any) -> np.ndarray | None:
+        """Evaluates the exact solution; None for a `Function` start with diffusion.
+
+        Gaussians are moved in closed form; without diffusion any start gives u₀ along
+        characteristics times e^(−tr(A) t).
+        """
+        if isinstance(self.start, Gaussian | Mixture):
+            return self.start.moved(self.flow(t)).values(x)
+        if self.diffusion is not None:
+            return None
+        back = self.flow(t).back(np.asarray(x, np.float64))
+        return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance at time t, for Gaussians and mixtures."""
+        if isinstance(self.start, Function):
+            return None
+        return self.start.moved(self.flow(t)).moments()
+
+    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+        """Draws points (count, d) from the exact solution; see `Problem.sample`."""
+        if isinstance(self.start, Function):
+            return super().sample(key, t, count)
+        return self.start.moved(self.flow(t)).sample(generator_of(key), count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class OrnsteinUhlenbeck(_Linear):
+    """Ornstein–Uhlenbeck problem u_t = −∇·((A x + b) u) + D:∇∇u.
+
+    Attributes:
+      matrix: A, (d, d), possibly traced.
+      diffusion: D, (d, d), symmetric and positive semidefinite, or None for zero.
+      offset: b, (d,), or None for zero.
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf, negative diffusion.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+      >>> process = pde.OrnsteinUhlenbeck(-np.eye(2), np.eye(2), start, pde.Box.fourier(2))
+      >>> mass, mean, covariance = process.moments(50.0)  # at rest: A C + C Aᵀ + 2D = 0
+      >>> bool(np.allclose(covariance, np.eye(2)))
+      True
+    """
+
+    def __init__(self, matrix: Any, diffusion: Any, start: Start, box: Box, *, offset: Any = None):
+        super().__init__(matrix, diffusion, start, box, offset)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class Liouville(_Linear):
+    """Liouville problem u_t = −∇·((A x + b) u): density of points that move with ẋ = A x + b.
+
+    Attributes:
+      matrix: A, (d, d), possibly traced.
+      offset: b, (d,), or None for zero.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.16]), amplitude=1.0)
+      >>> rotation = np.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> turned = pde.Liouville(rotation, start, pde.Box.fourier(2, 112))
+      >>> x = np.array([[0.0, -1.0]])
+      >>> print(turned.exact(np.pi / 2, x), start.values(np.array([[1.0, 0.0]])))
+      [0.60653066] [0.60653066]
+    """
+
+    diffusion: None = dataclasses.field(init=False)  # none is given
+
+    def __init__(self, matrix: Any, start: Start, box: Box, *, offset: Any = None):
+        super().__init__(matrix, None, start, box, offset)

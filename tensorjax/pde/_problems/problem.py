@@ -1,0 +1,216 @@
+"""Base classes of PDE problems: the right side in given coordinates, and the problem interface."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.pde._coordinates.affine_maps import AffineMap, floats
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.operators import Coefficients, affine_generator
+from tensorjax.pde._initial_states.initial_states import Start
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RightSide:
+    """Right side Q_y(v) of an equation in given coordinates, without their own motion.
+
+    Attributes:
+      box: of the grid.
+      affine: coefficients of the part (M y + b)·∇v + S:∇∇v + c v, or None.
+      others: other linear operators, to be summed with it.
+      source: a train that is added, or None.
+      reaction: (v, tol) ↦ R(v) at a relative error, nonlinear, or None.
+    """
+
+    box: Box
+    affine: Coefficients | None = None
+    others: tuple[TTMatrix, ...] = ()
+    source: TT | None = None
+    reaction: Callable[[TT, float], TT] | None = None
+
+    @functools.cached_property
+    def operators(self) -> tuple[TTMatrix, ...]:
+        """All linear operators, to be summed."""
+        if self.affine is None:
+            return self.others
+        return (affine_generator(self.box, *self.affine), *self.others)
+
+    def terms(self, v: TT) -> list[Any]:
+        """Returns the terms of Q_y(v) without the reaction, for `tt.linear_combination`."""
+        return terms_of(self.operators, self.source, v)
+
+    def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
+        """Returns Q_y(v) − (Σ y + β)·∇v, the right side in coordinates with ẏ = Σ y + β.
+
+        The motion joins the affine part, whose TT-rank stays what it is.
+        """
+        affine = Coefficients() if self.affine is None else self.affine
+        return dataclasses.replace(self, affine=affine.moving(sigma, beta))
+
+
+def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
+    """Builds the list of operators applied to v, and a source, in the dtype of v.
+
+    They have the dtype of v, for operators are in double precision whatever JAX's default is.
+    """
+    found: list[Any] = [(a.astype(v.dtype), v) for a in operators]
+    return found if source is None else [*found, source.astype(v.dtype)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem(abc.ABC):
+    """Initial-value problem u_t = G(u), u(0) given, for functions that vanish far out.
+
+    A problem of one's own has a `right_side`; with `exact`, errors can be seen. Those here are
+    dataclasses of what they are built from, so that `dataclasses.replace` makes a new one of some
+    of it.
+
+    Attributes:
+      start: the initial state.
+      box: the box of the moving coordinates y.
+
+    Raises:
+      ValueError: a start of other dimensions than the box.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> class Heat(pde.Problem):
+      ...     def right_side(self, map, t):
+      ...         spread = map.matrix @ map.matrix.T
+      ...         return pde.RightSide(self.box, pde.Coefficients(diffusion=spread))
+      >>> heat = Heat(pde.Gaussian(np.zeros(2), np.eye(2)), pde.Box.fourier(2))
+      >>> heat.right_side(pde.AffineMap.identity(2), 0.0).operators[0].ranks
+      (1, 3, 1)
+    """
+
+    start: Start
+    box: Box
+
+    def __post_init__(self):
+        dim = getattr(self.start, "dim", self.box.dim)
+        if dim != self.box.dim:
+            raise ValueError(f"start: expected {self.box.dim} coordinates as the box, got {dim}")
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return self.box.dim
+
+    def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
+        """Computes the cores of `initial`, in double precision on the host."""
+        if map.dim != self.dim:
+            raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
+        return self.start.cores(self.box, map, tol)
+
+    def initial(self, map: AffineMap, tol: float) -> TT:
+        """Builds u(0) on the grid of y, at x = map.inverse(y), to relative error ``tol``."""
+        return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
+
+    @abc.abstractmethod
+    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+        """Builds the right side in the coordinates of a map, which may be traced."""
+
+    def exact(self, t: float, x: Any) -> np.ndarray | None:
+        """Evaluates the exact solution at time t and points (m, d); None if unknown."""
+        return None
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance at time t; None where no closed form is known."""
+        return None
+
+    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+        """Draws points (count, d) from the exact solution at time t, a density.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Raises:
+          ValueError: no exact density is known.
+        """
+        raise ValueError(
+            f"{type(self).__name__}: expected a problem with an exact density to sample from; "
+            "draw the points from a density of your own"
+        )
+
+
+def generator_of(key: Any) -> np.random.Generator:
+    """Returns a NumPy generator: the one given, or one seeded by a `jax.random` key."""
+    if isinstance(key, np.random.Generator):
+        return key
+    if not isinstance(key, jax.Array) or _check.is_traced(key):
+        raise TypeError(
+            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
+        )
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+
+def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
+    """Computes the coefficients in y of −∇·((A x + b) u) + D:∇∇u."""
+    zero = np.zeros((map.dim, map.dim))
+    xp, (gamma, s, a, b, diff) = floats(
+        map.matrix,
+        map.shift,
+        zero if matrix is None else matrix,
+        zero[0] if offset is None else offset,
+        zero if diffusion is None else diffusion,
+    )
+    m = -xp.linalg.solve(gamma.T, (gamma @ a).T).T
+    shift = -m @ s - gamma @ b
+    return Coefficients(
+        None if matrix is None else m,
+        shift,
+        None if diffusion is None else gamma @ diff @ gamma.T,
+        -xp.trace(a),
+    )
+
+
+def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
+    """Evaluates A x + b at points (m, d); None stands for zero."""
+    out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
+    return out if offset is None else out + np.asarray(offset)
+
+
+def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """Checks a coefficient of this shape; returns it as a float64 array unless traced."""
+    value = value if _check.is_traced(value) else np.asarray(value, np.float64)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
+    _check.finite(name, value)
+    return value
+
+
+def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
+    """Checks that a matrix is symmetric positive semidefinite; expands a scalar."""
+    if value is None:
+        return None
+    if np.ndim(value) == 0:
+        value = value * np.eye(dim)
+    value = array(name, value, (dim, dim))
+    if _check.is_traced(value):
+        return value
+    low, high = np.linalg.eigvalsh((value + value.T) / 2)[[0, -1]]
+    if not np.allclose(value, value.T, atol=1e-12 * np.abs(value).max()):
+        raise ValueError(
+            f"{name}: expected a symmetric matrix, got one that is not; D:∇∇u sees (D + Dᵀ)/2 only"
+        )
+    if low < -1e-12 * abs(high):
+        raise ValueError(
+            f"{name}: expected a symmetric positive semidefinite matrix, got eigenvalues from "
+            f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
+        )
+    return value

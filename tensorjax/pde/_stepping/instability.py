@@ -1,0 +1,78 @@
+"""Stability check of Runge–Kutta steps at fixed ranks, from their stages, also under jit.
+
+Differences of stages are powers of the operator: with a right side A v + g, dt (k₃ − k₂) of the
+classical Runge–Kutta method is dt A e, e = s₃ − s₂, whatever the source is and however A changes
+with time. ‖dt A e‖/‖e‖ is a lower bound of dt ‖A‖. Where it is above what the method admits, and
+dt A e is no small part of v, v consists of modes that grow in every step without bound. Physical
+growth (a contracting density, a reaction) is not flagged where the steps resolve it.
+
+Source: ours; the bound is that of a power iteration.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from tensorjax.pde._stepping.step_truncation import STABLE
+
+# Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt
+# A e counts where it is more than this share of v. Of the method of order 2 the two slopes are of
+# different times: what changes within a step is taken for a rate, unless it is required to be most
+# of what the step does.
+_E, _AE = {"rk4": (0, -1, 1, 0, 0), "rk2": (-1, 1, 0)}, {"rk4": (1, 0, -2, 1, 0), "rk2": (0, -2, 2)}
+_SHARE = {"rk4": 0.05, "rk2": 0.5}
+
+
+class Rate(NamedTuple):
+    """Estimate of the fastest rate in a step, times dt, and whether it makes the step unstable.
+
+    Attributes:
+      value: of the operator, times dt, from below.
+      unstable: whether it is too fast for the method, and a part of v that counts.
+    """
+
+    value: Any
+    unstable: Any
+
+
+def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
+    """Estimates the fastest rate of the operator from the stages of a step.
+
+    Args:
+      method: "rk4" or "rk2".
+      trains: v, the stages, and the result.
+      change: pairs (train, weight) of dt times what the source changes by within the step; of the
+        method of order 4 it is not needed.
+    """
+    known = [*trains, *(x for x, _ in change)]
+    gram = _gram(known)
+    size = jnp.sqrt(jnp.maximum(gram[0, 0], gram[len(trains) - 1, len(trains) - 1]))
+    none = [0.0] * len(change)
+    e = _size(gram, [*_E[method], *none])
+    image = _size(gram, [*_AE[method], *(-w for _, w in change)])
+    value = jnp.where(image > 0, image / e, 0.0)
+    return Rate(value, (image > _SHARE[method] * size) & (value > min(STABLE[method])))
+
+
+def _size(gram: Any, weights: Sequence[Any]) -> Any:
+    """Computes ‖Σ w x‖ from a Gram matrix, to √eps of its terms, which suffices here."""
+    w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
+    return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
+
+
+def _gram(trains: Sequence[Any]) -> Any:
+    """Computes all inner products of some trains, up to one scale, in a single sweep."""
+    widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
+    state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
+    for k in range(trains[0].order):
+        room = widths[k], trains[0].shape[k], widths[k + 1]
+        cores = [x.cores[k] for x in trains]
+        pads = [[(0, m - n) for m, n in zip(room, c.shape, strict=True)] for c in cores]
+        stack = jnp.stack([jnp.pad(c, p) for c, p in zip(cores, pads, strict=True)])
+        half = jnp.einsum("abij,ainp->abjnp", state, stack)
+        state = jnp.einsum("abjnp,bjnq->abpq", half, stack)
+        # Squares stay within the range of the dtype.
+        top = jnp.abs(state).max()
+        state = state / jnp.where((top > 0) & jnp.isfinite(top), top, 1)
+    return state[:, :, 0, 0]

@@ -1,0 +1,251 @@
+"""Basis-updating integrators for tensor trains: projector splitting and rank-adaptive BUG.
+
+Both solve small linear equations for one core at a time, between the interfaces of all the others,
+with the right side of the middle of the step. Neither represents the component of the right side
+normal to the tangent space. So the bases are first widened by those of the rounded right side, with
+weight zero (ours), and at the end the train is truncated: both are rank-adaptive, and both start
+from a product state. A reaction is a source in these equations, evaluated at the middle of the
+step, to which an Euler step leads: the order stays 2 (ours).
+
+The estimate of the error is the defect of the trapezoidal rule, of order dt³ as the error itself:
+it is taken with the whole right side, and so also measures what the bases cannot represent (ours).
+
+Source: C. Lubich, I. Oseledets, B. Vandereycken, "Time integration of tensor trains", SIAM J.
+Numer. Anal. 53 (2015), section 4; G. Ceruti, C. Lubich, D. Sulz, "Rank-adaptive time integration of
+tree tensor networks", SIAM J. Numer. Anal. 61 (2023), here for the linear tree.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.pde._discretization.grid import Axis
+from tensorjax.pde._discretization.operators import affine_states, differentiated
+from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
+from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
+from tensorjax.tt import _interfaces as interfaces
+from tensorjax.tt import _numpy_arithmetic as hosted
+
+Array = Any
+
+
+class _Affine:
+    """One site of an affine operator. Interfaces (bra, operator, ket), cores (r, n, s)."""
+
+    def __init__(self, state: Array, axis: Axis):
+        self.state = state
+        self.axis = axis
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        t = np.tensordot(edge, self.state, (1, 0))  # (f, r, p, b)
+        z = np.tensordot(t, differentiated(self.axis, x), ((2, 1), (0, 1)))
+        return np.tensordot(y, z, ((0, 1), (0, 2)))
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        t = np.tensordot(self.state, edge, (2, 1))  # (a, p, g, s)
+        z = np.tensordot(differentiated(self.axis, x), t, ((0, 3), (1, 3)))  # (r, m, a, g)
+        return np.tensordot(y, z, ((1, 2), (1, 3))).swapaxes(1, 2)
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        t = np.tensordot(left, self.state, (1, 0))
+        u = np.tensordot(differentiated(self.axis, x), right, (3, 2))  # (p, r, m, g, b)
+        return np.tensordot(t, u, ((1, 2, 3), (1, 0, 4)))
+
+
+class _Dense:
+    """One site of a TT-matrix, with its left, right and local contractions."""
+
+    def __init__(self, core: Array):
+        self.core = core
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.left(edge, y, self.core, x)
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.right(edge, y, self.core, x)
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        return interfaces.apply_one(left, self.core, right, x)
+
+
+class _Source:
+    """One site of a source train; its ket bonds are those of the source."""
+
+    def __init__(self, core: Array):
+        self.core = core
+
+    def left(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.left_overlap(edge[:, 0], y, self.core)[:, None]
+
+    def right(self, edge: Array, y: Array, x: Array) -> Array:
+        return interfaces.right_overlap(edge[:, 0], y, self.core)[:, None]
+
+    def apply(self, left: Array, right: Array, x: Array) -> Array:
+        t = np.tensordot(left[:, 0], self.core, (1, 0))
+        return np.tensordot(t, right[:, 0], (2, 1))
+
+
+class _Parts:
+    """Right side, site by site, as a list of parts to be summed."""
+
+    def __init__(self, rates: Rates):
+        self.order = rates.box.dim
+        rows: list[list[Any]] = []
+        if rates.affine is not None:
+            states = affine_states(rates.box, rates.affine)
+            pairs = zip(states, rates.box.axes, strict=True)
+            rows.append([_Affine(s, a) for s, a in pairs])
+        rows.extend([_Dense(c) for c in cores] for cores in rates.others)
+        if rates.source is not None:
+            rows.append([_Source(c) for c in rates.source])
+        self.rows = rows
+
+    def edges(self) -> list[Array]:
+        return [np.ones((1, 1, 1)) for _ in self.rows]
+
+    def left(self, k: int, edges: Sequence[Array], y: Array) -> list[Array]:
+        return [row[k].left(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
+
+    def right(self, k: int, edges: Sequence[Array], y: Array) -> list[Array]:
+        return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
+
+    def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
+        """Returns the right side of the equation of core k between interfaces."""
+        parts = list(zip(self.rows, lefts, rights, strict=True))
+        return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
+
+    def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
+        """Returns the right side of the equation of the matrix on a bond."""
+
+        def apply(s: Array) -> Array:
+            total = np.zeros_like(s)
+            for row, a, b in zip(self.rows, lefts, rights, strict=True):
+                if isinstance(row[0], _Source):
+                    total = total + a[:, 0] @ b[:, 0].T
+                else:
+                    total = total + np.tensordot(np.tensordot(a, s, (2, 0)), b, ((1, 2), (1, 2)))
+            return total
+
+        return apply
+
+
+def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
+    """Makes one classical Runge–Kutta step of ẋ = f(x)."""
+    k1 = f(x)
+    k2 = f(x + dt / 2 * k1)
+    k3 = f(x + dt / 2 * k2)
+    k4 = f(x + dt * k3)
+    return x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
+    """Widens the bases of v by those of the rounded right side, with weight zero."""
+    terms = rates.terms(v, trim.tol) or [nothing(v)]
+    scale = float(np.linalg.norm(v[0])) / dt
+    slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
+    both = hosted.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
+    return hosted.right_orthogonal(both, scale=False)[0]
+
+
+def _begun(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
+) -> tuple[_Parts, Cores]:
+    """Prepares a step: the right side at its middle (reaction frozen) and the widened v."""
+    rates = at(0.5)
+    if not rates.linear:
+        terms = rates.terms(v, STAGE * trim.tol)
+        middle = trim("middle", [Train(v), *terms], [1.0, *[dt / 2] * len(terms)]).cores
+        rates = rates.frozen(middle, STAGE * trim.tol)
+    # The error of the bases is part of the estimate, and should not use up all of the tolerance.
+    share = STAGE if estimate else 1.0
+    return _Parts(rates), _widened(rates, v, dt, trim, share)
+
+
+def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
+    """Computes the environments (interfaces) right of core k, for all k."""
+    out = [parts.edges()]
+    for k in range(len(v) - 1, 0, -1):
+        out.append(parts.right(k, out[-1], v[k]))
+    return out[::-1]
+
+
+def _ended(
+    at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
+) -> Step:
+    """Truncates the new value and estimates the error by the trapezoidal defect."""
+    out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
+    if not (estimate and np.isfinite(out.norm)):
+        return Step(out)
+    tol = STAGE * trim.tol
+    slopes = [*at(0.0).terms(v, tol), *at(1.0).terms(new, tol)]
+    weights = [1.0, -1.0, *[-dt / 2] * len(slopes)]
+    return Step(out, relative_norm([Train(new), Train(v), *slopes], weights, Train(new)))
+
+
+def bug(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """Makes one step of the rank-adaptive basis-update and Galerkin (BUG) integrator."""
+    parts, wide = _begun(at, v, dt, trim, estimate)
+    rights = _rights(parts, wide)
+    lefts = parts.edges()
+    out: Cores = []
+    core = wide[0]
+    for k in range(len(v) - 1):
+        new = _evolved(parts.on_core(k, lefts, rights[k]), core, dt)
+        old = core.reshape(-1, core.shape[2])
+        u = np.linalg.qr(np.concatenate([old, new.reshape(old.shape)], 1))[0]
+        out.append(u.reshape(*core.shape[:2], -1))
+        lefts = parts.left(k, lefts, out[-1])
+        core = np.tensordot(u.T @ old, wide[k + 1], (1, 0))
+    last = _evolved(parts.on_core(len(v) - 1, lefts, rights[-1]), core, dt)
+    return _ended(at, v, [*out, last], dt, trim, estimate)
+
+
+def projector_splitting(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """Makes one symmetric step of the projector-splitting integrator, of order 2."""
+    parts, wide = _begun(at, v, dt, trim, estimate)
+    cores, lefts = _forth(parts, wide, dt / 2)
+    first, *others = _back(parts, cores, lefts, dt / 2)
+    left: Cores = []
+    for c in others:
+        q, r = np.linalg.qr(first.reshape(-1, first.shape[2]))
+        left.append(q.reshape(*first.shape[:2], -1))
+        first = np.tensordot(r, c, (1, 0))
+    return _ended(at, v, [*left, first], dt, trim, estimate)
+
+
+def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
+    """Sweeps from the first core to the last; returns also the interfaces left of every core."""
+    rights, lefts = _rights(parts, v), [parts.edges()]
+    out: Cores = []
+    core = v[0]
+    for k in range(len(v) - 1):
+        core = _evolved(parts.on_core(k, lefts[k], rights[k]), core, dt)
+        q, s = np.linalg.qr(core.reshape(-1, core.shape[2]))
+        out.append(q.reshape(*core.shape[:2], -1))
+        lefts.append(parts.left(k, lefts[k], out[-1]))
+        s = _evolved(parts.on_bond(lefts[k + 1], rights[k]), s, -dt)
+        core = np.tensordot(s, v[k + 1], (1, 0))
+    last = _evolved(parts.on_core(len(v) - 1, lefts[-1], rights[-1]), core, dt)
+    return [*out, last], lefts
+
+
+def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
+    """Sweeps from the last core, which holds the norm, to the first."""
+    rights = parts.edges()
+    out: Cores = []
+    core = v[-1]
+    for k in range(len(v) - 1, 0, -1):
+        core = _evolved(parts.on_core(k, lefts[k], rights), core, dt)
+        q, r = np.linalg.qr(core.reshape(len(core), -1).T)
+        out.append(q.T.reshape(-1, *core.shape[1:]))
+        rights = parts.right(k, rights, out[-1])
+        s = _evolved(parts.on_bond(lefts[k], rights), r.T, -dt)
+        core = np.tensordot(v[k - 1], s, (2, 0))
+    return [_evolved(parts.on_core(0, lefts[0], rights), core, dt), *out[::-1]]

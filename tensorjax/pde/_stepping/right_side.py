@@ -1,0 +1,167 @@
+"""Right side of v_t = Q_y(v) − (Σ y + β)·∇v at one time, as a list of terms to be summed."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT
+from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._coordinates.coordinate_path import Path
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.operators import Coefficients, affine_states, differentiated
+from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
+from tensorjax.tt import _numpy_arithmetic as hosted
+
+# Negative eigenvalues of the diffusion below this share of the largest are roundoff of the map.
+_NEGATIVE = 1e-6
+
+
+def hosted_cores(t: Any) -> Cores:
+    """Converts the cores of a train to float64 NumPy arrays."""
+    return [np.asarray(c, np.float64) for c in t.cores]
+
+
+def train(cores: Sequence[Any]) -> TT:
+    """Wraps NumPy cores as a train, without a transfer to a device."""
+    return TT._unchecked(tuple(cores))
+
+
+def right_side(problem: Any, map: AffineMap, t: float) -> Any:
+    """Builds the right side of a problem, with a reaction that takes trains of NumPy cores.
+
+    It is evaluated as JAX evaluates functions of trains, in its precision.
+    """
+    right = problem.right_side(map, t)
+    if right.reaction is None:
+        return right
+
+    def reaction(v: TT, tol: float) -> TT:
+        v = TT._unchecked(tuple(jax.device_put(list(v.cores))))
+        return right.reaction(v, max(tol, 20 * linalg.epsilon(v.dtype)))
+
+    return dataclasses.replace(right, reaction=reaction)
+
+
+class Rates:
+    """Right side of the equation at one time, in coordinates that move.
+
+    Args:
+      box: of the y-grid.
+      right: the `RightSide` of a problem at these coordinates.
+      sigma: Σ, (d, d), and ``beta``, β, (d,), of the motion ẏ = Σ y + β; None at rest.
+    """
+
+    def __init__(self, box: Box, right: Any, sigma: Any = None, beta: Any = None):
+        self.box = box
+        self.right = right
+        affine = right.affine
+        if sigma is not None and (np.any(sigma) or np.any(beta)):
+            affine = (Coefficients() if affine is None else affine).moving(sigma, beta)
+        self.affine = affine
+        _check_diffusion(affine)
+        self._states = None if affine is None else affine_states(box, affine)
+        self._dense = [hosted_cores(o) for o in right.others]
+        self._source = None if right.source is None else Train(hosted_cores(right.source))
+
+    @property
+    def linear(self) -> bool:
+        """Whether there is no nonlinear part."""
+        return self.right.reaction is None
+
+    def terms(self, cores: Cores, tol: float) -> list[Term]:
+        """Returns terms whose sum is the right side at v; a reaction to the error ``tol``."""
+        out: list[Term] = []
+        if self._states is not None:
+            images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
+            out.append(Applied(self._states, images))
+        out.extend(Train(hosted.product(o, cores)) for o in self._dense)
+        if self._source is not None:
+            out.append(self._source)
+        if not self.linear:
+            out.append(Train(hosted_cores(self.right.reaction(train(cores), tol))))
+        return out
+
+    @property
+    def others(self) -> list[Cores]:
+        """Linear operators beside the affine one, as cores (r, n, n, s), to be summed."""
+        return self._dense
+
+    @property
+    def source(self) -> Cores | None:
+        """Cores of the source, or None."""
+        return None if self._source is None else self._source.cores
+
+    def frozen(self, cores: Cores, tol: float) -> "Rates":
+        """Returns the rates with the reaction replaced by its value at a state, as a source."""
+        if self.linear:
+            return self
+        source = hosted_cores(self.right.reaction(train(cores), tol))
+        if self._source is not None:
+            source = hosted.combined([self._source.cores, source], [1.0, 1.0])
+        right = dataclasses.replace(
+            self.right, affine=self.affine, source=train(source), reaction=None
+        )
+        return Rates(self.box, right)
+
+    def without_sources(self) -> "Rates":
+        """Returns the rates of the linear operators alone, with the motion."""
+        right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
+        return Rates(self.box, right)
+
+    def split(self) -> tuple["Rates", "Rates"]:
+        """Splits into the stiff part S:∇∇v with constant S, and the rest (for IMEX)."""
+        affine = Coefficients() if self.affine is None else self.affine
+        if affine.diffusion is None:
+            raise ValueError(
+                'method: expected a problem with a constant diffusion matrix for "imex", which '
+                'takes that implicitly; use "rk4" or "ab2"'
+            )
+        stiff = Coefficients(diffusion=affine.diffusion)
+        right = self.right
+        slow = dataclasses.replace(right, affine=affine._replace(diffusion=None))
+        only = dataclasses.replace(right, affine=stiff, others=(), source=None, reaction=None)
+        return Rates(self.box, only), Rates(self.box, slow)
+
+
+def _check_diffusion(affine: Any) -> None:
+    if affine is None or affine.diffusion is None:
+        return
+    s = np.asarray(affine.diffusion, np.float64)
+    _check.finite("diffusion", s)
+    low, high = np.linalg.eigvalsh((s + s.T) / 2)[[0, -1]]
+    if low < -_NEGATIVE * max(high, -low):
+        raise ValueError(
+            f"diffusion: expected a positive semidefinite matrix, got an eigenvalue {low:.2g} in "
+            "the coordinates of v; negative diffusion has no solution forward in time"
+        )
+
+
+class Clock:
+    """Cache of the rates at the times within one step, each built once.
+
+    Args:
+      problem: whose right side it is.
+      path: the motion of the coordinates over the step.
+      right: the right side at its start, where it is there already.
+    """
+
+    def __init__(self, problem: Any, path: Path, right: Any = None):
+        self.problem = problem
+        self.path = path
+        self._first = right
+        self._built: dict[float, Rates] = {}
+
+    def __call__(self, share: float) -> Rates:
+        """Returns the rates at t + share·dt."""
+        if share not in self._built:
+            sigma, beta = self.path.motion(share)
+            right = self._first if share == 0 else None
+            if right is None:
+                right = right_side(self.problem, self.path.map(share), self.path.time(share))
+            self._built[share] = Rates(self.problem.box, right, sigma, beta)
+        return self._built[share]

@@ -1,0 +1,341 @@
+"""Step-truncation methods: one step of Runge–Kutta, Adams–Bashforth or IMEX, with rounding.
+
+A step does not keep the slopes k_i of Runge–Kutta. The stages s_{i+1} = v + a dt k_i are rounded
+anyway, so that (s_{i+1} − v)/(a dt) stands for k_i in the sum at the end: one application of the
+right side and one rounding for each stage.
+
+Source: A. Rodgers, A. Dektor, D. Venturi, "Adaptive integration of nonlinear evolution equations on
+tensor manifolds", J. Sci. Comput. 92 (2022), for step-truncation; the classical tableaux. Ours: the
+slopes taken from rounded stages, and the estimates of the error.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.pde._discretization.operators import affine_generator
+from tensorjax.pde._stepping import mass as masses
+from tensorjax.pde._stepping.right_side import Rates, train
+from tensorjax.pde._stepping.rounded_sums import (
+    Rounded,
+    Term,
+    Train,
+    nothing,
+    relative_norm,
+    rounded,
+)
+from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax.tt._linear import solve as solver
+from tensorjax.tt._linear.system import System
+
+# Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
+STAGE = 0.25
+# Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
+# all of it is restored in every step.
+_LOST = 5
+# A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
+_JUMP, _LEAP = 2, 12
+# AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
+_SWEEPS, _ENRICHMENT = 20, 4
+# Share of the tolerance of the step at which the system is solved.
+_SOLVED = 0.3
+# Recommended step over the one at the stability limit: rates are estimated from below.
+SAFE = 0.75
+# Stability limits of each method: largest |dt λ| for real negative λ, and for imaginary λ.
+STABLE = {
+    "rk4": (2.7, 2.8),
+    "rk2": (2.0, 1.2),
+    "ab2": (1.0, 0.6),
+    "ab3": (0.54, 0.72),
+    "imex": (1.0, 0.6),
+    "bug": (2.7, 2.8),
+    "projector splitting": (2.7, 2.8),
+}
+
+
+class Step(NamedTuple):
+    """Result of one step: the new v, its error estimate, the slope kept.
+
+    Attributes:
+      v: rounded, right-orthogonal but for the first core.
+      error: about the local error over ‖v‖; NaN if it was not asked for.
+      slope: (t, rate) of this step where a multistep method keeps it.
+      note: what went wrong inside the step, for the message; empty if nothing did.
+    """
+
+    v: Rounded
+    error: float = float("nan")
+    slope: Any = None
+    note: str = ""
+
+
+class Trim:
+    """Rounding of the sums in one step, with rank guesses and mass correction.
+
+    Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
+    whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
+    takes a change of more than ``tol``. Parts of a sum that were rounded before count as they were before.
+
+    Args:
+      tol: relative error of the step.
+      cap: of the ranks of what the step returns, or None.
+      guesses: ranks that every sum took in the last step, by name; updated.
+      box: of the grid.
+      lost: mass that v has lost by rounding, relative; updated.
+      exact: whether all of it is put back at once.
+
+    Attributes:
+      limit: of the ranks of all sums, well above those of the last step; None where there was none.
+
+    Raises:
+      Runaway: by a sum that passes the limit.
+    """
+
+    def __init__(
+        self,
+        tol: float,
+        cap: int | None,
+        guesses: dict[str, tuple[int, ...]],
+        box: Any,
+        lost: float = 0.0,
+        exact: bool = False,
+    ):
+        self.tol = tol
+        self.cap = cap
+        self.guesses = guesses
+        self.lost = lost
+        self._most = 0.0 if exact else _LOST * tol
+        self._quadrature = masses.quadrature(box)
+        self._lost: list[tuple[Cores, float]] = []
+        known = [r for ranks in guesses.values() for r in ranks]
+        self.limit = _JUMP * max(known) + _LEAP if known else None
+
+    def __call__(
+        self,
+        name: str,
+        terms: Sequence[Term],
+        weights: Sequence[float],
+        *,
+        share: float = STAGE,
+        scale: float | None = None,
+    ) -> Rounded:
+        """Rounds a sum at ``share`` of the tolerance; relative to ``scale`` if given."""
+        final = name == "v"
+        tol = self.tol if final else share * self.tol
+        out = rounded(
+            terms,
+            weights,
+            tol,
+            self.guesses.get(name),
+            cap=self.cap if final else None,
+            scale=scale,
+            limit=self.limit,
+        )
+        self.guesses[name] = out.ranks
+        mass = sum(w * self.mass(t) for w, t in zip(weights, terms, strict=True))
+        if final:
+            return self.kept(out, mass)
+        if name == "slope":  # it outlives the step
+            return self._corrected(out, mass, tol * (out.norm if scale is None else scale))
+        self._lost.append((out.cores, mass - masses.mass_of(out.cores, self._quadrature.weights)))
+        return out
+
+    def mass(self, term: Term) -> float:
+        """Computes ∫ dy of a term, including the mass that a stage lost by rounding."""
+        lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
+        return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
+
+    def kept(self, out: Rounded, mass: float) -> Rounded:
+        """Corrects the mass of the rounded step result if rounding lost more than allowed.
+
+        It is right-orthogonal but for its first core, and stays so.
+        """
+        left = masses.mass_of(out.cores, self._quadrature.weights)
+        if not (np.isfinite(left) and np.isfinite(mass) and mass != 0):
+            return out
+        self.lost += (mass - left) / mass
+        beyond = self.lost - min(max(self.lost, -self._most), self._most)
+        if not beyond:
+            return out
+        found = self._corrected(out, left + beyond * mass, self.tol * out.norm)
+        self.lost -= beyond if found is not out else 0.0
+        return found
+
+    def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
+        """Corrects a train to a mass; leaves it if the change would be too large."""
+        found = None
+        if np.isfinite(out.norm) and np.isfinite(mass):
+            found = masses.corrected(out.cores, self._quadrature, mass)
+        if found is None or not found.norm <= allowed:
+            return out
+        return out._replace(cores=found.cores, norm=float(np.linalg.norm(found.cores[0])))
+
+
+Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence[Any]], Step]
+
+
+def _plus(
+    trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
+) -> Rounded:
+    """Rounds Σ w t + by · (sum of the terms of a rate)."""
+    terms = [*map(Train, trains), *rate]
+    return trim(name, terms, [*weights, *[by] * len(rate)])
+
+
+def rk4(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """Makes one step of the classical Runge–Kutta method of order 4.
+
+    The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
+    3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
+    """
+    tol = STAGE * trim.tol
+    begin, middle, end = at(0.0), at(0.5), at(1.0)
+    s2 = _plus(trim, "s2", [v], [1.0], begin.terms(v, tol), dt / 2).cores
+    s3 = _plus(trim, "s3", [v], [1.0], middle.terms(s2, tol), dt / 2).cores
+    s4 = _plus(trim, "s4", [v], [1.0], middle.terms(s3, tol), dt).cores
+    last = end.terms(s4, tol)
+    weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
+    out = _plus(trim, "v", [v, s2, s3, s4], weights, last, dt / 6)
+    if not (estimate and np.isfinite(out.norm)):
+        return Step(out)
+    new = end.terms(out.cores, tol)
+    signs = [dt / 6] * len(last) + [-dt / 6] * len(new)
+    return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
+
+
+def rk2(
+    at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
+) -> Step:
+    """Makes one step of Heun's method of order 2; the estimate is its distance from Euler's."""
+    tol = STAGE * trim.tol
+    first = at(0.0).terms(v, tol)
+    s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
+    second = at(1.0).terms(s2, tol)
+    out = _plus(trim, "v", [v, s2], [0.5, 0.5], second, dt / 2)
+    if not (estimate and np.isfinite(out.norm)):
+        return Step(out)
+    signs = [-dt / 2] * len(first) + [dt / 2] * len(second)
+    return Step(out, relative_norm([*first, *second], signs, Train(out.cores)))
+
+
+def adams_bashforth(order: int) -> Stepper:
+    """Returns a variable-step Adams–Bashforth stepper of order 2 or 3, started by `rk4`.
+
+    The slopes are rounded and kept. The estimate is the distance from the method of one order less.
+    """
+
+    def step(
+        at: Callable[[float], Rates],
+        v: Cores,
+        dt: float,
+        trim: Trim,
+        estimate: bool,
+        past: Sequence[Any] = (),
+    ) -> Step:
+        begin = at(0.0)
+        t = at.path.t  # pyright: ignore[reportFunctionMemberAccess]
+        size = float(np.linalg.norm(v[0]))
+        terms = begin.terms(v, STAGE * trim.tol) or [nothing(v)]
+        slope = trim("slope", terms, [1.0] * len(terms), scale=size / dt).cores
+        known = [*past, (t, slope)][-order:]
+        if len(known) < order:
+            out = rk4(at, v, dt, trim, estimate)
+            return out._replace(slope=(t, slope))
+        weights = dt * adams_weights(t, dt, [s for s, _ in known])
+        trains = [Train(c) for _, c in known]
+        out = trim("v", [Train(v), *trains], [1.0, *weights])
+        error = float("nan")
+        if estimate and np.isfinite(out.norm):
+            lower = dt * adams_weights(t, dt, [s for s, _ in known[1:]])
+            weights[1:] -= lower
+            error = relative_norm(trains, list(weights), Train(out.cores))
+        return Step(out, error, (t, slope))
+
+    return step
+
+
+def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
+    """Computes the weights of past slopes in the integral over [t, t + dt], over dt."""
+    nodes = (np.asarray(times) - t) / dt
+    powers = np.vander(nodes, increasing=True).T
+    return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
+
+
+def imex(
+    at: Callable[[float], Rates],
+    v: Cores,
+    dt: float,
+    trim: Trim,
+    estimate: bool,
+    past: Sequence[Any] = (),
+) -> Step:
+    """Makes one IMEX step: Crank–Nicolson for S:∇∇v, Adams–Bashforth of order 2 for the rest.
+
+    (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
+    and the first is of order 1 in the explicit part. The estimate is what the second slope of
+    Adams–Bashforth adds.
+
+    Source: U. Ascher, S. Ruuth, B. Wetton, "Implicit-explicit methods for time-dependent partial
+    differential equations", SIAM J. Numer. Anal. 32 (1995), section 2, CNAB.
+    """
+    stiff, slow = at(0.0).split()
+    t = at.path.t  # pyright: ignore[reportFunctionMemberAccess]
+    terms = slow.terms(v, trim.tol)
+    scale = float(np.linalg.norm(v[0])) / dt
+    slope = trim("slope", terms, [1.0] * len(terms), scale=scale).cores if terms else None
+    known = [*past, (t, slope)][-2:] if slope is not None else []
+    weights = dt * adams_weights(t, dt, [s for s, _ in known]) if known else []
+    half = stiff.terms(v, trim.tol)
+    sums = [Train(v), *half, *(Train(c) for _, c in known)]
+    load = trim("load", sums, [1.0, *[dt / 2] * len(half), *weights]).cores
+    diffusion = at(1.0).split()[0].affine
+    assert diffusion is not None
+    implicit = affine_generator(
+        stiff.box, None, None, -dt / 2 * np.asarray(diffusion.diffusion), 1.0
+    )
+    found, residual = _solved(implicit, load, v, _SOLVED * trim.tol)
+    out = rounded([Train(found)], [1.0], trim.tol, cap=trim.cap)
+    # Diffusion leaves mass as it is, and so the system has that of its right side.
+    out = trim.kept(out, trim.mass(Train(load)))
+    note = ""
+    if not residual <= trim.tol:
+        note = f"AMEn leaves a residual of {residual:.2g} in the implicit step: try a smaller dt"
+    error = float("nan")
+    if estimate and len(known) == 2 and np.isfinite(out.norm):
+        change = [weights[0], weights[1] - dt]
+        error = relative_norm([Train(c) for _, c in known], change, Train(out.cores))
+    return Step(out, error, None if slope is None else (t, slope), note)
+
+
+def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores, float]:
+    """Solves the implicit system by AMEn in double precision; returns the relative residual too."""
+    system = System(operator, train(load), train(guess), np.dtype(np.float64), _ENRICHMENT)
+    search = solver._amen("auto", "auto", None, _SWEEPS, _ENRICHMENT, None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = solver._at_once(system, tol, True, None)
+        out = out or search(system, tol * system.size, lambda *_: None)
+    residual = system.residual(out.x) / (system.size or 1.0)
+    return hosted.scaled(out.x, system.exponent), residual
+
+
+# Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
+class Method(NamedTuple):
+    """Integration method: step function, order, number of past slopes, order of the estimate."""
+
+    step: Stepper
+    order: int
+    past: int
+    estimate: int
+
+
+STEPPERS = {
+    "rk4": Method(rk4, 4, 0, 3),
+    "rk2": Method(rk2, 2, 0, 1),
+    "ab2": Method(adams_bashforth(2), 2, 1, 1),
+    "ab3": Method(adams_bashforth(3), 3, 2, 2),
+    "imex": Method(imex, 2, 1, 1),
+}

@@ -1,0 +1,85 @@
+"""Random projection by NumPy, on the host, of dense rows in CPU memory, without compilation."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _blas_threads, _check, _placement
+from tensorjax._transfer import on_device
+from tensorjax.sketch import _mode_groups
+from tensorjax.sketch._types import Dense, Kronecker
+
+# Larger inputs go through a compiled program: under a Kronecker map it reads them once, and in
+# single precision XLA multiplies up to four times as fast as a BLAS whose threads wait for cores;
+# in double precision half as fast. Never both ways for one shape: equal calls give equal bits.
+_SMALL = 2**18
+# Below this many elements, BLAS threads cost more than they gain.
+_THREADS = 2**18
+
+
+def serves(p: Any, x: Any) -> bool:
+    """Checks whether map and rows are concrete, on a CPU, of one dtype, and fast by NumPy."""
+    if not isinstance(p, Dense | Kronecker) or not x.size or x.dtype != p.dtype:
+        return False
+    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
+        return False
+    leaves = jax.tree.leaves(p)
+    if _check.is_traced(x, leaves):
+        return False
+    arrays = [a for a in (x, *leaves) if isinstance(a, jax.Array)]
+    alone = _placement._is_alone()
+    if any(a.committed for a in arrays) if alone else not all(map(_check.on_cpu, (x, *leaves))):
+        return False
+    return x.size < _SMALL or (isinstance(p, Dense) and x.dtype == np.float64)
+
+
+def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
+    """Projects the rows of x to (…, M), and checks whether the result is finite."""
+    rows = np.asarray(x).reshape(math.prod(lead), -1)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
+        if isinstance(p, Dense):
+            y = rows @ np.asarray(p.matrix).T
+            y *= 1 / math.sqrt(p.out_size)
+        else:
+            y = _kronecker(p, rows)
+        finite = bool(np.isfinite(y).all())
+    return on_device([y.reshape(*lead, p.out_size)])[0], finite
+
+
+def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
+    """Applies a Kronecker map by groups of modes, from the last to the first."""
+    batch, size = x.shape
+    n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    plan = _mode_groups.choose(batch, size, n, m, ranks)
+    if plan.pads_input:
+        x = np.pad(x, ((0, 0), (0, math.prod(n) - size)))
+    cores = [np.asarray(c) for c in p.cores]
+    y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
+    for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
+        core = _merged(cores[s:e])[:, :, : y.shape[1]]
+        y = _group(y, core)
+    y = y.reshape(batch, -1)[:, : p.out_size]
+    return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
+
+
+def _merged(cores: list[np.ndarray]) -> np.ndarray:
+    """Multiplies neighbouring TT-matrix cores (r, m, n, s) into one."""
+    out = cores[0]
+    for core in cores[1:]:
+        (r, i, j, _), (_, k, n, s) = out.shape, core.shape
+        out = np.tensordot(out, core, 1).transpose(0, 1, 3, 2, 4, 5).reshape(r, i * k, j * n, s)
+    return out
+
+
+def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
+    """Contracts the trailing mode and the bond of (batch, n, bond, done) with a merged core."""
+    batch, size, bond, done = y.shape
+    left, m, n, _ = core.shape
+    rest = size // n
+    matrix = core.transpose(2, 3, 0, 1).reshape(n * bond, left * m)
+    if done == 1:
+        return (y.reshape(-1, n * bond) @ matrix).reshape(batch, rest, left, m)
+    rows = y.reshape(batch * rest, n * bond, done)
+    return (matrix.T @ rows).reshape(batch, rest, left, m * done)

@@ -1,0 +1,226 @@
+"""Random projection of dense input by few wide matrix products."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _native
+from tensorjax._native.dispatch import on_cpu
+from tensorjax.contract import einsum
+from tensorjax.sketch import _mode_groups
+from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+
+HIGHEST = jax.lax.Precision.HIGHEST
+_CHUNK = 2**22  # elements gathered at a time
+_LARGE = 2**18  # elements of the input from which on compiled code is faster than XLA
+
+
+def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
+    """Returns the cores with the scale of the map shared among them."""
+    out = []
+    modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
+    surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
+    for core, m in zip(p.cores, modes, strict=True):
+        out.append(core * math.sqrt(surplus / (m * core.shape[-1])))
+        surplus = 1.0
+    return out
+
+
+def project(p: Projection, x: jax.Array) -> jax.Array:
+    """Projects rows (batch, N) or (batch, ∏ n_k) to (batch, M); p and x have one dtype."""
+    if isinstance(p, Kronecker):
+        return _kronecker(p, x)
+    if isinstance(p, TTRows | CPRows):
+        return _independent_rows(p, x)
+    if isinstance(p, Sparse):
+        return _sparse(p, x)
+    assert isinstance(p, Dense)
+    return _times_transpose(x, p.matrix) * (1 / math.sqrt(p.out_size))
+
+
+def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiplies x wᵀ, with the columns padded to a full block of the matrix product."""
+    count = w.shape[0]
+    w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
+    y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
+    return y[:, :count]
+
+
+def _padded(x: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
+
+
+def merge(cores: list[jax.Array]) -> jax.Array:
+    """Multiplies neighbouring TT-matrix cores (r, m, n, r') into one."""
+    out = cores[0]
+    for core in cores[1:]:
+        out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
+        r, i, k, j, n, s = out.shape
+        out = out.reshape(r, i * k, j * n, s)
+    return out
+
+
+def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
+    cut = _one_pass(x, p.in_shape, p.out_shape, (1, *p.ranks, 1))
+    return _either(p, x, cut) if cut else _by_groups(p, x)
+
+
+def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
+    batch, size = x.shape
+    n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
+    plan = _mode_groups.choose(batch, size, n, m, ranks)
+    if plan.pads_input:
+        x = _padded(x, math.prod(n))
+    cores = scaled_cores(p)
+    y = x[:, :, None, None]  # (batch, modes not yet done, bond, modes done)
+    for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
+        core = merge(cores[s:e])[:, :, : y.shape[1]]
+        y = _group(y, core)
+    return y.reshape(batch, -1)[:, : p.out_size]
+
+
+def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
+    """Returns the mode at which compiled code splits the map to read x once; 0 to use XLA."""
+    batch, size = x.shape
+    if len(n) < 2 or size != math.prod(n) or batch * size < _LARGE:
+        return 0
+    cut = _mode_groups.choose_cut(n, m, ranks)
+    fits = cut and _native.sketches(x.dtype, math.prod(n[cut:]))
+    return cut if fits else 0
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _either(p: Kronecker, x: jax.Array, cut: int) -> jax.Array:
+    results = [jax.ShapeDtypeStruct((x.shape[0], p.out_size), x.dtype)]
+    return on_cpu(_in_one_pass, _all_by_groups, p, x, static=(cut,), results=results)[0]
+
+
+def _in_one_pass(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
+    return _by_halves(_one_pass_over, cut, p, x)
+
+
+def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
+    return _by_groups(p, x)
+
+
+def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
+    """Projects rows by a function of the rows and of both merged halves of the map."""
+    cores = scaled_cores(p)
+    left, right = merge(cores[:cut]), merge(cores[cut:])
+    rows = x.reshape(len(x), left.shape[2], right.shape[2])
+    y = function(rows, jnp.swapaxes(left[0], 0, 1), jnp.swapaxes(right[..., 0], 1, 2))
+    return y.reshape(len(x), -1)[:, : p.out_size]
+
+
+@jax.custom_batching.custom_vmap
+def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    return _native.sketch(x, a, c)
+
+
+@_one_pass_over.def_vmap
+def _over_batches(
+    size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
+) -> tuple[jax.Array, bool]:
+    """Batches the one-pass projection under vmap: several maps of the same rows go to XLA."""
+    x_batched, *maps_batched = batched
+    if x_batched and not any(maps_batched):
+        y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
+        return y.reshape(size, -1, *y.shape[1:]), True
+    function = _native.sketch if x_batched else _halves_by_xla
+    return jax.vmap(function, [0 if b else None for b in batched])(x, a, c), True
+
+
+@_either.defjvp
+def _either_jvp(cut: int, primals: Any, tangents: Any) -> Any:
+    _, moved = jax.jvp(functools.partial(_by_halves, _halves_by_xla, cut), primals, tangents)
+    return _either(*primals, cut), moved
+
+
+def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    return einsum("bnm,njr,rmk->bjk", x, a, c, precision=HIGHEST)
+
+
+def _group(y: jax.Array, core: jax.Array) -> jax.Array:
+    """Contracts the trailing mode and the bond of (batch, n, bond, done) with a merged core."""
+    batch, size, bond, done = y.shape
+    left, m, n, _ = core.shape
+    rest = size // n
+    if bond * done == 1:
+        z = _times_transpose(y.reshape(batch * rest, n), core.reshape(left * m, n))
+        return z.reshape(batch, rest, left, m)
+    y = y.reshape(batch, rest, n, bond, done)
+    z = einsum("xrjbd,aijb->xraid", y, core, precision=HIGHEST)
+    return z.reshape(batch, rest, left, m * done)
+
+
+def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
+    batch, n = x.shape[0], p.in_shape
+    widths = (p.terms,) * (len(n) - 1) if isinstance(p, CPRows) else p.ranks
+    s = _mode_groups.split_rows(batch, n, p.out_size, widths)
+    if s == 0:
+        return _times_transpose(x, row_matrix(p)[:, : x.shape[1]])
+    left, right = halves(p, s)
+    m, t, size = right.shape
+    z = _times_transpose(_padded(x, math.prod(n)).reshape(-1, size), right.reshape(m * t, size))
+    z = z.reshape(batch, -1, m, t)
+    # Summed entry by entry: a batched product of such thin matrices is far slower.
+    return jnp.sum(z * left.transpose(2, 0, 1)[None], axis=(1, 3))
+
+
+def row_matrix(p: TTRows | CPRows) -> jax.Array:
+    """Multiplies the rows of the map out to a dense matrix (M, ∏ n_k)."""
+    if len(p.in_shape) == 1:
+        return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
+    left, right = halves(p, len(p.in_shape) - 1)
+    return einsum("mta,mtb->mab", left, right, precision=HIGHEST).reshape(p.out_size, -1)
+
+
+def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
+    """Multiplies out the modes before s and from s on: (M, T, left) and (M, T, right)."""
+    left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
+    if isinstance(p, CPRows):
+        return left, right
+    return jnp.swapaxes(left[:, 0], 1, 2), right[..., 0]
+
+
+def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
+    """Multiplies out modes start … stop − 1: (M, T, modes), or (M, bond, modes, bond)."""
+    if isinstance(p, CPRows):
+        out = p.factors[start]
+        if start == 0:
+            out = out * (1 / math.sqrt(p.terms * p.out_size))
+        for factor in p.factors[start + 1 : stop]:
+            out = (out[:, :, :, None] * factor[:, :, None, :]).reshape(*out.shape[:2], -1)
+        return out
+    cores = scaled_cores(p)
+    out = cores[start]
+    for core in cores[start + 1 : stop]:
+        out = einsum("maib,mbjc->maijc", out, core, precision=HIGHEST)
+        out = out.reshape(*out.shape[:2], -1, out.shape[-1])
+    return out
+
+
+def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
+    scale = math.sqrt(p.law.fourth_moment / p.out_size)
+    m, size = p.out_size, p.in_size
+    gather = 50 * x.shape[0] * p.sign.shape[0]  # a random access costs what ~50 reads in order do
+    fill = _mode_groups.product_cost(x.shape[0], size, m) + 2 * size * m
+    if fill < gather:
+        w = jnp.zeros(m * size, x.dtype).at[p.index].set(p.sign, mode="drop")
+        return _times_transpose(x, w.reshape(m, size)) * scale
+    row, column = p.index // size, p.index % size
+
+    def one(row_of_x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(row_of_x[column] * p.sign, row, m)
+
+    rows_at_once = max(1, _CHUNK // p.sign.shape[0])
+    return jax.lax.map(one, x, batch_size=min(rows_at_once, x.shape[0])) * scale
+
+
+def as_dtype(p: Any, dtype: Any) -> Any:
+    """Casts a map to ``dtype``; the indices of a sparse map stay integers."""
+    return p if p.dtype == dtype else p.astype(dtype)

@@ -1,0 +1,281 @@
+"""Exact variance of ‖f(x)‖² over the draw of a random projection."""
+
+import functools
+import math
+import string
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg, tt
+from tensorjax._placement import placed
+from tensorjax.contract import einsum
+from tensorjax.sketch import _fourth_moments
+from tensorjax.sketch._apply import accumulator, is_folded, promoted
+from tensorjax.sketch._dense_input import HIGHEST
+from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+
+_MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes
+_MOST_STATE = 2**27  # most elements of the sweep's state
+
+
+class Family(NamedTuple):
+    """Static description of a random map, as far as its variance depends on it. Hashable.
+
+    Attributes:
+      copies: count of independent blocks of rows.
+      out_shape: modes of a block; None if its entries are independent, without tensor structure.
+      rows: rows of a block in use.
+      ranks: interior TT-ranks of a block.
+      terms: independent maps that are averaged (over √T).
+      delta: fourth moment Δ of the entries.
+    """
+
+    copies: int
+    out_shape: tuple[int, ...] | None
+    rows: int
+    ranks: tuple[int, ...]
+    terms: int
+    delta: float
+
+
+def family(p: Projection) -> Family:
+    """Returns the description of a map that determines its variance."""
+    delta, ones = p.law.fourth_moment, (1,) * len(p.in_shape)
+    if isinstance(p, Kronecker):
+        return Family(1, p.out_shape, p.out_size, p.ranks, 1, delta)
+    if isinstance(p, TTRows):
+        return Family(p.out_size, ones, 1, p.ranks, 1, delta)
+    if isinstance(p, CPRows):
+        return Family(p.out_size, ones, 1, ones[1:], p.terms, delta)
+    assert isinstance(p, Dense | Sparse)
+    return Family(p.out_size, None, 1, (), 1, delta)
+
+
+@placed
+def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
+    """Computes the exact variance of ‖f(x)‖², over the draw of the map.
+
+    Only the type, the shapes and the law of p count, not its entries. With entries of moments
+    0, 1, 0, Δ and, for a Kronecker map,
+
+      E‖f(x)‖⁴ = ⟨x⊗x⊗x⊗x, ⊗_k [δ_ab δ_cd + (δ_ac δ_bd + δ_ad δ_bc + (Δ−3) δ_abcd)/m_k]⟩,
+
+    from which the squared mean ‖x‖⁴ is left out term by term, so that nothing cancels. TT-ranks of
+    the map weigh the terms of neighbouring modes by 1 or 1/r; surplus rows are not counted. Maps
+    with independent rows have Var = (E y⁴ − ‖x‖⁴)/M from one row y.
+
+    Args:
+      p: a map, see `apply`.
+      x: an array with axes as in `apply`, leading ones a batch; or a TT of shape ``p.in_shape``.
+        A dense x costs up to 4^d contractions, a train of TT-rank q about Σ n_k q⁵ operations.
+      relative: divide by ‖x‖⁴, which may overflow for very long x.
+
+    Returns:
+      Real array, of the batch shape of x. Computed in float32 at least.
+
+    Raises:
+      ValueError: the shape of x does not fit, x has NaN or Inf, or a dense x has too many modes.
+      TypeError: x is of integer dtype, p no map, or x neither array nor TT.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tensorjax import sketch
+      >>> p = sketch.gaussian(jax.random.key(0), 100, 8)
+      >>> print(f"{sketch.variance(p, jnp.ones(100), relative=True):.4f}")
+      0.2500
+      >>> p = sketch.ttrp(jax.random.key(0), (10, 10), (4, 2), distribution="gaussian")
+      >>> print(f"{sketch.variance(p, jnp.ones(100), relative=True):.4f}")  # 1.5 · 2 - 1
+      2.0000
+
+    Source: derived here; Feng et al. (arXiv 2010.10797) bound it. Every family is checked against
+    enumeration of all sign patterns.
+    """
+    if not isinstance(p, Projection):
+        raise TypeError(f"p: expected a random map, as from sketch.ttrp, got {type(p).__name__}")
+    if isinstance(x, tt.TT):
+        if x.cores[0].ndim != 3 or x.shape != p.in_shape:
+            raise ValueError(f"x: expected one TT of shape {p.in_shape}, got {x!r}")
+        _check.held("x", x)
+        _check.finite("x", x)
+        return _train_variance(family(p), x, _out_dtype(p, x), relative)
+    if isinstance(x, tt.TTMatrix) or hasattr(x, "todense"):
+        raise TypeError(f"x: expected an array or a TT, got {type(x).__name__}; pass x.todense()")
+    x = _check.inexact("x", x)
+    lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
+    _check.finite("x", x)
+    if math.prod(lead) == 0:
+        return jnp.zeros(lead, _out_dtype(p, x))
+    return _dense_variance(family(p), jnp.asarray(x), p.in_shape, lead, _out_dtype(p, x), relative)
+
+
+def _out_dtype(p: Projection, x: Any) -> Any:
+    return jnp.finfo(promoted(p.dtype, x.dtype)).dtype
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
+def _dense_variance(
+    kind: Family, x: jax.Array, in_shape: Any, lead: Any, dtype: Any, relative: bool
+) -> jax.Array:
+    x = x.reshape(math.prod(lead), -1).astype(accumulator(promoted(dtype, x.dtype)))
+    if kind.out_shape is not None:
+        x = jnp.pad(x, ((0, 0), (0, math.prod(in_shape) - x.shape[1])))
+        x = x.reshape(-1, *in_shape)
+        if len(in_shape) > _MOST_PATTERNS_MODES:
+            one = functools.partial(_exact_train_variance, kind)
+            return jax.lax.map(lambda v: one(v, relative), x).astype(dtype).reshape(lead)
+    out = jax.lax.map(functools.partial(_one_dense, kind, relative), x)
+    return out.astype(dtype).reshape(lead)
+
+
+def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
+    # Homogeneous of degree four: a constant scale keeps the powers in range, and gradients exact.
+    half = math.ceil(math.log2(x.size) / 2)
+    x, exponent = linalg.normalized(x)
+    x = x * 0.5**half
+    real = not jnp.iscomplexobj(x)
+    square = jnp.sum(jnp.abs(x) ** 2) if not real else jnp.sum(x * x)
+    bilinear = jnp.abs(jnp.sum(x * x)) ** 2
+    if kind.out_shape is None:
+        quartic = jnp.sum(jnp.abs(x) ** 4)
+        value = square**2 + bilinear + (kind.delta - 3) * quartic
+    else:
+        shape = kind.out_shape, kind.rows, kind.ranks, kind.delta
+        terms = _fourth_moments.patterns(*shape, real=real)
+        value = sum(weight * _pattern_value(x, pattern) for pattern, weight in terms.items())
+        value = jnp.asarray(value, square.dtype)
+    return _finish(kind, value, square, bilinear, exponent + half, relative)
+
+
+def _finish(
+    kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
+) -> jax.Array:
+    """Computes the variance of a map from that of one block of rows and one averaged term."""
+    mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
+    # Roundoff may leave a variance that vanishes a little below zero.
+    out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
+    if relative:
+        return out / jnp.where(square > 0, square, 1) ** 2
+    return linalg.scaled(out, 4 * exponent)
+
+
+def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
+    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩ in one planned einsum."""
+    if not any(pattern):
+        return jnp.sum(jnp.abs(x) ** 2) ** 2
+    terms = [
+        "".join(
+            string.ascii_letters[2 * k + _fourth_moments.LABELS[p][copy]]
+            for k, p in enumerate(pattern)
+        )
+        for copy in range(4)
+    ]
+    return jnp.real(einsum(",".join(terms) + "->", x, x.conj(), x, x.conj(), precision=HIGHEST))
+
+
+def _exact_train_variance(kind: Family, x: jax.Array, relative: bool) -> jax.Array:
+    """Computes the variance through an exact tensor train of x, with no truncation."""
+    sizes = x.shape
+    left = [math.prod(sizes[:k]) for k in range(len(sizes) + 1)]
+    right = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
+    middle = max(k for k in range(len(sizes)) if left[k] <= right[k])
+    cores = [
+        jnp.eye(left[k + 1], dtype=x.dtype).reshape(left[k], sizes[k], left[k + 1])
+        for k in range(middle)
+    ]
+    cores.append(x.reshape(left[middle], sizes[middle], right[middle + 1]))
+    cores += [
+        jnp.eye(right[k], dtype=x.dtype).reshape(right[k], sizes[k], right[k + 1])
+        for k in range(middle + 1, len(sizes))
+    ]
+    return _sweep(kind, cores, relative)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _train_variance(kind: Family, x: tt.TT, dtype: Any, relative: bool) -> jax.Array:
+    wide = accumulator(promoted(dtype, x.dtype))
+    return _sweep(kind, [c.astype(wide) for c in x.cores], relative).astype(dtype)
+
+
+def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
+    largest = max(c.shape[-1] for c in cores)
+    if _fourth_moments.STATES * largest**4 > _MOST_STATE:
+        raise ValueError(
+            f"x: expected TT-ranks whose fourth power fits in memory, got {largest}; round the "
+            "train first (tt.round), or compress a dense x of many modes by tt.from_dense"
+        )
+    cores, square, exponent = _normalized(cores)
+    bilinear = jnp.abs(_two_copies(cores)) ** 2
+    if kind.out_shape is None:
+        value = square**2 + bilinear + (kind.delta - 3) * _one_pairing(cores, 3)
+    else:
+        value = _all_pairings(kind, cores)
+    return _finish(kind, value, square, bilinear, exponent, relative)
+
+
+def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Scales cores by powers of two to a norm near one; returns them, ‖x‖², and the exponent."""
+    env = jnp.ones((1, 1), cores[0].dtype)
+    out, exponent = [], jnp.zeros((), jnp.int32)
+    for core in cores:
+        core, of_core = linalg.normalized(core)  # or its square would leave the range
+        env = einsum("ab,aic,bid->cd", env, core.conj(), core, precision=HIGHEST)
+        half = linalg.exponent_of(env) // 2
+        env = env * linalg.power_of_two(-2 * half, env.dtype)
+        out.append(core * linalg.power_of_two(-half, core.dtype))
+        exponent = exponent + of_core + half
+    return out, jnp.real(env[0, 0]), exponent
+
+
+def _two_copies(cores: list[jax.Array]) -> jax.Array:
+    env = jnp.ones((1, 1), cores[0].dtype)
+    for core in cores:
+        env = einsum("ab,aic,bid->cd", env, core, core, precision=HIGHEST)
+    return env[0, 0]
+
+
+def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
+    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with the same pairing in every mode."""
+    state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
+    for core in cores:
+        state = _absorb(state, core, pairing)
+    return jnp.real(state[0, 0, 0, 0, 0])
+
+
+def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
+    """Sums over all pairings by a sweep over the bonds of four copies x⊗x̄⊗x⊗x̄."""
+    assert kind.out_shape is not None
+    weights = _fourth_moments.mode_weights(kind.out_shape, kind.rows, kind.delta)
+    pairs = weights[0].shape[1]
+    first = np.zeros((_fourth_moments.STATES, pairs, 1, 1, 1, 1))
+    first[0, 0] = 1
+    state = jnp.asarray(first, cores[0].dtype)
+    for k, (core, weight) in enumerate(zip(cores, weights, strict=True)):
+        bond = _fourth_moments.bond_weights(kind.ranks[k - 1]) if k else _first_bond()
+        # From (chain state, automaton) on the left of the mode to those on its right.
+        mixing = bond[:, :, None, None] * weight[list(_fourth_moments.PAIRING)][None]
+        mixing = jnp.asarray(mixing.swapaxes(1, 2), core.dtype)
+        state = einsum("stabcd,stvu->vuabcd", state, mixing, precision=HIGHEST)
+        parts = []
+        for pairing, targets in enumerate(((0, 1), (2,), (3,), (4,))):
+            part = state[targets[0] : targets[-1] + 1]
+            out = _absorb(part.reshape(-1, *part.shape[2:]), core, pairing)
+            parts.append(out.reshape(*part.shape[:2], *out.shape[1:]))
+        state = jnp.concatenate(parts)
+    return jnp.real(jnp.sum(state[1:]))
+
+
+def _first_bond() -> np.ndarray:
+    """Returns the weights before the first mode: the chain starts in state 0."""
+    return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
+
+
+def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
+    """Contracts the four bonds of the sweep's state with cores whose modes are paired."""
+    i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
+    expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
+    operands = core, core.conj(), core, core.conj()
+    return einsum(expression, state, *operands, precision=HIGHEST)

@@ -1,0 +1,1 @@
+"""Trains from samples of their entries."""

@@ -1,0 +1,116 @@
+"""Alternating least squares for trains sampled at some entries, on the host.
+
+The sampled entries are linear in one core at a time: x[i] = L_i G[:, i_k, :] R_i, with row vectors
+L_i and column vectors R_i of what lies left and right. Samples that share i_k see the same slice,
+so every slice of a core is a least-squares problem of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+
+
+class Samples(NamedTuple):
+    """Entries of a tensor of d modes.
+
+    Attributes:
+      values: (N,).
+      rows: for each mode and each index of it, which samples have that index.
+    """
+
+    values: np.ndarray
+    rows: list[list[np.ndarray]]
+
+
+def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
+    """Sorts samples by every mode."""
+    rows = []
+    for k, n in enumerate(shape):
+        order = np.argsort(indices[:, k], kind="stable")
+        ends = np.searchsorted(indices[order, k], np.arange(1, n))
+        rows.append(np.split(order, ends))
+    return Samples(values, rows)
+
+
+def entries(cores: Cores, seen: Samples) -> np.ndarray:
+    """The entries of a train at the samples."""
+    left = np.ones((len(seen.values), 1), cores[0].dtype)
+    for core, rows in zip(cores, seen.rows, strict=True):
+        left = _through(left, core.transpose(1, 0, 2), rows)
+    return left[:, 0]
+
+
+def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
+    """Solves for every core from left to right and back, again and again.
+
+    Args:
+      cores: to start from.
+      seen: the samples.
+      ridge: added to the diagonal of each problem, in units of what orthonormal rows give.
+
+    Yields:
+      The cores after every sweep there and back.
+    """
+    order = len(cores)
+    weight = ridge * len(seen.values)
+    for core in cores:
+        weight = weight / core.shape[1]
+    cores = _right_orthogonal(cores)
+    ones = np.ones((len(seen.values), 1), cores[0].dtype)
+    lefts, rights = [ones] * order, [ones] * order
+    for k in range(order - 1, 0, -1):
+        rights[k - 1] = _through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+    while True:
+        for k in range(order):
+            cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
+            if k < order - 1:
+                q, r = linalg.qr(tall(cores[k]))
+                cores[k] = q.reshape(*cores[k].shape[:2], -1)
+                cores[k + 1] = absorb(r, cores[k + 1])
+                lefts[k + 1] = _through(lefts[k], cores[k].transpose(1, 0, 2), seen.rows[k])
+        for k in range(order - 1, 0, -1):
+            cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
+            q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
+            cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
+            cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
+            rights[k - 1] = _through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
+        yield list(cores)
+
+
+def _right_orthogonal(cores: Cores) -> Cores:
+    cores = list(cores)
+    for k in range(len(cores) - 1, 0, -1):
+        q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
+        cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
+        cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
+    return cores
+
+
+def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """Each sample's vector times the slice at its index."""
+    out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
+    for matrix, at in zip(slices, rows, strict=True):
+        out[at] = vectors[at] @ matrix
+    return out
+
+
+def _solved(
+    left: np.ndarray, right: np.ndarray, seen: Samples, k: int, weight: float
+) -> np.ndarray:
+    """The core k that fits the samples best."""
+    a, b = left.shape[1], right.shape[1]
+    slices = []
+    for at in seen.rows[k]:
+        design = (left[at][:, :, None] * right[at][:, None, :]).reshape(len(at), a * b)
+        normal = linalg.matmul(linalg.adjoint(design), design)
+        # Roundoff must not make a direction that no sample sees look determined.
+        floor = 4 * np.finfo(normal.real.dtype).eps * np.trace(normal).real
+        shift = max(weight, floor) or 1.0
+        normal[np.diag_indices(a * b)] += shift
+        aim = linalg.matmul(linalg.adjoint(design), seen.values[at])
+        slices.append(np.linalg.solve(normal, aim).reshape(a, b))
+    return np.stack(slices, 1)

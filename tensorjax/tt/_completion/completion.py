@@ -1,0 +1,355 @@
+"""Tensor trains from samples of their entries: alternating least squares, Riemannian gradients."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT, single
+from tensorjax._placement import placed
+from tensorjax.tt._completion import als as als
+from tensorjax.tt._constructors import feasible_ranks
+from tensorjax.tt._evaluate import _evaluate
+from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
+from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
+from tensorjax.tt._manifold.tangent_vectors import moved, project, split
+
+Method = Literal["als", "riemannian"]
+# A rank stays raised if the held-out error falls by this share of itself.
+_WORTH = 0.003
+# Iterations after a rank was raised, before it is judged.
+_TRIAL = 10
+# Size of the random part that raises a rank, relative to the whole.
+_SPARK = 1e-3
+# Held-out errors above this call for another start.
+_STUCK = 0.5
+# Iterations in a row that may raise the held-out error, or hardly lower that of the fit.
+_PATIENCE, _SLOW = 40, 3
+
+
+class CompleteInfo(NamedTuple):
+    """What a completion did.
+
+    Attributes:
+      status: "reached" (the error is at most ``tol``), "converged" (three iterations lowered it by
+        less than ``stop`` of itself each), "overfit" (the held-out error rose), "stopped" (by the
+        callback) or "max_iterations".
+      error: ‖x − values‖ / ‖values‖ on the samples fitted.
+      held_out_error: the same on the samples held out; NaN if there are none.
+      ranks: TT-ranks of the result.
+      iterations: of all, those at lower ranks included.
+      history: (ranks, error, held-out error) after every iteration.
+      seconds: taken.
+      advice: what to try where the status is not "reached"; empty otherwise.
+    """
+
+    status: str
+    error: float
+    held_out_error: float
+    ranks: tuple[int, ...]
+    iterations: int
+    history: tuple[tuple[tuple[int, ...], float, float], ...]
+    seconds: float
+    advice: str
+
+
+_ADVICE = {
+    "reached": "",
+    "converged": "more samples or other ranks may lower the error; held_out_error tells which",
+    "overfit": "lower the ranks, raise ridge, or give more samples",
+    "max_iterations": "allow more iterations, or start from a good x0",
+    "stopped": "the callback ended it; start again from x0 to go on",
+}
+
+
+@placed
+def complete(
+    indices: Any,
+    values: Any,
+    shape: Sequence[int],
+    rank: int | Sequence[int],
+    *,
+    method: Method = "als",
+    adapt: bool = False,
+    tol: float = 1e-6,
+    stop: float = 1e-4,
+    max_iterations: int = 100,
+    held_out: float = 0.05,
+    ridge: float = 1e-9,
+    restarts: int = 4,
+    x0: TT | None = None,
+    key: jax.Array | None = None,
+    callback: Callable[[int, float, float], Any] | None = None,
+) -> tuple[TT, CompleteInfo]:
+    """A tensor train of low TT-ranks from some of its entries.
+
+    Minimises the mean of |x[i] − values|² over the samples, plus ``ridge`` times that over all
+    entries of x, in units of the mean square of the values.
+
+    Args:
+      indices: integers (N, d).
+      values: (N,), floating or complex.
+      shape: mode sizes n_1 … n_d.
+      rank: TT-ranks, one int or one per interior bond; with ``adapt``, at most.
+      method: "als", sweeps over the cores, each solved exactly, slice by slice: O(N r⁴) operations
+        per core, on the host, nothing compiled. "riemannian": conjugate gradients on the manifold
+        of fixed ranks, O(N r²), compiled for every combination of ranks.
+      adapt: start at rank 1 and raise one bond after the other, or all at once, as long as that
+        lowers the error on the samples held out.
+      tol: ends when the relative error on the samples fitted is at most this.
+      stop: ends when three iterations in a row lower that error by less than this share of itself.
+      max_iterations: sweeps there and back, or steps.
+      held_out: share of the samples that is never fitted, by which overfitting is seen and ranks
+        are chosen; 0 for none.
+      ridge: weight of the mean square of all entries ("als" only).
+      restarts: random starts, at most, while the held-out error of the best is more than a half:
+        then the fit is stuck in a poor local minimum.
+      x0: TT to start from, of the ranks asked (not with ``adapt``).
+      key: of the random start and the samples held out; a fixed draw if None.
+      callback: called after every iteration with its number, the error and the held-out error; ends
+        the work if it returns True.
+
+    Returns:
+      (TT in the dtype of the values, `CompleteInfo`). The iterate with the least held-out error.
+
+    Raises:
+      ValueError: samples that do not match, indices out of range, none left to fit, NaN or Inf, an
+        unknown method. TypeError: indices that are no integers, values that are no floats.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from tensorjax import tt
+      >>> x = tt.random(jax.random.key(0), (8, 9, 10), 2)
+      >>> indices = np.random.default_rng(0).integers(0, (8, 9, 10), (500, 3))
+      >>> found, info = tt.complete(indices, tt.evaluate(x, indices), x.shape, 2, tol=1e-5)
+      >>> info.status, bool(tt.distance(found, x) < 1e-3 * tt.norm(x))
+      ('reached', True)
+
+    Source: L. Grasedyck, M. Kluge, S. Krämer, "Variants of alternating least squares tensor
+    completion in the tensor train format", SIAM J. Sci. Comput. 37 (2015) ("als"); M. Steinlechner,
+    "Riemannian optimization for high-dimensional tensor completion", SIAM J. Sci. Comput. 38 (2016)
+    ("riemannian", with its linearised step, and the strategy of raising ranks). Ours: the ridge,
+    which in the gauge of the core at hand is the norm of the whole train.
+    """
+    start = time.perf_counter()
+    data = _Data(indices, values, shape, held_out, key)
+    if method not in ("als", "riemannian"):
+        raise ValueError(f'method: expected "als" or "riemannian", got {method!r}')
+    _check.integer("max_iterations", max_iterations, low=1)
+    _check.integer("restarts", restarts, low=1)
+    for name, value in (("tol", tol), ("stop", stop), ("ridge", ridge)):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
+    if adapt and (x0 is not None or not len(data.unseen.values)):
+        raise ValueError("adapt: expected samples held out to choose ranks by, and no x0")
+    ranks = feasible_ranks(rank, data.shape)
+    work = _Work(data, method, ridge, tol, stop, callback)
+    best, status = None, ""
+    for _ in range(restarts if x0 is None else 1):
+        if adapt:
+            now, why = work.grow(ranks, max_iterations)
+        else:
+            now, why = work.fit(data.start(x0, ranks), max_iterations)
+        if best is None or now.judged < best.judged:
+            best, status = now, why
+        if best.judged <= _STUCK or why == "stopped":
+            break
+    assert best is not None
+    first, *rest = best.cores
+    cores = [c.astype(data.dtype) for c in (first * data.scale, *rest)]
+    found = TT._unchecked(tuple(jax.device_put(cores)))
+    history = tuple(work.history)
+    seconds = time.perf_counter() - start
+    return found, CompleteInfo(
+        status,
+        best.error,
+        best.unseen,
+        found.ranks,
+        len(history),
+        history,
+        seconds,
+        _ADVICE[status],
+    )
+
+
+class _Data:
+    """Samples, checked, in units of their root mean square, and the part that is held out."""
+
+    def __init__(self, indices: Any, values: Any, shape: Any, held_out: float, key: Any):
+        self.shape = _check.shape("shape", shape)
+        where = np.asarray(_check.indices(indices, self.shape)) % np.asarray(self.shape)
+        given = np.asarray(_check.inexact("values", values))
+        if where.ndim != 2 or given.shape != where.shape[:1]:
+            raise ValueError(
+                f"values: expected one for each row of indices {where.shape}, got {given.shape}"
+            )
+        _check.finite("values", given)
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out: expected a share in [0, 1), got {held_out!r}")
+        self.dtype = given.dtype
+        given = given.astype(np.result_type(linalg.factor_dtype(self.dtype), np.float64))
+        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+        self.rng = np.random.default_rng(seed)
+        order = self.rng.permutation(len(given))
+        cut = int(held_out * len(given))
+        fit, rest = order[cut:], order[:cut]
+        if not len(fit):
+            raise ValueError("values: expected at least one sample to fit, got none")
+        self.scale = float(np.sqrt(np.mean(np.abs(given[fit]) ** 2))) or 1.0
+        given = given / self.scale
+        self.indices = where[fit]
+        self.fitted = als.samples(where[fit], given[fit], self.shape)
+        self.unseen = als.samples(where[rest], given[rest], self.shape)
+
+    def start(self, x0: TT | None, ranks: Sequence[int]) -> Cores:
+        """x0 in units of the samples, or a random train with entries of about one."""
+        if x0 is None:
+            return self.random(ranks)
+        single("x0", x0, TT)
+        if x0.shape != self.shape or x0.ranks[1:-1] != tuple(ranks):
+            raise ValueError(
+                f"x0: expected shape {self.shape} and TT-ranks {tuple(ranks)}, "
+                f"got {x0.shape} and {x0.ranks[1:-1]}"
+            )
+        _check.finite("x0", x0)
+        first, *rest = (np.asarray(c).astype(self.fitted.values.dtype) for c in x0.cores)
+        return [first / self.scale, *rest]
+
+    def random(self, ranks: Sequence[int]) -> Cores:
+        full = (1, *ranks, 1)
+        cores = []
+        for k, n in enumerate(self.shape):
+            c = self.rng.standard_normal((full[k], n, full[k + 1])) / full[k + 1] ** 0.5
+            cores.append(c.astype(self.fitted.values.dtype))
+        return cores
+
+
+class _Fit(NamedTuple):
+    cores: Cores
+    error: float
+    unseen: float
+
+    @property
+    def judged(self) -> float:
+        """The error to choose by: that on samples held out, if there are any."""
+        return self.error if np.isnan(self.unseen) else self.unseen
+
+
+class _Work:
+    """A completion under way."""
+
+    def __init__(
+        self, data: _Data, method: Method, ridge: float, tol: float, stop: float, callback: Any
+    ):
+        self.data, self.method, self.ridge = data, method, ridge
+        self.tol, self.stop, self.callback = tol, stop, callback
+        self.history: list[tuple[tuple[int, ...], float, float]] = []
+
+    def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
+        """The best of at most so many iterates at the ranks of ``cores``, and why they ended."""
+        data = self.data
+        if self.method == "als":
+            iterates = als.sweeps(cores, data.fitted, self.ridge)
+        else:
+            iterates = _conjugate_gradients(cores, data.indices, data.fitted.values)
+        best, before, risen, slow = None, np.finfo(float).max, 0, 0
+        for cores in itertools.islice(iterates, most):
+            now = self.measured(cores)
+            done = self.callback and self.callback(len(self.history), now.error, now.unseen)
+            risen = 0 if best is None or now.judged <= best.judged else risen + 1
+            best = now if risen == 0 else best
+            assert best is not None
+            if now.error <= self.tol:
+                return best, "reached"
+            if done:
+                return best, "stopped"
+            if risen == _PATIENCE:
+                return best, "overfit"
+            slow = slow + 1 if before - now.error <= self.stop * before else 0
+            if slow == _SLOW:
+                return best, "converged"
+            before = now.error
+        assert best is not None
+        return best, "max_iterations"
+
+    def measured(self, cores: Cores) -> _Fit:
+        errors = []
+        for seen in (self.data.fitted, self.data.unseen):
+            size = np.linalg.norm(seen.values)
+            difference = np.linalg.norm(als.entries(cores, seen) - seen.values)
+            errors.append(float(difference / size) if len(seen.values) else float("nan"))
+        self.history.append((tuple(c.shape[0] for c in cores[1:]), *errors))
+        return _Fit(cores, *errors)
+
+    def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
+        """Raises bond after bond, then all together, while that lowers the held-out error."""
+        best, status = self.fit(self.data.random([1] * len(caps)), most)
+        choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
+        refused, turn = 0, 0
+        while refused < len(choices) and status not in ("reached", "stopped"):
+            now = [c.shape[0] for c in best.cores[1:]]
+            more = choices[turn % len(choices)]
+            wanted = [r + max(1, r // 4) if k in more else r for k, r in enumerate(now)]
+            wanted = feasible_ranks(wanted, self.data.shape, caps)
+            turn, refused = turn + 1, refused + 1
+            if list(wanted) != now:
+                trial, why = self.fit(self.raised(best.cores, wanted), _TRIAL)
+                if trial.judged < (1 - _WORTH) * best.judged:
+                    best, status, refused = trial, why, 0
+                    if status not in ("reached", "stopped"):
+                        # To the end: what is still falling would make any higher rank look better.
+                        best, status = self.fit(best.cores, most)
+        return best, status
+
+    def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
+        """The same train with ranks raised by a small random part."""
+        full = (1, *ranks, 1)
+        out = []
+        for k, c in enumerate(cores):
+            shape = (full[k], c.shape[1], full[k + 1])
+            wider = _SPARK * np.abs(c).max() * self.data.rng.standard_normal(shape)
+            wider[: c.shape[0], :, : c.shape[2]] = 0
+            inside = np.pad(c, [(0, full[k] - c.shape[0]), (0, 0), (0, full[k + 1] - c.shape[2])])
+            out.append(inside + wider)
+        return out
+
+
+def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
+    """Riemannian conjugate gradients with the step that is best to first order."""
+    x = TT._unchecked(tuple(map(jnp.asarray, cores)))
+    direction, past = None, None
+    while True:
+        x, direction, past = _step(x, direction, past, jnp.asarray(indices), jnp.asarray(values))
+        yield [np.asarray(c) for c in x.cores]
+
+
+@jax.jit
+def _step(x: TT, direction: Any, past: Any, indices: Any, values: Any) -> tuple[TT, TT, TT]:
+    def loss(t: TT) -> jax.Array:
+        return jnp.sum(jnp.square(jnp.abs(_evaluate(t, indices) - values))) / 2
+
+    gradient = riemannian_grad(loss)(x)
+    along = tangent_sum([gradient], [-1.0])
+    if past is not None:
+        at = split(gradient)[0]
+        carried, before = project(at, direction), project(at, past)
+        size = tangent_inner(past, past).real
+        now = tangent_inner(gradient, gradient).real
+        rise = now - tangent_inner(gradient, before).real
+        beta = jnp.maximum(rise, 0) / linalg.where_positive(size, 1.0)
+        uphill = (
+            beta * tangent_inner(gradient, carried).real - tangent_inner(gradient, gradient).real
+        )
+        beta = jnp.where(uphill < 0, beta, 0)
+        along = tangent_sum([along, carried], [1.0, beta])
+    image = _evaluate(along, indices)
+    rest = values - _evaluate(x, indices)
+    size = jnp.vdot(image, image).real
+    step = jnp.vdot(image, rest).real / linalg.where_positive(size, 1.0)
+    return moved(x, along, step), along, gradient

@@ -1,0 +1,1 @@
+"""Cross approximation: trains from entries of a function."""

@@ -1,0 +1,376 @@
+"""Entries that measure the error of a cross approximation, and that it was not fitted to.
+
+Random entries of the whole tensor tell nothing of a function that is large at few of them. The
+train itself says where that is: entries drawn from |t|² are then looked at too, and each entry is
+weighted by the inverse of its probability under both ways of drawing (multiple importance sampling
+with the balance heuristic: E. Veach, L. Guibas, SIGGRAPH 1995).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax.tt._cross.sampled_function import Oracle
+
+# One in so many held-out entries is looked at first, and the others if the error is not larger than
+# so many times the tolerance.
+_GLANCE, _FAR = 4, 10
+# Fewer held-out entries than this are no reason to prefer their mean to zero; and fewer that carry
+# the norm of f do not measure it.
+TELLING = 10
+# Norms of f and of the train that differ by more than this factor: one of them is wrong.
+_SAME_NORM = 2.0
+# n random entries miss a part of all entries that is larger than 3 / n with probability 5 %.
+_MISSED = 3.0
+# At most so many entries are drawn from a train.
+_DRAWN = 500
+# Times as many, where f has no more values than this: the train is wrong at few entries then, and
+# not by a little.
+_JUMPS, _FEW_VALUES = 5, 10
+# The error that such a function may have where nobody looked, if it is called known.
+_JUMPED = 0.1
+# Drawing from a train makes arrays of (entries, n, r): at most so large.
+_DRAWING = 1 << 23
+# A product by groups costs about as much as gathering matrices of so many entries.
+_GATHERED = 1 << 14
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Estimate(NamedTuple):
+    """A relative error in the Frobenius norm, measured at random entries."""
+
+    error: float
+    std: float
+
+    @property
+    def bound(self) -> float:
+        """Two standard errors above the estimate."""
+        return self.error + 2 * self.std
+
+
+UNKNOWN = Estimate(math.inf, math.inf)
+
+
+class HeldOut:
+    """Random entries of the tensor, and entries drawn from the train where those see too little.
+
+    All entries, if the tensor has no more than asked for: the error is then exact.
+
+    Attributes:
+      index: multi-indices (m, d); random ones of the whole tensor first.
+      values: all components there, (m, 1) or (m, components).
+      uniform: how many are random ones of the whole tensor.
+      size: number of entries of the tensor, components not counted.
+      all: whether they are all entries of the tensor.
+      telling: number of entries that carry the norm of f, (Σ w |f|²)² / Σ (w |f|²)².
+      worst: the largest error when the train was last looked at.
+    """
+
+    def __init__(self, oracle: Oracle, count: int, rng: np.random.Generator):
+        self._oracle, self._rng = oracle, rng
+        self._shape = oracle.shape
+        self.size = math.prod(self._shape)
+        self._source: _Source | None = None
+        self._weights: np.ndarray | None = None
+        self.all = self.size <= count
+        self.index = self._every() if self.all else self._draw(count)
+        self.values = oracle.start(self.index)
+        self.uniform = len(self.index)
+        self.telling = self.worst = 0.0
+        self._weigh()
+
+    def _draw(self, count: int) -> np.ndarray:
+        return self._rng.integers(0, self._shape, (count, len(self._shape)))
+
+    def _every(self) -> np.ndarray:
+        return np.indices(self._shape).reshape(len(self._shape), -1).T
+
+    # Which entries ---------------------------------------------------------------------------
+
+    def read_all(self) -> None:
+        """All entries of the tensor, those that are unknown yet being evaluated."""
+        index = self._every()
+        self.values = self._oracle.points(index)
+        self.index, self.all, self.uniform = index, True, len(index)
+        self._source = self._weights = None
+        self._weigh()
+
+    def extend(self, count: int) -> None:
+        """More random entries of the whole tensor."""
+        index = self._draw(count)
+        values, u = self._oracle.points(index), self.uniform
+        self.index = np.concatenate([self.index[:u], index, self.index[u:]])
+        self.values = np.concatenate([self.values[:u], values, self.values[u:]])
+        self.uniform += count
+        self._weigh()
+
+    def replace(self, places: np.ndarray) -> None:
+        """Draws new entries for those that have become pivots; drawn ones are left out."""
+        if self.all:
+            return
+        inside = places[places < self.uniform]
+        index = self._draw(len(inside))
+        self.values[inside] = self._oracle.points(index)
+        self.index[inside] = index
+        outside = places[places >= self.uniform]
+        self.index, self.values = (np.delete(x, outside, 0) for x in (self.index, self.values))
+        self._weigh()
+
+    def reread(self) -> None:
+        """Takes the values in the scale that they have now; random ones only."""
+        self.index = self.index[: self.uniform]
+        self.values = self._oracle.points(self.index)
+        self._source = self._weights = None
+        self._weigh()
+
+    def renew(self) -> None:
+        """Replaces all random ones."""
+        self.replace(np.arange(self.uniform))
+
+    def follow(self, cores: Cores) -> bool:
+        """Draws entries from the train if those at hand do not see what it holds.
+
+        Returns:
+          Whether the entries are others now.
+        """
+        seen = self.plain and self.telling >= self.enough
+        if self.all or seen or (self._source is not None and self.agree(cores)):
+            return False
+        return self.mix(cores)
+
+    def mix(self, cores: Cores) -> bool:
+        """Draws half as many entries from the train as there are random ones, instead of those."""
+        source = _Source(cores)
+        asked = min(1 + self.uniform // 2, _DRAWN)
+        count = int(min(asked, self._oracle.left // 4))
+        if count < min(TELLING, asked):
+            return False
+        index = source.draw(count, self._rng)[:, : len(self._shape)]
+        values, u = self._oracle.points(index), self.uniform
+        self.index = np.concatenate([self.index[:u], index])
+        self.values = np.concatenate([self.values[:u], values])
+        self._source = source
+        self._weigh()
+        return True
+
+    def _weigh(self) -> None:
+        """Weights 1 / (random ones + drawn ones · their density), that of a uniform one being 1."""
+        if self._source is not None:
+            drawn = len(self.index) - self.uniform
+            density = self._source.log_density(self.index) + math.log(self.size)
+            self._weights = 1 / (self.uniform + drawn * np.exp(np.minimum(density, 600.0)))
+        terms, _, largest = self._terms()
+        self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
+
+    def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """The terms w |f|² over the largest of them, |f|² over its largest, and the first one."""
+        right = _squares(self.values)
+        right = right / (right.max() or 1.0)
+        terms = right / len(right) if self._weights is None else right * self._weights
+        largest = float(terms.max())
+        return terms / (largest or 1.0), right, largest
+
+    # What they show --------------------------------------------------------------------------
+
+    @property
+    def plain(self) -> bool:
+        """Whether no entries were drawn from a train."""
+        return self._source is None
+
+    @property
+    def enough(self) -> float:
+        """Entries that should carry the norm of f, lest others be drawn."""
+        return min(TELLING, self.uniform / 2)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether f has few values, or one at most entries, and so jumps from one to another."""
+        counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
+        return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
+
+    def unseen(self, *, elsewhere: bool) -> float:
+        """Standard error of a train that is exact wherever it was looked at, if f jumps.
+
+        What is wrong is then wrong by as much as f is large, and n random entries miss a part of
+        all entries of 3 / n with probability 5 %.
+
+        Args:
+          elsewhere: whether f may be large where the train is not; if not, entries drawn from the
+            train count too.
+        """
+        if self.all or not self.jumps:
+            return 0.0
+        met = self.uniform * self.share if elsewhere else len(self.index)
+        return math.sqrt(_MISSED / met) / 2 if met > 0 else math.inf
+
+    @property
+    def share(self) -> float:
+        """Part of all entries that carries the norm of f: (mean |f|²)² / mean |f|⁴."""
+        terms, right, largest = self._terms()
+        return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
+
+    @property
+    def missing(self) -> float:
+        """Random entries that it takes to meet another part of f that is as small, less those."""
+        share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
+        return most / share - self.uniform if share > 0 else math.inf
+
+    def agree(self, cores: Cores) -> bool:
+        """Whether the norm of the train is that of f, as the entries show it."""
+        right = _squares(self.values)
+        w = self._weights if self._weights is not None else 1 / len(right)
+        seen = float(np.sum(w * right))
+        if seen <= 0:
+            return False
+        train = 2 * _Source(cores).log_norm - math.log(self.size)
+        return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
+
+    def places(self, point: np.ndarray) -> np.ndarray:
+        """Where an entry, its component (if any) behind its multi-index, is held out."""
+        return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
+
+    def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
+        """Squared errors, of the first ``count`` entries or of all."""
+        wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
+        self.worst = math.sqrt(wrong.max())
+        return wrong
+
+    def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
+        """Entries (m, d) that share some indices with pivots, or with entries drawn from a train.
+
+        Random entries, and drawn ones, that begin with a member of a left set or end with one of a
+        right set: the sets hold the rare indices on which f depends in some way of its own, as
+        those along the edge of a set whose indicator it is. And drawn entries as they are, or but
+        for one index.
+
+        Args:
+          cores: of the train.
+          left: left[k] (r, k) multi-indices, before mode k.
+          right: right[k] (r, d − k).
+        """
+        d, modes = np.arange(len(self._shape)), len(self._shape)
+        drawn = _Source(cores).draw(_DRAWN * (_JUMPS if self.jumps else 1), self._rng)[:, :modes]
+        count = len(drawn)
+        random = self._draw(count)
+        kind, mode = self._rng.integers(0, [6, modes], (count, 2)).T
+        out = np.where((kind % 2 == 0)[:, None], random, drawn)
+        for p in np.flatnonzero(kind < 2):
+            k = mode[p]
+            out[p, :k] = left[k][self._rng.integers(len(left[k]))]
+        for p in np.flatnonzero((kind == 2) | (kind == 3)):
+            k = mode[p] + 1
+            out[p, k:] = right[k][self._rng.integers(len(right[k])), : modes - k]
+        one = (kind == 4)[:, None]
+        return np.where(one, np.where(d == mode[:, None], random, drawn), out)
+
+    def not_zero(self, count: int) -> np.ndarray:
+        """Some random entries (at most ``count``) at which f is not zero, with their component."""
+        at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
+        at = self._rng.permutation(at)[:count]
+        component = np.abs(self.values[at]).argmax(axis=1)
+        return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
+
+    def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Errors at entries (m, d) of known values."""
+        return np.sqrt(_squares(entries(cores, index) - values))
+
+    def glance(self, cores: Cores, tol: float) -> Estimate:
+        """The error, from a part of the entries if those show it far above the tolerance."""
+        count = len(self.index) // _GLANCE
+        if self.plain and not self.all and count >= TELLING:
+            estimate = self._estimate(self.errors(cores, count))
+            if estimate.error > _FAR * tol:
+                return estimate
+        return self.estimate(cores)
+
+    def estimate(self, cores: Cores) -> Estimate:
+        """√(Σ w |error|² / Σ w |f|²), with its standard error by the delta method."""
+        if self._weights is None:
+            return self._estimate(self.errors(cores))
+        return self._estimate(self.errors(cores), self._weights)
+
+    def _estimate(self, wrong: np.ndarray, weights: Any = 1.0) -> Estimate:
+        # Terms are taken relative to their mean: weights of a narrow peak are tiny.
+        right = weights * _squares(self.values[: len(wrong)])
+        wrong = weights * wrong
+        scale = float(right.mean())
+        if scale == 0:
+            nothing = Estimate(0.0, 0.0 if self.all else math.inf)
+            return UNKNOWN if wrong.any() else nothing
+        ratio = float(wrong.mean()) / scale
+        if self.all:
+            return Estimate(math.sqrt(ratio), 0.0)
+        if ratio == 0:
+            return Estimate(0.0, _EPS)
+        spread = float(np.std((wrong - ratio * right) / scale, ddof=1)) if len(right) > 1 else 1e300
+        std = spread / (math.sqrt(len(right)) * 2 * math.sqrt(ratio))
+        return Estimate(math.sqrt(ratio), max(std, _EPS * math.sqrt(ratio)))
+
+
+def _squares(x: Any) -> Any:
+    return (np.square(x.real) + np.square(x.imag)).sum(axis=1)
+
+
+def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
+    """All components, (m, 1) or (m, components), of a train at multi-indices (m, d)."""
+    v = cores[0][0, index[:, 0]]
+    for core, i in zip(cores[1:], index.T[1:], strict=False):
+        v = _times_rows(v, core, i)
+    return v @ cores[-1][:, :, 0] if len(cores) > index.shape[1] else v
+
+
+def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
+    """v[m] @ core[:, i[m]] for all m: one after the other, or by groups where that is less."""
+    slices = np.ascontiguousarray(core.transpose(1, 0, 2))
+    if len(v) * slices[0].size < _GATHERED * len(slices):
+        return np.matmul(v[:, None], slices[i])[:, 0]
+    out = np.empty((len(v), core.shape[2]), np.result_type(v, core))
+    for k, matrix in enumerate(slices):
+        chosen = np.flatnonzero(i == k)
+        out[chosen] = v[chosen] @ matrix
+    return out
+
+
+class _Source:
+    """A train as a distribution of multi-indices, |t|² / ‖t‖².
+
+    Attributes:
+      log_norm: log ‖t‖, −inf if the train is zero.
+      most: entries to draw at once, at most.
+    """
+
+    def __init__(self, cores: Cores):
+        self._cores, exponent = hosted.right_orthogonal(cores)
+        norm = float(np.linalg.norm(self._cores[0]))
+        self.log_norm = math.log(norm) + exponent * math.log(2) if norm > 0 else -math.inf
+        if norm > 0:
+            self._cores[0] = self._cores[0] / norm
+        self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Multi-indices (count, d) or fewer, mode after mode from the conditional distributions.
+
+        Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
+        85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
+        """
+        count = min(count, self.most)
+        v = np.ones((count, 1))
+        drawn = []
+        for core in self._cores:
+            rows = np.tensordot(v, core, 1)  # (count, n, r)
+            weights = np.cumsum((np.abs(rows) ** 2).sum(axis=2), axis=1)
+            u = rng.random((count, 1)) * weights[:, -1:]
+            i = np.minimum((weights <= u).sum(axis=1), core.shape[1] - 1)
+            v = rows[np.arange(count), i]
+            size = np.linalg.norm(v, axis=1, keepdims=True)
+            v = v / np.where(size > 0, size, 1)
+            drawn.append(i)
+        return np.stack(drawn, axis=1)
+
+    def log_density(self, index: np.ndarray) -> np.ndarray:
+        """Log of the probability of multi-indices (m, d), any component."""
+        with np.errstate(divide="ignore"):
+            return np.log(_squares(entries(self._cores, index)))

@@ -1,0 +1,445 @@
+"""The search of `cross`: sweeps of greedy pivots, watched by entries that no pivot was made of."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.tt._cross.greedy_pivots import Sets, climbed
+from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
+from tensorjax.tt._cross.maxvol import right_sets
+from tensorjax.tt._cross.sampled_function import BudgetExhausted, Oracle, Rescaled
+from tensorjax.tt._tt_svd.from_dense import from_dense
+
+Status = Literal[
+    "converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen", "zero"
+]
+# A sweep lowers the residual that it leaves alone by a factor in this range.
+_STEEPEST, _FLATTEST = 0.1, 0.5
+# With fewer pivots a bond than this, the next sweep may lower it by the square of that.
+_FEW_PIVOTS = 1.5
+# Without an error lower by this factor for so many times the evaluations, the search has stalled.
+_PROGRESS, _PATIENCE, AT_LEAST = 0.7, 5, 20_000
+# The least tolerance of a TT-SVD.
+_EXACT = 10 * float(np.finfo(np.float64).eps)
+# A train this much more accurate than asked for seems to be exact.
+_LIKE_ZERO = 0.01
+# Entries near those where the train is large that become pivots, where they are wrong.
+_NEAR_OFFERED = 16
+# Random entries to climb from, and the part of the largest entry that is as high as the train is.
+_CLIMBS, _LEAST_CLIMBS, _TOP = 10, 3, 0.1
+# Held-out entries that become pivots, where they are so many times more wrong than the blocks.
+_OFFERED, _HIDDEN = 4, 10.0
+# Moves of the first pivot along the fibres through it, each at least this much larger.
+_MOVES, _MOVE_GAIN = 4, 2.0
+# Fresh random entries agree with the held-out ones if none is wrong by more than so many times the
+# tolerance, relative to the largest value.
+_AGREES = 100
+
+
+class CrossProgress(NamedTuple):
+    """What `cross` tells its callback after every sweep.
+
+    Attributes:
+      sweep: 1, 2, …; odd ones go from left to right.
+      error: relative error at the held-out entries.
+      error_std: standard error of that.
+      evaluations: multi-indices evaluated so far.
+      ranks: TT-ranks so far, before rounding.
+      seconds: since the start.
+    """
+
+    sweep: int
+    error: float
+    error_std: float
+    evaluations: int
+    ranks: tuple[int, ...]
+    seconds: float
+
+
+@dataclasses.dataclass
+class Options:
+    """Of a search; ``most_random`` entries may be looked at without a train that asks for them."""
+
+    tol: float
+    max_rank: int
+    max_sweeps: int
+    held_out: int
+    asked: int
+    budget: float
+    most_random: int
+    callback: Callable[[CrossProgress], Any] | None
+
+
+class Search:
+    """Runs to a status; the best train so far and its error are there at any time.
+
+    Attributes:
+      cores: of the best train so far.
+      estimate: its error.
+      sweeps: done.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        options: Options,
+        rng: np.random.Generator,
+        x0: Cores | None,
+        pivots: np.ndarray | None,
+        finish: Callable[[Cores], Cores],
+    ):
+        self.sweeps = 0
+        self._began = time.perf_counter()
+        self._oracle, self._options, self._rng = oracle, options, rng
+        self.held = HeldOut(oracle, options.held_out, rng)
+        self._finish = finish  # cores as they will be returned: cast to their dtype
+        self._x0, self._pivots = x0, pivots
+        self._sets: Sets | None = None
+        self._threshold = 0.0
+        self._mark = (math.inf, 0)
+        self._biased = False  # whether pivots were made of held-out entries
+        self._found = 0  # pivots that the last verdict gave
+        self.cores: Cores = []
+        self.estimate = UNKNOWN
+
+    @property
+    def tol(self) -> float:
+        return self._options.tol
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def run(self) -> Status:
+        while True:
+            try:
+                status = self._run()
+                if status not in ("converged", "zero"):
+                    self._settle()
+                return status
+            except Rescaled:  # values so large that the others are nothing: from the beginning
+                self.held.reread()
+                self._sets, self.estimate, self._mark = None, UNKNOWN, (math.inf, 0)
+            except BudgetExhausted:
+                return self._out_of_budget()
+
+    def _settle(self) -> None:
+        """The error of a train that did not converge, at entries that no pivots were taken from."""
+        if self._biased:
+            self._biased = False
+            self.held.renew()
+        if not self.held.all and not self.held.agree(self.cores):
+            self.held.mix(self.cores)
+        self.estimate = self.held.estimate(self.cores)
+
+    def _run(self) -> Status:
+        self._look()
+        if self._small and (self._one_read or self.held.telling < self.held.enough):
+            return self._whole()
+        if self._oracle.largest == 0 and self._x0 is None:
+            return self._nothing()
+        self._sets = self._start()
+        if self._sets.size == 0:  # the first train led nowhere
+            self._x0 = self._sets = None
+            return self._run()
+        self._measure(self._sets)
+        status = self._sweep_on(self._sets)
+        return self._whole() if status in ("stalled", "unseen") and self._small else status
+
+    def _look(self) -> None:
+        """Looks at the pivots that are given; and where all is zero, at more and more entries."""
+        if self._pivots is not None:
+            self._oracle.points(self._pivots)
+        most = self._options.most_random
+        if self._small or self._x0 is not None:
+            return
+        while self._oracle.largest == 0 and self.held.uniform < most:
+            self.held.extend(min(self.held.uniform, most - self.held.uniform))
+
+    @property
+    def _one_read(self) -> bool:
+        """Whether the first entries are all, or the first fibre is."""
+        return self.held.all or self.held.index.shape[1] == 1
+
+    @property
+    def _small(self) -> bool:
+        """Whether reading all entries costs no more than a search that finds nothing."""
+        most = self._options.budget if self._one_read else self._options.most_random
+        return self.held.size <= most
+
+    def _whole(self) -> Status:
+        """All entries are read, and their TT-SVD is as good as it says."""
+        self.held.read_all()
+        values = self.held.values.reshape(self._oracle.shape)
+        # A part of the tolerance is left for the dtype of the result, and for rounding.
+        self.cores = self._finish(self._constant_cores(0.0))
+        if values.any():
+            tol = max(self._options.tol / 2, _EXACT)
+            self.cores = self._finish([np.asarray(c) for c in from_dense(values, tol=tol).cores])
+        self.estimate = self.held.estimate(self.cores)
+        return "converged"
+
+    def _nothing(self) -> Status:
+        self.cores, self.estimate = self._finish(self._constant_cores(0.0)), UNKNOWN
+        return "zero"
+
+    def _out_of_budget(self) -> Status:
+        if self._oracle.largest == 0:
+            return self._nothing()
+        if self._sets is not None:
+            self._measure(self._sets, follow=False)
+        cores, estimate = self._constant()
+        if not self.cores or estimate.bound < self.estimate.bound:
+            self.cores, self.estimate = cores, estimate
+        return "budget"
+
+    def _constant_cores(self, value: Any) -> Cores:
+        """Of the train of one value, or of one for each component."""
+        ones = [np.ones((1, n, 1)) for n in self._oracle.shape]
+        has_components = len(ones) > self.held.index.shape[1]
+        last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
+        return [*ones[:-1], last]
+
+    def _constant(self) -> tuple[Cores, Estimate]:
+        """The train of the mean: what there is when the budget ends before the first cross."""
+        mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
+        cores = self._finish(self._constant_cores(mean))
+        estimate = self.held.estimate(cores)
+        if not self.held.all and count > 1:  # each entry against the mean of the others
+            estimate = Estimate(*(x * count / (count - 1) for x in estimate))
+        if estimate.bound < 1 and (self.held.all or count >= TELLING):
+            return cores, estimate
+        return self._finish(self._constant_cores(0.0 * mean)), Estimate(1.0, 0.0)
+
+    def _start(self) -> Sets:
+        """Rank one through a large entry; then what the given pivots and the first train offer."""
+        oracle = self._oracle
+        offers = [] if self._x0 is None else right_sets(self._x0)
+        point = self._larger(oracle.peak, offers)
+        self.held.replace(self.held.places(oracle.peak))
+        if self.held.telling < self.held.enough:  # few entries lead there: one step is not enough
+            point = climbed(oracle, point)
+        sets = Sets(oracle, point)
+        for _ in range(_MOVES):
+            moved = Sets(oracle, sets.largest())
+            if moved.size < _MOVE_GAIN * sets.size:
+                break
+            sets = moved
+        self._threshold = _STEEPEST * sets.size
+        if sets.size > 0:
+            least = 1e3 * self._floor()
+            for k, right in enumerate(offers, start=1):
+                sets.offer(k, right, least, self._options.max_rank - len(sets.left[k]))
+            if self._pivots is not None:
+                self._offer(sets, self._pivots, oracle.points(self._pivots), least)
+        return sets
+
+    def _offer(self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float) -> int:
+        """Offers entries (m, d) with all their components; returns how many pivots came of it."""
+        if len(self._oracle.shape) > points.shape[1]:
+            component = np.abs(values).argmax(axis=1)
+            points = np.concatenate([points, component[:, None]], axis=1)
+        added = 0
+        for k in range(1, points.shape[1]):
+            limit = self._options.max_rank - len(sets.left[k])
+            added += sets.offer(k, points[:, k:], threshold, limit)
+        return added
+
+    def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
+        """The point, or a larger one on the offered fibres of the first core."""
+        if not offers:
+            return point
+        oracle = self._oracle
+        first = np.append(np.arange(oracle.shape[0]), point[0])[:, None]
+        others = np.concatenate([offers[0], point[None, 1:]])
+        seen = np.abs(oracle.block(oracle.part(first, 0), oracle.part(others, 1)))
+        i, j = divmod(int(seen.argmax()), seen.shape[1])
+        return np.concatenate([first[i], others[j]])
+
+    def _floor(self) -> float:
+        """What roundoff makes of a zero."""
+        values = float(np.finfo(self._oracle.dtype).eps)
+        arithmetic = 16 * float(np.finfo(np.float64).eps)
+        return max(values, arithmetic) * self._oracle.largest
+
+    def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
+        """The error of the train as it is; keeps the train if there was none better."""
+        cores = self._finish(sets.cores())
+        if follow and self.held.follow(cores):
+            self.estimate = UNKNOWN  # it was measured at other entries
+        estimate = self.held.glance(cores, self._options.tol)
+        if estimate.bound <= self.estimate.bound:
+            self.cores, self.estimate = cores, estimate
+        if estimate.bound < _PROGRESS * self._mark[0]:
+            self._mark = (estimate.bound, self._oracle.evaluations)
+        return estimate
+
+    def _sweep_on(self, sets: Sets) -> Status:
+        options = self._options
+        bonds = range(1, len(self._oracle.shape))
+        idle = 0
+        for self.sweeps in range(1, options.max_sweeps + 1):
+            forward = self.sweeps % 2 == 1
+            level, added = 0.0, 0
+            for k in bonds if forward else reversed(bonds):
+                r = len(sets.left[k])
+                limit = min(max(2, r // 2), options.max_rank - r)
+                seen, new = sets.visit(k, self._threshold, limit, forward, self._rng)
+                level, added = max(level, seen), added + new
+            estimate = self._measure(sets)
+            if self._told(sets, estimate):
+                return "stopped"
+            self._found = 0
+            if estimate.bound <= options.tol and (status := self._verdict(sets, level)):
+                return status
+            added += self._found
+            # Errors that are larger by far than all that was left alone lie where no block shows.
+            hidden = self.held.worst > _HIDDEN * max(level, self._threshold)
+            if hidden or not added:
+                added += self._offer_wrong(sets, level)
+            idle = 0 if added else idle + 1
+            full = max(sets.ranks) >= options.max_rank
+            if self._stalled(idle) or (full and idle > 1 and level > self._threshold):
+                return "max_rank" if full else "stalled"
+            self._lower(level, added / len(bonds), estimate)
+        return "max_sweeps"
+
+    def _verdict(self, sets: Sets, level: float) -> Status | None:
+        """Rules out, as far as it can, large errors that may escape the held-out entries.
+
+        Returns:
+          "converged"; None if the search should go on; "unseen" if no random entries that could be
+          paid for would meet another part of f as small as the one that was found.
+        """
+        held, tol = self.held, self._options.tol
+        if level > _AGREES * tol * self._oracle.largest:
+            return None  # seen by the fresh random entries of this sweep
+        if self._biased and not self._unbiased(sets):
+            return None
+        if held.all:
+            return "converged"
+        cores = self._finish(sets.cores())
+        seen = held.plain and held.agree(cores)
+        if seen and self.estimate.error > _LIKE_ZERO * tol:
+            return "converged"
+        # Either f is large at few entries, or the train seems to be exact: then f may also be
+        # one that jumps, and wrong at few entries only.
+        if not self._more(sets):
+            return None
+        if held.all:
+            return "converged"
+        if self._found_wrong(sets, cores, held.near(cores, sets.left, sets.right)):
+            return None
+        if seen or self._x0 is not None or self._pivots is not None:
+            return "converged"
+        tops = self._tops()
+        if self._found_wrong(sets, cores, tops):
+            return None
+        # Wherever one begins to climb, what the train has found is what there is.
+        high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
+        return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
+
+    def _unbiased(self, sets: Sets) -> bool:
+        """Whether the error holds at new entries.
+
+        Wrong ones were taken out, and those that are left are right more often than others.
+        """
+        self._biased = False
+        self.held.renew()
+        return self._holds(sets)
+
+    def _more(self, sets: Sets) -> bool:
+        """Whether the error holds at as many entries as were asked for, and at new drawn ones."""
+        held = self.held
+        more = min(self._options.asked - held.uniform, self._oracle.left)
+        if held.size <= max(
+            self._oracle.evaluations, min(self._options.asked, self._options.budget)
+        ):
+            held.read_all()
+        elif more >= 1:
+            held.extend(int(more))
+        if not held.plain or not held.agree(self._finish(sets.cores())):
+            held.mix(self._finish(sets.cores()))
+        return self._holds(sets)
+
+    def _found_wrong(self, sets: Sets, cores: Cores, points: np.ndarray) -> bool:
+        """Whether the train is wrong at some entries (m, d), which then become pivots."""
+        points = points[: int(min(len(points), self._oracle.left))]
+        if not len(points):
+            return False
+        values = self._oracle.points(points)
+        wrong = self.held.wrong(cores, points, values)
+        worst = np.argsort(-wrong, kind="stable")[:_NEAR_OFFERED]
+        worst = worst[wrong[worst] > _AGREES * self._options.tol * self._oracle.largest]
+        if worst.size:
+            self._found = self._offer(sets, points[worst], values[worst], self._threshold)
+            self.estimate, self._mark = UNKNOWN, (math.inf, self._oracle.evaluations)
+        return worst.size > 0
+
+    def _tops(self) -> np.ndarray:
+        """The entries (m, d) that climbing along fibres ends at, from random ones not zero."""
+        oracle, modes = self._oracle, self.held.index.shape[1]
+        climb = 2 * sum(oracle.shape)  # at least
+        count = np.clip(self._options.most_random // climb, _LEAST_CLIMBS, _CLIMBS)
+        starts = self.held.not_zero(int(min(count, oracle.left // (4 * climb))))
+        tops = [climbed(oracle, p)[:modes] for p in starts]
+        return np.array(tops, np.int64).reshape(len(tops), modes)
+
+    def _met(self, sets: Sets) -> Status | None:
+        """Random entries, until another part of f as small as the one found would be met."""
+        held = self.held
+        while held.missing > 0:
+            more = min(held.missing, self._options.most_random - held.uniform, self._oracle.left)
+            if more < 1:
+                return "unseen"
+            held.extend(math.ceil(more))
+            if not self._holds(sets):
+                return None
+        return "converged"
+
+    def _holds(self, sets: Sets) -> bool:
+        """Whether the error is below the tolerance at held-out entries that have changed."""
+        self.estimate = UNKNOWN
+        return self._measure(sets).bound <= self._options.tol
+
+    def _told(self, sets: Sets, estimate: Estimate) -> bool:
+        if self._options.callback is None:
+            return False
+        told = CrossProgress(
+            self.sweeps, *estimate, self._oracle.evaluations, sets.ranks, self.seconds
+        )
+        return bool(self._options.callback(told))
+
+    def _offer_wrong(self, sets: Sets, level: float) -> int:
+        """Pivots from the held-out entries that are most wrong, where the blocks look right."""
+        hidden = _HIDDEN * max(level, self._threshold)
+        wrong = self.held.errors(self._finish(sets.cores()))
+        worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
+        worst = worst[wrong[worst] > hidden**2]
+        if not worst.size:
+            return 0
+        points, values = self.held.index[worst], self.held.values[worst]
+        self.held.replace(worst)
+        self._biased = True
+        return self._offer(sets, points, values, self._threshold)
+
+    def _stalled(self, idle: int) -> bool:
+        spent = self._oracle.evaluations - self._mark[1]
+        if spent > _PATIENCE * self._mark[1] + AT_LEAST:
+            return True
+        return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
+
+    def _lower(self, level: float, added: float, estimate: Estimate) -> None:
+        """Lowers the threshold: steeply, more so if that gave few pivots, gently near the end."""
+        need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
+        base = self._threshold
+        if not added:
+            base = min(base, max(level, self.held.worst / _HIDDEN))
+        steep = _STEEPEST**2 if added < _FEW_PIVOTS else _STEEPEST
+        lowered = base * min(max(steep, need), _FLATTEST)
+        self._threshold = max(lowered, self._floor())

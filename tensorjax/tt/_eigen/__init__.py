@@ -1,0 +1,1 @@
+"""The lowest eigenpairs of Hermitian TT-matrices, by DMRG."""

@@ -1,0 +1,279 @@
+"""Sweeps of DMRG on host arrays: one local eigenproblem after the other, from left to right.
+
+A sweep starts with its centre at the first core and all others right-orthogonal, and ends with the
+mirror image of that; so a sweep back is a sweep forth of the mirrored chain, with the interfaces
+that the first one left behind. Nothing is compiled, for the shapes change at every step.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats.cores import absorb, tall, times_right, wide
+from tensorjax.tt import _interfaces as interfaces
+from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
+
+# Found states are projected out at the end where that moves the state by no more than this.
+_HARMLESS = 1e-6
+
+
+@dataclasses.dataclass
+class Chain:
+    """An operator, a state with its centre at the first core, and what lies right of each core.
+
+    Attributes:
+      operator: cores (r, m, n, r').
+      cores: of the state, (r, n, r'); all but the first are right-orthogonal.
+      rights: ``rights[k]`` is the interface of the operator right of core k.
+      found: cores of the states to stay orthogonal to; the operator is deflated by them.
+      shift: by how much deflation raises their eigenvalues.
+      overlaps: ``overlaps[j][k]`` is the interface of ⟨found j|state⟩ right of core k.
+    """
+
+    operator: list[Array]
+    cores: list[Array]
+    rights: list[Array]
+    found: list[list[Array]]
+    overlaps: list[list[Array]]
+    shift: float
+
+
+class Pass(NamedTuple):
+    """What a sweep found.
+
+    Attributes:
+      value: the eigenvalue of the last local problem.
+      gradient: root of the sum of the squared residuals that the local problems started from: about
+        ‖A x − λ x‖ before the sweep, and exactly its local part.
+      discarded: energy cut off by truncations, all bonds together.
+      spread: the largest magnitude of an eigenvalue of a local problem, a lower bound of ‖A‖₂.
+      capped: whether the cap cut off more than the share allowed.
+    """
+
+    value: float
+    gradient: float
+    discarded: float
+    spread: float
+    capped: bool
+
+
+def prepared(
+    operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
+) -> Chain:
+    """A chain from any cores: right-orthogonalised, of norm one, with all interfaces."""
+    out = list(cores)
+    for k in range(len(out) - 1, 0, -1):
+        q, r = linalg.qr(linalg.adjoint(wide(out[k])))
+        out[k] = linalg.adjoint(q).reshape(-1, *out[k].shape[1:])
+        moved = times_right(out[k - 1], linalg.adjoint(r))
+        out[k - 1] = moved / (np.linalg.norm(moved) or 1.0)
+    out[0] = out[0] / (np.linalg.norm(out[0]) or 1.0)
+    rights = [interfaces.edge(out[0])]
+    overlaps = [[interfaces.edge(out[0], operator=False)] for _ in found]
+    for k in range(len(out) - 1, 0, -1):
+        rights.append(interfaces.right(rights[-1], out[k], operator[k], out[k]))
+        for y, line in zip(found, overlaps, strict=True):
+            line.append(interfaces.right_overlap(line[-1], y[k], out[k]))
+    return Chain(operator, out, rights[::-1], found, [line[::-1] for line in overlaps], shift)
+
+
+def mirrored(cores: Sequence[Array]) -> list[Array]:
+    """The cores from right to left, bonds exchanged."""
+    return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
+
+
+def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
+    """What the found states are in a local space, as rows."""
+    if not chain.found:
+        return None
+    rows = []
+    for cores, line, a in zip(chain.found, chain.overlaps, left, strict=True):
+        t = a.conj().T
+        for core in cores[window]:
+            t = np.tensordot(t, core, 1)
+        rows.append(np.tensordot(t, line[window.stop - 1].conj(), 1).ravel())
+    return np.stack(rows)
+
+
+# Sweeps ------------------------------------------------------------------------------------------
+
+
+def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
+    """One sweep from left to right, and the mirror image of what it leaves."""
+    cores, operator = list(chain.cores), chain.operator
+    lefts = [interfaces.edge(cores[0])]
+    overlaps = [[interfaces.edge(cores[0], operator=False)] for _ in chain.found]
+    solved, totals = Solved(0.0, cores[0], 0.0, 0.0, cores[0][None]), np.zeros(2)
+    spread, capped = 0.0, False
+    for k in range(len(cores) - 1):
+        window = slice(k, k + rule.sites)
+        theta = cores[k] if rule.sites == 1 else pair(cores[k], cores[k + 1])
+        rows = shadows(chain, [line[-1] for line in overlaps], window)
+        right = chain.rights[window.stop - 1]
+        local = Local(lefts[k], operator[window], right, rows, chain.shift)
+        solved = lowest(local, theta, rule, rng)
+        u, carry, lost, cut = _split(solved.x, rule)
+        totals += solved.start**2, lost
+        spread, capped = max(spread, solved.spread), capped or cut
+        if rule.extra:
+            more, missing = _directions(lefts[k], chain, cores, k, u, solved, rule)
+            totals[0] += missing**2
+            carry = np.concatenate([carry, np.zeros((more.shape[1], carry.shape[1]))])
+            u = np.concatenate([u, more], axis=1)
+        cores[k] = u.reshape(*cores[k].shape[:2], -1)
+        if rule.sites == 1:
+            cores[k + 1] = absorb(carry, cores[k + 1])
+        else:
+            cores[k + 1] = carry.reshape(-1, *cores[k + 1].shape[1:])
+        lefts.append(interfaces.left(lefts[k], cores[k], operator[k], cores[k]))
+        for y, line in zip(chain.found, overlaps, strict=True):
+            line.append(interfaces.left_overlap(line[-1], y[k], cores[k]))
+    back = reversed_chain(chain, cores, lefts, overlaps)
+    return back, Pass(solved.value, totals[0] ** 0.5, totals[1], spread, capped)
+
+
+def reversed_chain(
+    chain: Chain, cores: list[Array], lefts: list[Array], overlaps: list[list[Array]]
+) -> Chain:
+    """The mirror image of a chain after a sweep: what lay left of the cores lies right of them."""
+    return Chain(
+        mirrored(chain.operator),
+        mirrored(cores),
+        lefts[::-1],
+        [mirrored(y) for y in chain.found],
+        [line[::-1] for line in overlaps],
+        chain.shift,
+    )
+
+
+def pair(a: Array, b: Array) -> Array:
+    return (tall(a) @ wide(b)).reshape(*a.shape[:2], *b.shape[1:])
+
+
+def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
+    """Left isometry, the rest, the energy cut off, and whether the cap mattered."""
+    matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
+    if rule.share == 0:  # all of the bond stays, directions without weight included
+        return *linalg.qr(matrix), 0.0, False
+    method = linalg.choose("auto", rule.share, matrix.dtype)
+    u, _, lost = linalg.left_basis(matrix, share=rule.share, method=method)
+    cut = u.shape[1] > rule.cap
+    carry = linalg.project(u[:, : rule.cap], matrix)
+    size = float(np.linalg.norm(carry))
+    lost = 1 - size**2 if cut else max(float(lost), 0.0)
+    return u[:, : rule.cap], carry / size, lost, cut
+
+
+def _directions(
+    left: Array, chain: Chain, cores: list[Array], k: int, u: Array, solved: Solved, rule: Rule,
+) -> tuple[Array, float]:  # fmt: skip
+    """Columns orthonormal to u that the state may want, without weight in it as yet.
+
+    With two sites they are from the next eigenvectors of the local problem: where the lowest one is
+    a local minimum, those lead out of it. With one site they are from what A makes of the state
+    outside u on the pair at k, whose norm is returned too.
+    """
+    rows, used = u.shape
+    count = max(min(rule.extra, rows - used, cores[k + 1][0].size - used), 0)
+    images = [x.reshape(rows, -1) for x in solved.others[: rule.extra]]
+    missing = 0.0
+    if rule.sites == 1:
+        theta = pair(solved.x, cores[k + 1])
+        local = Local(left, chain.operator[k : k + 2], chain.rights[k + 1])
+        images = [(local(theta) - solved.value * theta).reshape(rows, -1)]
+        images[0] -= u @ (u.conj().T @ images[0])
+        missing = float(np.linalg.norm(images[0]))
+    if count == 0:
+        return u[:, :0], missing
+    wanted = np.concatenate([*images, np.zeros((rows, count))], axis=1)
+    wanted = wanted - u @ (u.conj().T @ wanted)
+    more = linalg.left_basis(wanted, rank=count, method="randomized").u
+    for _ in range(2):
+        more = np.linalg.qr(more - u @ (u.conj().T @ more))[0]
+    return more, missing
+
+
+# What a state is worth ---------------------------------------------------------------------------
+
+
+def settled(chain: Chain) -> tuple[Chain, float]:
+    """The state of norm one, orthogonal to the found ones, and its Rayleigh quotient.
+
+    Deflation makes them orthogonal about as well as they are converged. The rest is projected out
+    in the centre, unless the bonds on its right know too little of the found states.
+    """
+    centre = chain.cores[0]
+    rows = _centre_shadows(chain)
+    if rows is not None:
+        overlap = rows.conj() @ centre.ravel()
+        change = np.linalg.lstsq(rows.conj(), overlap, rcond=None)[0]
+        if np.linalg.norm(change) <= min(0.1, max(_HARMLESS, 2 * np.linalg.norm(overlap))):
+            centre = centre - change.reshape(centre.shape)
+    centre = centre / np.linalg.norm(centre)
+    image = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])(centre)
+    cores = [centre, *chain.cores[1:]]
+    return dataclasses.replace(chain, cores=cores), float(np.vdot(centre, image).real)
+
+
+def _centre_shadows(chain: Chain) -> Array | None:
+    ends = [interfaces.edge(chain.cores[0], operator=False)] * len(chain.found)
+    return shadows(chain, ends, slice(0, 1))
+
+
+def overlap(chain: Chain) -> float:
+    """The largest |⟨found|state⟩|."""
+    rows = _centre_shadows(chain)
+    if rows is None:
+        return 0.0
+    return float(np.abs(rows.conj() @ chain.cores[0].ravel()).max())
+
+
+def share_found(chain: Chain) -> float:
+    """Σ |⟨found|state⟩|², which is one for a state in the span of the found ones."""
+    rows = _centre_shadows(chain)
+    return (
+        0.0 if rows is None else float(linalg.energy(rows.conj() @ chain.cores[0].reshape(-1, 1)))
+    )
+
+
+def residual(chain: Chain, value: float) -> float:
+    """‖A x − λ x‖ of a settled state: by Gram matrices, or triangles where those are too coarse.
+
+    x is right-orthogonal, so that the residual falls into orthogonal parts: at site k the rows of
+    the local image that are orthogonal to those of x, times A x on the left of it.
+    """
+    total, noise = _residual_energy(chain, value, squared=True)
+    if total < 100 * noise:
+        total, _ = _residual_energy(chain, value, squared=False)
+    return max(total, 0.0) ** 0.5
+
+
+def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[float, float]:
+    """‖A x − λ x‖² and about its roundoff; ``squared``: whether Gram matrices are carried along."""
+    centre, kind = chain.cores[0], chain.cores[0].dtype
+    local = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])
+    total = float(np.linalg.norm(local(centre) - value * centre)) ** 2
+    noise, seen = 0.0, np.ones((1, 1), kind)
+    for k, (a, x, right) in enumerate(zip(chain.operator, chain.cores, chain.rights, strict=True)):
+        image = np.tensordot(a, x, ((2,), (1,))).transpose(0, 3, 1, 2, 4)  # (a, r, m, b, s)
+        image = image.reshape(a.shape[0] * x.shape[0], a.shape[1], -1)
+        if k:
+            rows = image.reshape(-1, image.shape[2]) @ right.reshape(len(right), -1).T
+            rows, kept = rows.reshape(len(image), -1), wide(x)
+            rows -= (rows @ kept.conj().T) @ kept
+            if squared:
+                total += float(np.vdot(rows, seen @ rows).real)
+                weights = np.linalg.norm(rows, axis=1) ** 2
+                noise += float(weights @ np.abs(np.diagonal(seen))) * np.finfo(kind).eps
+            else:
+                total += float(np.linalg.norm(seen @ rows)) ** 2
+        moved = absorb(seen, image)
+        if squared:
+            seen = tall(image).conj().T @ tall(moved)
+        else:
+            seen = tall(moved)
+            seen = np.linalg.qr(seen, mode="r") if len(seen) > seen.shape[1] else seen
+    return total, noise

@@ -1,0 +1,272 @@
+"""The lowest eigenpairs of Hermitian TT-matrices, by DMRG."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._placement import placed
+from tensorjax.tt._constructors import rank_bounds
+from tensorjax.tt._eigen.levels import Check, Levels, find_levels
+from tensorjax.tt._eigen.single_level import Pair, Search, Status, Sweep, widened
+from tensorjax.tt._inner import _distance
+
+# Worst last: the status of a search for several pairs is the worst of theirs.
+_ORDER = ("converged", "max_rank", "stalled", "max_sweeps")
+_ADVICE = {
+    "incomplete": "these are eigenpairs, but there may be lower ones that were missed: ask "
+    "for some pairs more than you need, or try another key",
+    "max_rank": "the ranks allow no better state: raise max_rank (with sites=1 and x0, give x0 "
+    "larger ranks or expand > 0), or ask for less accuracy",
+    "stalled": "the residual stopped falling above tol: roundoff, or a local minimum; ask for less "
+    "accuracy, try sites=2, another key or a better x0",
+    "max_sweeps": "the sweeps did not suffice: raise max_sweeps, or go on from these trains as x0",
+}
+
+_CHECKS = {
+    "exhaustive": "none, by Lanczos or a dense eigensolver on the whole space",
+    "searched": "none found from fresh starts, which is no proof",
+    "unchecked": "not searched",
+    "unsure": "some may have been missed",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EigInfo:
+    """How far a search for eigenpairs came.
+
+    Attributes:
+      status: "converged", or the worst among the pairs: "max_rank" (the ranks were the limit),
+        "stalled" (the residual stopped falling), "max_sweeps" (the budget ran out). "incomplete"
+        where all pairs converged, but lower levels may have been missed (``check`` is "unsure").
+      statuses: of each pair.
+      check: how far it was checked that no lower level was missed. "exhaustive": by Lanczos, or a
+        dense eigensolver, on all vectors of the space (up to 2^16 entries, 2^14 for k = 1).
+        "searched": fresh starts in the complement of the pairs found nothing lower, which in
+        spectra with many local minima is likely, but no proof. "unchecked": a single pair of a
+        larger space, or pairs that did not converge. "unsure": searches still found lower levels,
+        or did not end.
+      residual: (k,) norms ‖A x − λ x‖, measured on the states found; |λ − exact| is no larger.
+      bound: (k,) what ``tol`` asked of them.
+      truncation: (k,) shares of ‖x‖² cut off in the last sweep.
+      sweeps: for each pair.
+      ranks: TT-ranks of each train.
+      history: a `Sweep` after every sweep.
+      seconds: time taken.
+    """
+
+    status: Status
+    statuses: tuple[Status, ...]
+    check: Check
+    residual: np.ndarray
+    bound: np.ndarray
+    truncation: np.ndarray
+    sweeps: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    history: tuple[Sweep, ...]
+    seconds: float
+
+    @property
+    def variance(self) -> np.ndarray:
+        """(k,) variances ⟨A²⟩ − ⟨A⟩², which are the squared residuals."""
+        return np.square(self.residual)
+
+    @property
+    def advice(self) -> str:
+        """What to do about the status, in words; empty where all is well."""
+        return _ADVICE.get(self.status, "")
+
+    def __str__(self) -> str:
+        lines = [
+            f"pair {j}: {status} in {sweeps} sweeps, residual {r:.2g} (asked {b:.2g}), TT-rank "
+            f"{max(ranks)}"
+            for j, (status, sweeps, r, b, ranks) in enumerate(
+                zip(self.statuses, self.sweeps, self.residual, self.bound, self.ranks, strict=True)
+            )
+        ]
+        return "\n".join(
+            [*lines, f"lower levels: {_CHECKS[self.check]}", *filter(None, [self.advice])]
+        )
+
+
+@placed
+def eigsh(
+    A: TTMatrix,
+    *,
+    k: int = 1,
+    tol: float,
+    x0: TT | Sequence[TT] | None = None,
+    max_rank: int | None = 256,
+    sites: Literal[1, 2] = 2,
+    expand: int | None = None,
+    max_sweeps: int = 60,
+    key: jax.Array | None = None,
+    callback: Callable[[Sweep], Any] | None = None,
+) -> tuple[jax.Array, list[TT], EigInfo]:
+    """The k lowest eigenpairs A x = λ x of a Hermitian TT-matrix, by DMRG.
+
+    The energy ⟨x|A|x⟩ is lowered core by core (or two at a time), sweeping to and fro; ranks grow
+    as the truncation, which follows the residual down, asks for. For each further state the found
+    ones are deflated, A + 2‖A‖₂ Σ f fᴴ, which changes neither eigenvectors nor the other values, so
+    that multiple eigenvalues come with as many vectors; what overlap is left is projected out. The
+    residuals prove that these are eigenpairs. That no lower one was missed, DMRG cannot prove. So a
+    block of states at once starts the search of the further pairs, and in the end the complement of
+    all of them is searched for lower levels: on all vectors where the space has up to 2^16
+    dimensions (2^14 for k = 1), else (for k > 1) from a fresh random block. ``info.check`` says
+    which; in larger spaces a level that nothing leads to, as that of the projector on a random
+    product state, is not found.
+
+    Args:
+      A: TTMatrix with equal row and column modes, real symmetric or complex Hermitian.
+      k: number of pairs.
+      tol: ‖A x_j − λ_j x_j‖ ≤ tol · max(|λ_1|, …, |λ_j|) for each pair, measured on the result; or
+        ≤ tol · ‖A‖₂ where these values are all zero to within that residual (zero modes).
+        Where roundoff, 10 √d eps ‖A‖₂, forbids as much, it stands in for the right side. The
+        eigenvalue itself is then off by no more than that, and as a rule by its square over the
+        gap.
+      x0: start of the first pair, or a sequence of up to k; random where there is none.
+      max_rank: of the trains; None for no limit.
+      sites: 2 finds the ranks. 1 is cheaper where modes are large: it keeps the ranks of x0, or
+        widens them, see ``expand``.
+      expand: with one site, how many directions are added to every bond in each sweep, before
+        truncation; None for 0 if there is an x0, and 8 otherwise.
+      max_sweeps: for each pair; one there and one back are two.
+      key: of the random start and the added directions; a fixed one if None.
+      callback: called with a `Sweep` after each sweep of a single pair (not of a block).
+
+    Returns:
+      (k,) real eigenvalues in ascending order; a list of k TTs, of norm one and orthogonal to each
+      other (to roundoff as a rule, to about ``tol`` always); and `EigInfo` with measured residuals,
+      status and advice. Where the status is not "converged", they are the best so far.
+
+    Raises:
+      TypeError: ``A`` or ``x0`` of the wrong kind, or traced: the ranks depend on the data.
+      ValueError: A is not square or not Hermitian, NaN or Inf, x0 zero or of another shape, k
+        larger than the space, tol below 10 eps, options out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import tt
+      >>> x, z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0])
+      >>> ising = tt.chain_operator(12, site=-z, bond=-np.kron(x, x))
+      >>> values, states, info = tt.eigsh(ising, tol=1e-4)
+      >>> print(f"{values[0]:.4f} {info.status}")
+      -14.9260 converged
+
+    Source: S. White, Phys. Rev. Lett. 69, 2863 (1992); U. Schollwöck, "The density-matrix
+    renormalization group in the age of matrix product states", Ann. Phys. 326, 96 (2011), section
+    6; expansion for one site: A. Gleis, J.-W. Li, J. von Delft, Phys. Rev. Lett. 130, 246402
+    (2023). Departures, ours: the sum of the local residuals, which cost nothing, sets truncation,
+    accuracy of the local Lanczos runs, and the end; blocks start the further pairs (the block
+    tensor train of S. Dolgov et al., Comput. Phys. Commun. 185, 1207 (2014)), and missed levels are
+    searched; the two-site residual of the expansion is
+    sketched at random; in the first sweeps with two sites, the next eigenvectors of the local
+    problems widen the bonds, which leads out of local minima; where max_rank is the limit, two
+    sweeps of single sites end the search. All is done on the host in double precision, and nothing
+    is compiled.
+    """
+    start = time.perf_counter()
+    _check_operator(A, tol)
+    starts = _starts(A, x0, k)
+    dtype = functools.reduce(np.promote_types, (t.dtype for t in starts), A.dtype)
+    seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+    history: list[Sweep] = []
+
+    def report(sweep: Sweep) -> None:
+        history.append(sweep)
+        if callback is not None:
+            callback(sweep)
+
+    search = Search(
+        operator=[widened(c, dtype) for c in A.cores],
+        dtype=dtype,
+        tol=_check.tolerance(tol, dtype),
+        limit=_limit(A, max_rank),
+        sites=_check.integer("sites", sites, low=1, high=2),
+        expand=None if expand is None else _check.integer("expand", expand, low=0),
+        max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
+        rng=np.random.default_rng(seed),
+        report=report,
+    )
+    levels = find_levels(search, [[widened(c, dtype) for c in t.cores] for t in starts], k)
+    info = _info(levels, history, time.perf_counter() - start)
+    return *_answer(search, levels.pairs), info
+
+
+def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
+    pairs = levels.pairs
+    statuses: tuple[Status, ...] = tuple(p.status for p in pairs)
+    worst = max(statuses, key=lambda s: _ORDER.index(s))
+    return EigInfo(
+        status="incomplete" if worst == "converged" and levels.check == "unsure" else worst,
+        statuses=statuses,
+        check=levels.check,
+        residual=np.array([p.residual for p in pairs]),
+        bound=np.array([p.bound for p in pairs]),
+        truncation=np.array([p.truncation for p in pairs]),
+        sweeps=tuple(p.sweeps for p in pairs),
+        ranks=tuple((1, *(c.shape[2] for c in p.cores)) for p in pairs),
+        history=tuple(history),
+        seconds=seconds,
+    )
+
+
+def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
+    real = jnp.finfo(search.dtype).dtype
+    values = jax.device_put(np.array([p.value for p in pairs]).astype(real))
+    return values, [TT(jax.device_put([c.astype(search.dtype) for c in p.cores])) for p in pairs]
+
+
+# Arguments ---------------------------------------------------------------------------------------
+
+
+def _check_operator(a: Any, tol: Any) -> None:
+    single("A", a, TTMatrix)
+    _check.tol_or_rank(tol, None, a)
+    if a.row_shape != a.col_shape:
+        raise ValueError(
+            f"A: expected a square operator with equal row and column modes, got rows "
+            f"{a.row_shape} and columns {a.col_shape}"
+        )
+    _check.finite("A", a)
+    square = [widened(c, a.dtype) for c in a.cores]
+    cores = [c.reshape(len(c), -1, c.shape[-1]) for c in square]
+    adjoint = [c.conj().swapaxes(1, 2).reshape(b.shape) for b, c in zip(cores, square, strict=True)]
+    size = float(_distance(cores, [0 * c[:1, :, :1] for c in cores]))
+    apart = float(_distance(cores, adjoint))
+    if apart > linalg.epsilon(a.dtype) ** 0.5 * size:
+        raise ValueError(
+            f"A: expected a Hermitian operator, got ‖A − Aᴴ‖ = {apart / size:.2g} ‖A‖; "
+            "take its Hermitian part (A + tt.conj(tt.transpose(A))) / 2, rounded"
+        )
+
+
+def _starts(a: TTMatrix, x0: Any, k: Any) -> list[TT]:
+    size = math.prod(a.row_shape)
+    if _check.integer("k", k, low=1) > size:
+        raise ValueError(f"k: expected at most {size}, the size of A, got {k}")
+    starts = [] if x0 is None else [x0] if isinstance(x0, TT) else list(x0)
+    if len(starts) > k:
+        raise ValueError(f"x0: expected at most k = {k} trains, got {len(starts)}")
+    for t in starts:
+        single("x0", t, TT)
+        _check.tol_or_rank(0, None, t)
+        if t.shape != a.col_shape:
+            raise ValueError(f"x0: expected shape {a.col_shape}, got {t.shape}")
+        _check.finite("x0", t)
+        if any(not np.any(np.asarray(c)) for c in t.cores):
+            raise ValueError("x0: expected a train other than zero; tt.random makes one")
+    return starts
+
+
+def _limit(a: TTMatrix, max_rank: int | None) -> int:
+    largest = max(rank_bounds(a.row_shape), default=1)
+    return largest if max_rank is None else _check.integer("max_rank", max_rank, low=1)

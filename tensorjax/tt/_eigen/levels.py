@@ -1,0 +1,253 @@
+"""The k lowest eigenpairs: the searches of single pairs, and of levels that they have missed.
+
+DMRG finds eigenpairs, not necessarily the lowest ones. So, after the first pair, a block of states
+starts the others (`tensorjax.tt._eigen.block_dmrg`), and at the end the complement of all pairs
+found is searched from fresh random starts. A lower level there takes the place of the highest one.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats.cores import Cores
+from tensorjax.tt._constructors import rank_bounds
+from tensorjax.tt._eigen import block_dmrg as block
+from tensorjax.tt._eigen import dmrg_sweeps as dmrg
+from tensorjax.tt._eigen.local_problems import Local, Rule, lowest
+from tensorjax.tt._eigen.single_level import (
+    Course,
+    Pair,
+    Search,
+    Sweep,
+    judged,
+    one_pair,
+    random_cores,
+)
+from tensorjax.tt._rounding.rounding import _svd_round
+
+# Directions that one site adds by default.
+_EXPAND = 8
+# Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
+_SMALL, _LARGEST = 16, 4096
+# A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
+# a few per state: it has to tell the states apart, the searches of single pairs make them exact.
+_MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
+# Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
+# pairs follows that would correct what was left out.
+_BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
+# Fresh starts in a row that must find nothing lower; one more once a level had been missed.
+_IDLE = 2
+# Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
+_SLACK = 1e-12
+# Tolerance at which a state of the complement is told to be above the highest pair.
+_ROUGH = 1e-4
+# Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts. That
+# takes less than the search for several pairs took; of a single one, in smaller spaces only.
+_VECTORS, _VECTORS_OF_ONE, _VECTOR_STEPS, _RESTARTS = 2**16, 2**14, 120, 12
+# Share in the span of the pairs found up to which a state of a block is another one.
+_OTHER = 0.5
+# Share of the norm squared of a vector that its train need not have to start a search.
+_STARTED = 1e-12
+
+
+# How far it was checked that no lower level was missed; see `tensorjax.tt.EigInfo`.
+Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
+
+
+class Levels(NamedTuple):
+    """Eigenpairs in ascending order, and how far it was checked that none was missed."""
+
+    pairs: list[Pair]
+    check: Check
+
+
+def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
+    """The k lowest pairs."""
+    size = math.prod(search.shape)
+    fits = max(rank_bounds(search.shape), default=1) <= search.limit
+    if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
+        return Levels(_dense_pairs(search, k), "exhaustive")
+    finder = _Finder(search, k)
+    for start in starts:
+        finder.add_given(start)
+    while len(finder.pairs) < k:
+        finder.add()
+    check = finder.complete()
+    return Levels(finder.pairs, check)
+
+
+class _Finder:
+    """The pairs found so far, and the searches for more."""
+
+    def __init__(self, search: Search, k: int):
+        self.search, self.k = search, k
+        # What the first pairs lack, the others inherit: their own tolerance is part of the whole.
+        self.tol = search.tol if k == 1 else search.tol / (2 * k**0.5)
+        self.pairs: list[Pair] = []
+        self.spread = 0.0
+        self.queue: list[Cores] = []
+
+    def add_given(self, start: Cores) -> None:
+        """Adds the pair that is found from a train of the user's."""
+        expand = self.search.expand if self.search.expand is not None else 0
+        self.pairs.append(self._searched(start, self.tol, expand, known=True))
+
+    def add(self) -> None:
+        """Adds a pair from a random start, or, beside others, from a state of a block."""
+        known = bool(self.pairs)
+        if known and not self.queue:
+            self.queue = self._block_states(self.k - len(self.pairs))
+        start = self.queue.pop(0) if known else random_cores(self.search)
+        self.pairs.append(self._searched(start, self.tol, known=known))
+
+    def complete(self) -> Check:
+        """Searches for missed levels until none are found; how far that was checked."""
+        idle, enough = 0, _IDLE
+        for _ in range(2 * self.k + 6):
+            self.pairs.sort(key=lambda p: p.value)
+            if any(p.status != "converged" for p in self.pairs):
+                return "unchecked"  # their statuses say what is missing
+            lower, check = self._lower()
+            if lower is not None:
+                self.pairs = sorted([*self.pairs, lower], key=lambda p: p.value)[: self.k]
+                idle, enough = 0, _IDLE + 1
+                continue
+            idle += 1
+            if check != "searched" or idle == enough:
+                return check
+        return "unsure"
+
+    def _searched(
+        self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
+    ) -> Pair:
+        """The pair found from a start, of which something is ``known``, beside all others.
+
+        ``ends`` are the options of `Course` that say when the search may end.
+        """
+        if expand is None:
+            expand = _EXPAND if self.search.expand is None else self.search.expand
+        course = Course(self.search, expand, tol, self.pairs, self.spread, **ends)
+        pair = one_pair(self.search, course, start, known, self.pairs)
+        self.spread = max(self.spread, course.spread)
+        return pair
+
+    def _block_states(self, count: int) -> list[Cores]:
+        """About the lowest ``count`` states beside those found, from a random start."""
+        search, others = self.search, [p.cores for p in self.pairs]
+        chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
+        states = self._swept(chain, count + _MORE)
+        return [states.state(j) for j in range(min(count, len(states.centres)))]
+
+    def _crossed(self) -> Cores | None:
+        """The lowest state beside those found, of a block whose bonds hold parts of all of them.
+
+        Levels often differ by a stretch of the chain: what is left of it in one state found, and
+        right of it, joins what another one has between. Random starts seldom hold such a state.
+        """
+        search, found = self.search, [p.cores for p in self.pairs]
+        ranks = [_RANK] * (len(search.shape) - 1)
+        starts = [*(_svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
+        chain = dmrg.prepared(search.operator, block.joined(starts), [])
+        states = self._swept(chain, self.k + _MORE, _CROSS_STEPS)
+        for j in range(len(states.centres)):
+            chain = dmrg.prepared(search.operator, states.state(j), found)
+            if dmrg.share_found(chain) <= _OTHER:
+                return states.state(j)
+        return None
+
+    def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
+        """A block of ``count`` random states in the bases of a chain, after some sweeps."""
+        search = self.search
+        states = block.random_block(chain, count, search.rng)
+        cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
+        rule = Rule(search.sites, cap, 1e-6, steps, math.inf, 0)
+        for _ in range(_BLOCK_SWEEPS):  # an even number: they end where they began
+            states = block.sweep(states, rule)
+        return states
+
+    @property
+    def _shift(self) -> float:
+        """Deflation that raises found pairs above all others."""
+        return 2 * self.spread or 1.0
+
+    def _lower(self) -> tuple[Pair | None, Check]:
+        """A pair below the highest one, or None and how far that was checked."""
+        slack = max(*(p.bound for p in self.pairs), _SLACK * self._shift, 0.0)
+        highest = self.pairs[-1].value - slack
+        most = _VECTORS_OF_ONE if self.k == 1 else _VECTORS
+        if math.prod(self.search.shape) <= most:  # a start is then proof that there is a lower one
+            start, check = self._vector_below(highest)
+            return (None, check) if start is None else self._below(start, highest, "unsure")
+        if self.k == 1:
+            return None, "unchecked"
+        start = self._crossed()
+        if start is not None:
+            pair, check = self._below(start, highest, "searched")
+            if pair is not None or check == "unsure":
+                return pair, check
+        return self._below(self._block_states(1)[0], highest, "searched")
+
+    def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
+        """The pair that a start leads to, if it is lower; ``otherwise`` where it is not."""
+        for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
+            pair = self._searched(start, tol, known=True, least=least, above=highest)
+            # An eigenvalue is no further from the quotient than the residual.
+            if pair.value - pair.residual >= highest:
+                return None, otherwise
+            start = pair.cores
+        if pair.status != "converged":
+            return None, "unsure"
+        return (pair, "searched") if pair.value < highest else (None, otherwise)
+
+    def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
+        """A state below ``level`` beside those found, by Lanczos on vectors."""
+        search = self.search
+        one = np.ones((1, 1, 1), search.operator[0].dtype)
+        found = np.stack([_vector(p.cores) for p in self.pairs])
+        local = Local(one, search.operator, one, found, self._shift)
+        x = search.rng.standard_normal((1, *search.shape, 1)).astype(one.dtype)
+        for _ in range(_RESTARTS):
+            x = lowest(local, x, Rule(2, 0, 0.0, _VECTOR_STEPS, 0.0, 1), search.rng).x
+            image = local(x)
+            value = float(np.vdot(x, image).real)
+            if value < level:
+                return _train(x.ravel(), search.shape, _STARTED), "exhaustive"
+            if value - np.linalg.norm(image - value * x) >= level:
+                return None, "exhaustive"
+        return None, "unsure"
+
+
+def _vector(cores: Cores) -> np.ndarray:
+    """All entries of a train."""
+    out = cores[0]
+    for c in cores[1:]:
+        out = np.tensordot(out, c, 1)
+    return out.ravel()
+
+
+def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
+    """The left-orthogonal cores of all entries, but for a share of their norm squared."""
+    cores = [vector.reshape(1, shape[0], -1)]
+    for n in shape[1:]:
+        matrix = cores[-1].reshape(-1, cores[-1].shape[2])
+        q = linalg.left_basis(matrix, share=share / len(shape), method="svd").u if share else None
+        q, r = np.linalg.qr(matrix) if q is None else (q, q.conj().T @ matrix)
+        cores[-1] = q.reshape(*cores[-1].shape[:2], -1)
+        cores.append(r.reshape(len(r), n, -1))
+    return cores
+
+
+def _dense_pairs(search: Search, k: int) -> list[Pair]:
+    """All pairs at once, where the space is small."""
+    one = np.ones((1, 1, 1), search.operator[0].dtype)
+    w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
+    spread = float(np.abs(w[[0, -1]]).max())
+    pairs: list[Pair] = []
+    for j in range(k):
+        cores = _train(z[:, j], search.shape)
+        pairs.append(judged(search, cores, pairs, spread, "stalled"))
+        seen = (pairs[-1].value, pairs[-1].residual, max(len(c) for c in cores), 0.0)
+        search.report(Sweep(j, 0, *seen))
+    return pairs

@@ -1,0 +1,219 @@
+"""Entries and contracted modes of concrete trains in the memory of a CPU: nothing is compiled.
+
+XLA takes seconds to compile the products of some dozens of cores, and does so anew for every size
+of a batch. NumPy starts at once, and where ranks are high it is faster too: rows of one index share
+a matrix product, while XLA gathers a matrix for each.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from tensorjax import _blas_threads, _check, linalg
+from tensorjax._first_calls import FirstCalls
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._formats.trains import TT
+from tensorjax._placement import _is_alone
+
+# Entries that go through the train together, and numbers gathered at a time: for the caches.
+_ROWS, _GATHER = 2**16, 2**18
+# Up to so many indices all are multiplied and one is picked: a gather of matrices costs more.
+_FEW = 4
+# From so many rows an index, and numbers in its matrix, rows are sorted by their index.
+_SHARED, _MATRIX = 64, 256
+_LARGE = 2**10  # numbers in such a matrix from which programs of XLA, which gather, are slower
+# Calls with equal shapes, and as large a batch, after which a program is compiled for them.
+_HABIT = 10
+_NEAR = 4  # powers of two that norms of cores may be off one
+_calls = FirstCalls()
+
+
+def is_hosted(*arguments: Any) -> bool:
+    """Whether all arrays are concrete, and each in the memory of one CPU: for NumPy to serve."""
+    leaves = jax.tree.leaves(arguments)
+    if _is_alone():
+        return not any(isinstance(x, Tracer) for x in leaves)
+    return all(map(_check.on_cpu, leaves))
+
+
+def pays(t: TT, indices: np.ndarray) -> bool:
+    """Whether NumPy is to serve a batch: high ranks, or a batch that is not a habit yet.
+
+    A program that is there already is up to four times faster where ranks are low, and takes as
+    long to compile as thousands of calls: the first few calls of one kind are not worth it.
+    """
+    if len(indices) == 0 or _pays_to_sort(t.cores, len(indices)):
+        return True
+    key = t.shape, t.ranks, t.dtype, len(indices), indices.dtype
+    return _calls.is_first(key, lambda: _HABIT)
+
+
+def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
+    """Whether matrix products of rows that share an index take less than products one by one."""
+    sizes = [c.shape for c in cores]
+    return any(batch >= _SHARED * n and r * s >= _LARGE for r, n, s in sizes)
+
+
+def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Entries at multi-indices (batch, d) in range, by tables of the cores a … b−1 of each group.
+
+    In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
+    powers of two, so only the entries themselves can overflow.
+    """
+    cores = _on_host(t.cores, linalg.factor_dtype(t.dtype))
+    shape = [c.shape[1] for c in cores]
+    if len(indices) == 0:
+        return np.zeros(0, cores[0].dtype)
+    with (
+        np.errstate(over="ignore", under="ignore", invalid="ignore"),
+        _blas_threads.one_thread(True),
+    ):
+        small, exponent = _near_one(cores)
+        tables = [_product(small[a:b]) for a, b in groups]
+        out = [
+            _piece(tables, groups, shape, indices[k : k + _ROWS], exponent)
+            for k in range(0, len(indices), _ROWS)
+        ]
+        return np.concatenate(out) if len(out) > 1 else out[0]
+
+
+def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
+    return [np.asarray(c).astype(dtype, copy=False) for c in cores]
+
+
+def _near_one(cores: Cores) -> tuple[Cores, int]:
+    """Cores, those far from one over a power of two; and the exponents together."""
+    low, high = 4.0**-_NEAR, 4.0**_NEAR
+    out, total = [], 0
+    for core in cores:
+        if not low < np.vdot(core, core).real < high:
+            e = int(linalg.exponent_of(core))
+            core, total = linalg.scaled(core, -e), total + e
+        out.append(core)
+    return out, total
+
+
+def _product(cores: Cores) -> Any:
+    """Neighbouring cores as one, (r, ∏ n, s)."""
+    out = cores[0]
+    for core in cores[1:]:
+        out = (tall(out) @ wide(core)).reshape(out.shape[0], -1, core.shape[-1])
+    return out
+
+
+def _piece(
+    tables: Cores, groups: Any, shape: Sequence[int], indices: np.ndarray, exponent: int
+) -> np.ndarray:
+    columns = np.ascontiguousarray(indices.T, np.intp)
+    if columns.min() < 0:  # counted from the end
+        columns = np.where(columns < 0, columns + np.asarray(shape)[:, None], columns)
+    rows = [_merged(columns[a:b], shape[a:b]) for a, b in groups]
+    v = tables[0][0].take(rows[0], 0)
+    powers: Any = exponent
+    grown, most = 0.0, np.finfo(v.dtype).maxexp / 3
+    for table, row in zip(tables[1:], rows[1:], strict=True):
+        grown += max(1.0, math.log2(2 * max(table.shape[::2]))) + _NEAR
+        if grown > most:
+            v, e = linalg.normalized(v, 1)
+            powers, grown = powers + e[:, 0], 0.0
+        v = _times(v, table, row)
+    return linalg.scaled(v[:, 0], powers) if np.any(powers) else v[:, 0]
+
+
+def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Indices of several modes as one."""
+    row = columns[0]
+    for i, n in zip(columns[1:], shape[1:], strict=True):
+        row = row * n + i
+    return row
+
+
+def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """v[b] @ table[:, rows[b]] for all b, (batch, r) to (batch, s)."""
+    r, m, s = table.shape
+    count = len(rows)
+    if count == 1:
+        return v @ table[:, rows[0]]
+    if m <= _FEW:
+        every = (v @ wide(table)).reshape(count, m, s)
+        return every[np.arange(count), rows]
+    if count >= _SHARED * m and r * s >= _MATRIX:
+        return _sorted_times(v, table, rows)
+    if count >= m:
+        matrices = np.ascontiguousarray(table.transpose(1, 0, 2))  # what is gathered lies together
+    else:
+        matrices = table.transpose(1, 0, 2)
+    step = max(1, _GATHER // (r * s))
+    if count <= step:
+        return (v[:, None] @ matrices[rows])[:, 0]
+    pieces = [slice(k, k + step) for k in range(0, count, step)]
+    out = [(v[p, None] @ matrices[rows[p]])[:, 0] for p in pieces]
+    return np.concatenate(out)
+
+
+def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """As `_times`, a matrix product for each index."""
+    order = np.argsort(rows, kind="stable")
+    ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
+    v = v[order]
+    out = np.empty((len(rows), table.shape[2]), v.dtype)
+    start = 0
+    for index, end in enumerate(ends):
+        if end > start:
+            out[order[start:end]] = v[start:end] @ table[:, index]
+        start = end
+    return out
+
+
+def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
+    """The train of the modes that no vector is given for, or a scalar if none remains.
+
+    Cores far from contracted modes stay the arrays that they are.
+    """
+    dtype = functools.reduce(jnp.promote_types, (v.dtype for v in vectors.values()), t.dtype)
+    kind = linalg.factor_dtype(dtype)
+    small = {k: linalg.normalized(np.asarray(v).astype(kind)) for k, v in vectors.items()}
+    exponent = sum(e for _, e in small.values())
+    pending: Any = None  # what the modes contracted since the last core make of the bond
+    cores: list[Any] = []
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for k, core in enumerate(t.cores):
+            if k in small:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                matrix = np.matmul(small[k][0], core)
+                pending, more = linalg.normalized(matrix if pending is None else pending @ matrix)
+                exponent += e + more
+            elif pending is not None:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                cores.append(absorb(pending, core))
+                exponent, pending = exponent + e, None
+            else:
+                cores.append(core)
+        if not cores:
+            return jax.device_put(np.asarray(linalg.scaled(pending, exponent)[0, 0]).astype(dtype))
+        if pending is not None:
+            core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
+            cores[-1], exponent = times_right(core, pending), exponent + e
+        cores = _shared_out(cores, exponent, kind)
+    return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
+
+
+def _placed(core: Any) -> jax.Array:
+    return core if isinstance(core, jax.Array) else jax.device_put(core)
+
+
+def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
+    """A train times 2^exponent: in a core that is new, or in all if that could not hold it."""
+    at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
+    low, high = linalg.exponents_held(kind)
+    new = np.asarray(cores[at]).astype(kind, copy=False)
+    if low < linalg.exponent_of(new) + exponent < high:
+        return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
+    return balanced([np.asarray(c).astype(kind) for c in cores], exponent)

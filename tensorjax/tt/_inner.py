@@ -1,0 +1,210 @@
+"""Inner products, norms and distances of tensor trains."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, _native, linalg
+from tensorjax._formats.cores import difference
+from tensorjax._formats.trains import TT
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.contract import einsum
+from tensorjax.tt import _products_on_host
+from tensorjax.tt._algebra import _aligned, as_train, conj
+
+_NOT_HELD = (0.0, math.inf)
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@placed
+@as_train
+def inner(x: TT, y: TT) -> jax.Array:
+    """⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
+
+    For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
+    exact powers of two, so only the value itself can overflow, or, in programs of XLA, a core of y
+    whose entries are within the number of its entries of the largest one that the dtype holds.
+
+    Args:
+      x: TT or TTMatrix; conjugated.
+      y: of the same kind and shape.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.inner(tt.ones((2, 3)), tt.ones((2, 3))))
+      6.0
+
+    Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
+    CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
+    The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
+    large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
+    """
+    x, y = _aligned(x, y)
+    value = _products_on_host.inner(x, y)
+    return _inner(x, y) if value is None else value
+
+
+@jax.jit
+def _inner(x: TT, y: TT) -> jax.Array:
+    return linalg.scaled(*overlap(conj(x), y))
+
+
+@placed
+@as_train
+def norm(x: TT) -> jax.Array:
+    """‖x‖, the Frobenius norm, a real scalar.
+
+    By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
+    nearly equal trains. `distance` has no such loss.
+
+    A norm that the dtype cannot hold raises outside of transformations; under jit, vmap and grad it
+    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit. First calls
+    are served as those of `inner`.
+
+    Raises:
+      OverflowError: the norm of a concrete finite train is above, or that of a nonzero one below
+        the range of the dtype.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
+      1e+15
+    """
+    value = _products_on_host.norm(x)
+    value = _norm(x) if value is None else value
+    if not _check.is_traced(value) and value.ndim == 0 and float(value) in _NOT_HELD:
+        _check_held(x, value.dtype)
+    return value
+
+
+def _check_held(x: TT, dtype: Any) -> None:
+    """Raises if a norm left the range of its dtype: dividing by it would give zeros or NaN."""
+    square, half = map(np.asarray, _squared_norm(x))
+    info = jnp.finfo(dtype)
+    # Where terms cancel, a square of zero is roundoff, and other sweeps have other roundoff.
+    held = info.minexp - info.nmant <= float(half) < info.maxexp - 1
+    if np.isfinite(square) and square > 0 and not held:
+        power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)
+        raise OverflowError(
+            f"the norm, about 1e{power:+.0f}, is out of the range of {dtype}; "
+            "tt.log_norm gives its logarithm, tt.normalize the train over its norm"
+        )
+
+
+def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
+    """‖x‖² as (m, e), it is m·4^e, with m in [1/2, 2) or zero."""
+    mantissa, exponent = overlap(conj(x), x, True)
+    mantissa, shift = linalg.normalized(mantissa.real)
+    half = (exponent + shift) // 2
+    return linalg.scaled(mantissa, exponent + shift - 2 * half), half
+
+
+_squared_norm = jax.jit(squared_norm)
+
+
+@jax.jit
+def _norm(x: TT) -> jax.Array:
+    mantissa, exponent = overlap(conj(x), x, True)
+    half = exponent // 2
+    rest = jnp.ldexp(mantissa.real, exponent - 2 * half)
+    # The derivative of the square root at zero would be infinite: the zero train gets none. NaN is
+    # not <= 0, and so comes through.
+    none = rest <= 0
+    root = jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, rest)))
+    return jnp.ldexp(root, half)
+
+
+def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Σ x_i y_i as (mantissa, exponent of two); ``same`` says that x is the conjugate of y."""
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
+    if _native.overlaps(x.cores, y.cores):
+        return _either_overlap(x, y, same)
+    return _overlap_by_xla(x, y, same)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _either_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
+    results = jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+    native, otherwise = (_norm_by_sweeps, _norm_by_xla) if same else (_by_sweeps, _overlap_by_xla)
+    operands = (x,) if same else (x, y)
+    mantissa, exponent = on_cpu(native, otherwise, *operands, results=results)
+    return mantissa, exponent
+
+
+def _by_sweeps(x: TT, y: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores, y.cores)
+
+
+def _norm_by_sweeps(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _native.inner(x.cores)
+
+
+def _norm_by_xla(x: TT) -> tuple[jax.Array, jax.Array]:
+    return _overlap_by_xla(x, x, True)  # real: the conjugate is the train itself
+
+
+@_either_overlap.defjvp
+def _either_overlap_jvp(same: bool, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_overlap_by_xla, primals, tangents)
+
+
+def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
+    e = jnp.ones((1, 1), x.dtype)
+    exponent = jnp.zeros((), jnp.int32)
+    # From the right: all that is transposed is a right factor, which XLA multiplies fastest.
+    for a, b in zip(reversed(x.cores), reversed(y.cores), strict=True):
+        size = linalg.exponent_of(a)
+        e = e * linalg.power_of_two(-size, e.dtype)
+        # One after the other: two large cores must not meet before e has scaled one of them down.
+        e = einsum("aic,cd->aid", a, e, precision=_HIGHEST)
+        if same:
+            # So many terms of the size of b, which is that of a, may be beyond what each of them
+            # is within; exponents are clipped to two below the largest one. Elsewhere a look at b
+            # would take as long as the product.
+            terms = math.ceil(math.log2(a.shape[1] * a.shape[2] ** 2)) + 4
+            down = jnp.maximum(size + terms - int(jnp.finfo(e.dtype).maxexp), 0)
+            e, size = e * linalg.power_of_two(-down, e.dtype), size + down
+        e, shift = linalg.normalized(einsum("aid,bid->ab", e, b, precision=_HIGHEST))
+        exponent = exponent + shift + size
+    return e[0, 0], exponent
+
+
+@placed
+@as_train
+def distance(x: TT, y: TT) -> jax.Array:
+    """‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
+
+    The difference is orthogonalised, never squared: ‖x‖² − 2⟨x, y⟩ + ‖y‖² would lose everything
+    below √eps.
+
+    Args:
+      x: TT or TTMatrix.
+      y: of the same kind and shape.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> x = tt.ones((4,) * 10)
+      >>> bool(tt.distance(x, x * (1 + 1e-6)) < 2e-6 * tt.norm(x))
+      True
+    """
+    x, y = _aligned(x, y)
+    real = jnp.finfo(x.dtype).dtype
+    x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
+    if _check.is_traced(x, y):
+        return _distance(x.cores, y.cores).astype(real)
+    # Concrete trains differ in rank from call to call: on the host nothing is compiled.
+    wide = np.result_type(x.dtype, np.float64)
+    host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
+    return on_device([np.asarray(_distance(*host)).astype(real)])[0]
+
+
+def _distance(xs: Any, ys: Any) -> Any:
+    length, exponent = difference(xs, ys)
+    return (np if linalg.is_host(length) else jnp).ldexp(length, exponent)

@@ -1,0 +1,1 @@
+"""Linear systems in TT format: AMEn and TT-GMRES."""

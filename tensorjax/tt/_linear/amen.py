@@ -1,0 +1,272 @@
+"""AMEn for linear systems, on lists of NumPy cores.
+
+One pass goes over the train from left to right and solves on one site after the other; the next
+one does the same on the mirrored train, so that there is only one direction to write down.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats.cores import Cores, absorb, tall, times_right
+from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
+from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
+from tensorjax.tt._linear.system import Measure, Outcome, Report, System
+
+Array = Any
+# So many passes without progress, and it has stalled.
+_PATIENCE = 6
+# Singular terms that a cut looks at first: rarely more are to go.
+_TAIL = 16
+
+
+@dataclasses.dataclass
+class State:
+    """Trains and interfaces of A x = b; x and z are orthogonal around the site in hand.
+
+    Attributes:
+      a: cores of A, and those of its mirror image.
+      b: cores.
+      x: the solution.
+      z: a train of low rank near the residual.
+      xax, xb, zax, zb: interfaces at the bonds 0 … d.
+    """
+
+    a: tuple[Cores, Cores]
+    b: Cores
+    x: Cores
+    z: Cores
+    xax: Cores
+    xb: Cores
+    zax: Cores
+    zb: Cores
+
+    def mirrored(self) -> "State":
+        """The same trains from the other end."""
+        return State(
+            (self.a[1], self.a[0]),
+            *(_mirrored(t) for t in (self.b, self.x, self.z)),
+            *(i[::-1] for i in (self.xax, self.xb, self.zax, self.zb)),
+        )
+
+    def copy(self) -> "State":
+        """Lists of their own; the arrays in them are never changed in place."""
+        return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
+
+
+_LISTS = ("x", "z", "xax", "xb", "zax", "zb")
+
+
+def _mirrored(cores: Cores) -> Cores:
+    return [np.ascontiguousarray(c.swapaxes(0, -1)) for c in reversed(cores)]
+
+
+Preconditioner = Callable[[Local], Apply]
+
+
+class Options(NamedTuple):
+    """How the local systems are solved and the bonds cut.
+
+    With each preconditioner goes the length of a cycle of GMRES, and how many there may be.
+    """
+
+    max_rank: float
+    direct: float  # systems of up to so many unknowns are solved by elimination
+    rescued: float  # and of up to so many, if the iteration fails
+    preconditioners: tuple[tuple[Preconditioner, tuple[int, int]], ...]  # tried in turn
+    max_sweeps: int
+
+
+@dataclasses.dataclass
+class Pass:
+    """What one pass saw."""
+
+    residual: float = 0.0  # the largest projection of the residual that was met
+    iterations: int = 0
+
+
+def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
+    """State with its center at the first site; x and z must be right-orthogonal."""
+    d = len(a)
+    one, pair = edge(b[0]), edge(b[0], operator=False)
+    s = State(
+        (a, _mirrored(a)), b, list(x), list(z), *([m] * (d + 1) for m in (one, pair, one, pair))
+    )
+    for k in range(d - 1, 0, -1):
+        s.xax[k] = right(s.xax[k + 1], x[k], a[k], x[k])
+        s.zax[k] = right(s.zax[k + 1], z[k], a[k], x[k])
+        s.xb[k] = right_overlap(s.xb[k + 1], x[k], b[k])
+        s.zb[k] = right_overlap(s.zb[k + 1], z[k], b[k])
+    return s
+
+
+def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
+    """One pass from left to right, in place: solves, cuts and enriches; ``tol`` is for one site."""
+    seen, d = Pass(), len(s.x)
+    a = s.a[0]
+    for k in range(d):
+        local = Local(s.xax[k], a[k], s.xax[k + 1])
+        solution = _solved(s, k, local, tol, options, seen)
+        if k == d - 1:
+            s.x[k] = solution
+            break
+        u, carry = _cut(local, solution, tol, options.max_rank)
+        if enrich:
+            u, carry = _enriched(s, k, u, carry, seen)
+        s.x[k] = u
+        s.x[k + 1] = absorb(carry, s.x[k + 1])
+        s.xax[k + 1] = left(s.xax[k], u, a[k], u)
+        s.xb[k + 1] = left_overlap(s.xb[k], u, s.b[k])
+        if enrich:
+            s.zax[k + 1] = left(s.zax[k], s.z[k], a[k], u)
+            s.zb[k + 1] = left_overlap(s.zb[k], s.z[k], s.b[k])
+    return seen
+
+
+def _projected(lefts: Array, b: Array, rights: Array) -> Array:
+    """b between interfaces ⟨y|b⟩."""
+    return times_right(absorb(lefts, b), rights.T)
+
+
+def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
+    """The site's core with its local system solved; or as it was, if that cannot be."""
+    x = s.x[k]
+    residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
+    norm = float(np.linalg.norm(residual))
+    seen.residual = max(seen.residual, norm)
+    # More accuracy than this is lost on a space that is about to grow.
+    allowed = max(tol / 2, 0.01 * norm)
+    step = np.zeros_like(x)
+    if norm > allowed and x.size > options.direct:
+        for preconditioner, limits in options.preconditioners:
+            more, norm, count = gmres(local, residual, preconditioner(local), allowed, *limits)
+            seen.iterations += count
+            step = step + more
+            if norm <= allowed:
+                break
+            residual = residual - local(more)
+    if norm > allowed and x.size <= max(options.direct, options.rescued):
+        step = step + solve_dense(local, residual)
+    return x + step if np.isfinite(step).all() else x
+
+
+def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
+    """x = u · carry with orthonormal u, of the least rank that changes B x by no more than tol."""
+    q, r = linalg.qr(tall(x))
+    u, sigma, vh = linalg.svd(r)
+    u = (q @ u).reshape(*x.shape[:2], -1)
+    carry = sigma[:, None] * vh
+    rank, tail = len(sigma), _TAIL
+    while rank > 1:
+        first = max(len(sigma) - tail, 1)
+        small = np.flatnonzero(_changes(local, u[..., first:], carry[first:]) <= tol**2)
+        rank = first + int(small[0]) if small.size else rank
+        if rank > first or first == 1:
+            break
+        tail *= 4
+    rank = int(min(rank, max_rank))
+    return u[..., :rank], carry[:rank]
+
+
+def _changes(local: Local, u: Array, carry: Array) -> Array:
+    """‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r.
+
+    The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
+    carry_i, gives all sums at once.
+    """
+    lefts, core, rights = local
+    t = np.tensordot(np.tensordot(lefts, u, (2, 0)), core, ((1, 2), (0, 2)))  # (y, i, m, b)
+    t = t.transpose(0, 2, 1, 3).reshape(-1, t.shape[1] * t.shape[3])
+    w = np.tensordot(carry, rights, (1, 2)).transpose(0, 2, 1).reshape(t.shape[1], -1)
+    gram = (linalg.adjoint(t) @ t) * (w.conj() @ w.T)  # (i b, i b)
+    pairs = gram.reshape(len(carry), -1, len(carry), core.shape[3]).sum((1, 3)).real
+    return np.cumsum(np.cumsum(pairs[::-1, ::-1], 0), 1).diagonal()[::-1]
+
+
+def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
+    """Adds the residual, as z sees it from the right, to the basis; and renews z."""
+    a, b = s.a[0][k], s.b[k]
+    x = times_right(u, carry)
+    z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
+    extra = _projected(s.xb[k], b, s.zb[k + 1]) - apply_one(s.xax[k], a, s.zax[k + 1], x)
+    seen.residual = max(seen.residual, *(float(np.linalg.norm(e)) for e in (z, extra)))
+    if not np.linalg.norm(z) > 0:  # z has lost the residual: it must find it again
+        z = np.random.default_rng(k).uniform(-1, 1, z.shape).astype(z.dtype)
+    s.z[k] = linalg.qr(tall(z))[0].reshape(*z.shape[:2], -1)
+    q, r = linalg.qr(np.concatenate([tall(u), tall(extra)], 1))
+    carry = r[:, : u.shape[-1]] @ carry
+    return q.reshape(*u.shape[:2], -1), carry
+
+
+def run(
+    system: System,
+    z: Cores,
+    goal: float,
+    options: Options,
+    report: Report,
+    measure: Measure,
+    tol: float,
+) -> Outcome:
+    """Passes until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
+
+    It is measured once a pass has seen no residual above ``goal``: that is less than all there is,
+    so its word is not enough.
+    """
+    s = start(system.a, system.b, system.x, z)
+    best, status = system.first_guess(measure, options.max_rank), "max_sweeps"
+    history: list[float] = []
+    iterations = 0
+    for count in range(1, options.max_sweeps + 1):
+        seen = sweep(s, goal / math.sqrt(len(s.x)), options, enrich=True)
+        s = s.mirrored()
+        history.append(seen.residual)
+        iterations += seen.iterations
+        report(count, seen.residual, (1, *(c.shape[2] for c in s.x)))
+        stuck = _stuck(history)
+        if not (stuck or seen.residual <= goal or count == options.max_sweeps):
+            continue
+        found = min(_candidates(s, goal, options, count % 2 == 1, measure, tol), key=_first)
+        best = min(best, found, key=_first)
+        if best[0] <= tol:
+            status = "converged"
+        elif stuck:
+            status = "stalled"
+        if status != "max_sweeps":
+            break
+        goal *= max(0.5 * tol / found[0], 0.1)
+    return Outcome(best[1], best[0], status, len(history), iterations, tuple(history))
+
+
+def _first(pair: tuple[float, Cores]) -> float:
+    return pair[0]
+
+
+def _stuck(history: list[float]) -> bool:
+    if not math.isfinite(history[-1]):
+        return True
+    recent, before = history[-_PATIENCE:], history[:-_PATIENCE]
+    return bool(before) and min(recent) >= 0.8 * min(before)
+
+
+def _candidates(
+    s: State,
+    goal: float,
+    options: Options,
+    mirrored: bool,
+    measure: Measure,
+    tol: float,
+) -> Iterator[tuple[float, Cores]]:
+    """Solutions with their residuals: after a pass that only solves and cuts, and before it."""
+    before = s.x
+    sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
+    for x in (s.x, before):
+        if max(map(len, x)) <= options.max_rank:
+            x = _mirrored(x) if mirrored else x
+            residual = measure(x)
+            yield residual, x
+            if residual <= tol:
+                return

@@ -1,0 +1,127 @@
+"""TT-GMRES: flexible GMRES whose vectors are rounded trains, on lists of NumPy cores."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._formats.cores import Cores
+from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax.tt._linear.system import Outcome, Report, System
+
+# Sums are rounded on the way once their ranks exceed so many times those of their terms.
+_PILE = 4
+
+
+class Options(NamedTuple):
+    """Limits of a solve."""
+
+    max_rank: int | None
+    restart: int
+    max_cycles: int
+
+
+class _Cycle(NamedTuple):
+    steps: list[Cores]  # preconditioned Krylov vectors
+    weights: Any  # of the steps
+    residuals: list[float]
+
+
+def run(
+    system: System,
+    tol: float,
+    precondition: Callable[[Cores], Cores],
+    options: Options,
+    report: Report,
+) -> Outcome:
+    """Cycles until the measured residual is at most ``tol`` (absolute)."""
+    a, b = system.a, system.b
+    norm, x = system.first_guess(system.residual, options.max_rank or math.inf)
+    best, status, history, iterations = (norm, x), "max_sweeps", [], 0
+    count = 0
+    while status == "max_sweeps" and count < options.max_cycles:
+        count += 1
+        gap = hosted.combined([b, hosted.product(a, x)], [1.0, -1.0])
+        residual = hosted.rounded(gap, min(0.1 * tol / norm, 0.1), options.max_rank)
+        cycle = _krylov(a, residual, tol, precondition, options)
+        iterations += len(cycle.steps)
+        history += cycle.residuals
+        x, after = _updated(system, x, cycle, tol, options.max_rank)
+        report(count, after, (1, *(c.shape[2] for c in x)))
+        best = min(best, (after, x), key=lambda pair: pair[0])
+        if best[0] <= tol:
+            status = "converged"
+        elif not after < 0.98 * norm:
+            status = "stalled"
+        norm = after
+    return Outcome(best[1], best[0], status, count, iterations, tuple(history))
+
+
+def _krylov(
+    a: Cores,
+    residual: Cores,
+    tol: float,
+    precondition: Callable[[Cores], Cores],
+    options: Options,
+) -> _Cycle:
+    """One cycle. The rounding error of step j may grow as the residual falls: tol / ‖r_j‖."""
+    max_rank, restart = options.max_rank, options.restart
+    norm = hosted.norm(residual)
+    basis = [_scaled(residual, 1 / norm)]
+    steps: list[Cores] = []
+    h = np.zeros((restart + 1, restart), residual[0].dtype)
+    residuals, weights = [norm], np.zeros(0)
+    for j in range(restart):
+        allowed = min(0.1 * tol / residuals[-1], 0.1)
+        steps.append(hosted.rounded(precondition(basis[j]), allowed, max_rank))
+        w = hosted.rounded(hosted.product(a, steps[j]), allowed, max_rank)
+        size = hosted.norm(w)
+        c = [hosted.overlap(v, w) for v in basis]
+        w = _summed([w, *basis], [1.0, *(-p for p in c)], allowed, max_rank)
+        length = hosted.norm(w)
+        h[: j + 1, j], h[j + 1, j] = c, length
+        start = np.zeros(j + 2, h.dtype)
+        start[0] = norm
+        tall = h[: j + 2, : j + 1]
+        weights = np.linalg.lstsq(tall, start, rcond=1e-14)[0]
+        residuals.append(float(np.linalg.norm(tall @ weights - start)))
+        # Below the rounding error, what is left of w is no new direction.
+        if residuals[-1] <= 0.5 * tol or not length > allowed * size:
+            break
+        basis.append(_scaled(w, 1 / length))
+    return _Cycle(steps, weights, residuals[1:])
+
+
+def _updated(
+    system: System, x: Cores, cycle: _Cycle, tol: float, max_rank: int | None
+) -> tuple[Cores, float]:
+    """x with the cycle's correction, rounded as coarsely as its residual allows; and that."""
+    target = max(2 * cycle.residuals[-1], tol)
+    terms, weights = [x, *cycle.steps], [1.0, *cycle.weights]
+    found: tuple[Cores, float] = (x, math.inf)
+    for accuracy in (0.1 * tol, 1e-3 * tol, 1e-14):
+        accuracy = max(accuracy, 1e-14)
+        y = _summed(terms, weights, accuracy, max_rank)
+        residual = system.residual(y)
+        if residual < found[1]:
+            found = y, residual
+        if residual <= target:
+            break
+    return found
+
+
+def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) -> Cores:
+    """Σ w x, rounded; a long sum in parts, so that ranks do not pile up."""
+    limit = _PILE * max(len(c) for t in terms for c in t)
+    share = tol / len(terms)
+    total = _scaled(terms[0], weights[0])
+    for t, w in zip(terms[1:], weights[1:], strict=True):
+        total = hosted.combined([total, t], [1.0, w])
+        if max(len(c) for c in total) > limit:
+            total = hosted.rounded(total, share)
+    return hosted.rounded(total, tol / 2, max_rank)
+
+
+def _scaled(x: Cores, factor: Any) -> Cores:
+    return [factor * x[0], *x[1:]]

@@ -1,0 +1,340 @@
+"""Linear systems in TT format: the public function, its checks, and what it reports."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.cores import Cores
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._placement import placed
+from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax.tt._linear import amen as amen
+from tensorjax.tt._linear import gmres as gmres
+from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
+from tensorjax.tt._linear.system import Outcome, Report, System
+
+Search = Callable[[System, float, Report], Outcome]
+# Local systems of up to so many unknowns are eliminated: an iteration costs more than it saves.
+_DIRECT = 200
+# Up to so many, elimination is the way out where the iteration fails.
+_RESCUED = 1500
+# Local GMRES: steps in a cycle, and cycles; fewer for a preconditioner that is splendid or no good.
+_STEPS, _TRIAL = (40, 3), (20, 1)
+# No more are eliminated even if asked: the matrix would not fit into memory.
+_LARGEST = 12000
+# Operators of higher TT-ranks are not squared for the normal equations.
+_SQUARABLE = 12
+# A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
+_NULL = 1e-5
+# A residual so many times what roundoff leaves is as good as it gets.
+_NEAR = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class SolveInfo:
+    """How a linear solve went.
+
+    Attributes:
+      status: "converged": ``residual`` ≤ tol. "stalled": sweeps no longer help. "singular": they do
+        not, for A is singular, or too nearly so. "max_sweeps": out of sweeps.
+      residual: ‖A x − b‖ / ‖b‖ of the train returned, measured without squaring.
+      sweeps: passes over the train (AMEn), or cycles (GMRES).
+      ranks: TT-ranks of the train returned.
+      iterations: Krylov steps: in local systems (AMEn), or of trains (GMRES).
+      seconds: wall-clock time.
+      history: the relative residual that each sweep (AMEn) or step (GMRES) saw, an estimate.
+      advice: what to try next; empty if converged.
+    """
+
+    status: Literal["converged", "stalled", "singular", "max_sweeps"]
+    residual: float
+    sweeps: int
+    ranks: tuple[int, ...]
+    iterations: int
+    seconds: float
+    history: tuple[float, ...]
+    advice: str
+
+
+@placed
+def solve(
+    A: TTMatrix,
+    b: TT,
+    *,
+    tol: float,
+    x0: TT | None = None,
+    method: Literal["amen", "gmres"] = "amen",
+    max_rank: int | None = None,
+    max_sweeps: int | None = None,
+    enrichment: int = 6,
+    local: Literal["auto", "direct", "iterative"] = "auto",
+    preconditioner: Any = "auto",
+    restart: int = 30,
+    key: jax.Array | None = None,
+    callback: Report | None = None,
+) -> tuple[TT, SolveInfo]:
+    """Solves A x = b for a train x of whatever ranks it takes; A need not be symmetric.
+
+    Runs on the host, in double precision with exact ranks: nothing is compiled.
+
+    Args:
+      A: TTMatrix with equal rows and columns, real or complex. The cost grows with its TT-ranks: a
+        sum of many terms should be rounded first.
+      b: TT of shape ``A.row_shape``.
+      tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned: status
+        "converged" is a promise. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
+      x0: first guess, of the shape of ``b``.
+      method: "amen": local systems, site after site. "gmres": Krylov vectors as rounded trains; it
+        needs a good preconditioner, but no local system has to be solvable.
+      max_rank: cap on the TT-ranks of x (and of the Krylov vectors).
+      max_sweeps: passes over the train (default 50), or cycles of GMRES (default 10).
+      enrichment: how many directions of the residual AMEn adds to each bond in a pass.
+      local: how AMEn solves on one site: "direct" eliminates (up to 12000 unknowns), "iterative"
+        runs GMRES; "auto" eliminates small systems, and larger ones where the iteration fails.
+      preconditioner: of local systems (AMEn): "kronecker" (the nearest Kronecker sum, inverted by
+        fast diagonalisation: exact for Laplacians), "block" (block Jacobi), "jacobi", "none", or
+        "auto" (the first two in turn); or a function of the arrays (lefts (r, a, r), core
+        (a, n, n, b), rights (s, b, s)) that returns a function of arrays (r, n, s), about the
+        inverse of Σ lefts[:, a] ⊗ core[a, :, :, b] ⊗ rights[:, b]. For GMRES: a function TT → TT,
+        applied from the right.
+      restart: steps in a cycle of GMRES.
+      key: of the random train that AMEn's residual starts from; a fixed draw if None.
+      callback: called as callback(sweep, residual seen, ranks) after each sweep.
+
+    Returns:
+      (x, SolveInfo). If the status is not "converged", x is the best train found: its residual is
+      in the info, and advice on what to try.
+
+    Raises:
+      TypeError: wrong kinds, or arguments traced by a JAX transformation.
+      ValueError: A is not square, shapes do not match, NaN or Inf, an option out of range.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> A = tt.identity((4, 5, 6)) * 2.0
+      >>> x, info = tt.solve(A, tt.ones((4, 5, 6)), tol=1e-5)
+      >>> info.status, round(float(tt.evaluate(x, [0, 0, 0])), 4)
+      ('converged', 0.5)
+
+    Source: S. Dolgov, D. Savostyanov, "Alternating minimal energy methods for linear systems in
+    higher dimensions", SIAM J. Sci. Comput. 36 (2014), the variant that follows the residual by
+    alternating least squares; S. Dolgov, "TT-GMRES: solution to a linear system in the structured
+    tensor format", Russ. J. Numer. Anal. Math. Modelling 28 (2013). Departures, ours: passes in
+    both directions solve; the truncation takes the least rank whose effect on the local residual is
+    allowed, for all ranks from one Gram matrix; the Kronecker-sum preconditioner; the global
+    residual is measured before "converged" is said, and sweeps go on with tighter cuts if it fails.
+    """
+    began = time.perf_counter()
+    _check_system(A, b, x0)
+    dtype = functools.reduce(jnp.promote_types, [t.dtype for t in (A, b, x0) if t is not None])
+    tol = _check.tolerance(tol, dtype)
+    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    if method == "amen":
+        _check.integer("enrichment", enrichment, low=1)
+        sweeps = _check.integer("max_sweeps", 50 if max_sweeps is None else max_sweeps, low=1)
+        search = _amen(local, preconditioner, cap, sweeps, enrichment, key)
+    elif method == "gmres":
+        _check.integer("restart", restart, low=1)
+        sweeps = _check.integer("max_sweeps", 10 if max_sweeps is None else max_sweeps, low=1)
+        search = _gmres(preconditioner, cap, sweeps, restart)
+    else:
+        raise ValueError(f"method: expected 'amen' or 'gmres', got {method!r}")
+    system = System(A, b, x0, dtype, enrichment)
+    with np.errstate(over="ignore", invalid="ignore"):  # of local systems gone wrong
+        out = _at_once(system, tol, x0 is not None, cap)
+        out = out or search(system, tol * system.size, _relative(callback, system.size))
+    cores = [c.astype(dtype) for c in out.x]
+    residual = system.residual([c.astype(system.wide) for c in cores]) / (system.size or 1.0)
+    status, advice = "converged", ""
+    if not residual <= tol:
+        status, advice = _diagnosis(system, out, tol, cap, method)
+    scaled = hosted.scaled([c.astype(system.wide) for c in cores], system.exponent)
+    x = TT(jax.device_put([c.astype(dtype) for c in scaled]))
+    history = tuple(h / (system.size or 1.0) for h in out.history)
+    seconds = time.perf_counter() - began
+    return x, SolveInfo(
+        status, residual, out.sweeps, x.ranks, out.iterations, seconds, history, advice
+    )
+
+
+def _check_system(A: Any, b: Any, x0: Any) -> None:
+    single("A", A, TTMatrix)
+    single("b", b, TT)
+    if A.row_shape != A.col_shape:
+        raise ValueError(
+            f"A: expected a square operator, got rows {A.row_shape} and columns {A.col_shape}; "
+            "for least squares solve with Aᴴ A and Aᴴ b"
+        )
+    for name, t in (("b", b), ("x0", x0)):
+        if t is None:
+            continue
+        single(name, t, TT)
+        if t.shape != A.row_shape:
+            raise ValueError(f"{name}: expected shape {A.row_shape} (the rows of A), got {t.shape}")
+    if _check.is_traced(A, b, x0):
+        raise TypeError(
+            "tt.solve picks its ranks by the data, which jit, vmap and grad cannot trace; "
+            "call it outside the transformation"
+        )
+    for name, t in (("A", A), ("b", b), ("x0", x0)):
+        _check.finite(name, t)
+
+
+def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
+    """The answer, if b is zero or the first guess is good enough."""
+    if system.size == 0:
+        return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
+    if guessed and (cap is None or max(map(len, system.x)) <= cap):
+        residual = system.residual(system.x)
+        if residual <= tol * system.size:
+            return Outcome(system.x, residual, "converged", 0, 0, ())
+    return None
+
+
+def _relative(callback: Report | None, size: float) -> Report:
+    if callback is None:
+        return lambda *_: None
+    return lambda sweep, residual, ranks: callback(sweep, residual / size, ranks)
+
+
+def _amen(
+    local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
+) -> Search:
+    limits = {"auto": (_DIRECT, _RESCUED), "direct": (_LARGEST, 0), "iterative": (0, 0)}
+    if local not in limits:
+        raise ValueError(f"local: expected one of {tuple(limits)}, got {local!r}")
+    options = amen.Options(
+        cap or math.inf, *limits[local], _local_preconditioners(preconditioner), sweeps
+    )
+
+    def search(system: System, tol: float, report: Report) -> Outcome:
+        z = system.random(key, rank)
+        out = amen.run(system, z, tol, options, report, system.residual, tol)
+        rest = sweeps - out.sweeps
+        if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
+            return out
+        # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
+        normal = system.normal(out.x)
+        again = amen.run(
+            normal,
+            z,
+            tol * normal.size / system.size,
+            options._replace(max_sweeps=rest),
+            lambda sweep, *seen: report(out.sweeps + sweep, *seen),
+            system.residual,
+            tol,
+        )
+        return again._replace(
+            sweeps=out.sweeps + again.sweeps,
+            iterations=out.iterations + again.iterations,
+            history=out.history + again.history,
+        )
+
+    return search
+
+
+def _local_preconditioners(
+    choice: Any,
+) -> tuple[tuple[amen.Preconditioner, tuple[int, int]], ...]:
+    choice = "none" if choice is None else choice
+    if callable(choice):
+        return (((lambda local: _checked(choice(*local), local.shape)), _STEPS),)
+    if choice == "auto":
+        return (PRECONDITIONERS["kronecker"], _TRIAL), (PRECONDITIONERS["block"], _STEPS)
+    if choice not in PRECONDITIONERS:
+        names = ("auto", *PRECONDITIONERS)
+        raise ValueError(f"preconditioner: expected one of {names} or a function, got {choice!r}")
+    return ((PRECONDITIONERS[choice], _STEPS),)
+
+
+def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
+    def checked(v: Any) -> Any:
+        out = np.asarray(apply(v))
+        if out.shape != shape:
+            raise ValueError(
+                f"preconditioner: expected it to return arrays of shape {shape}, got {out.shape}"
+            )
+        return out
+
+    return checked
+
+
+def _final(system: System, out: Outcome, cap: int | None) -> bool:
+    """Whether the normal equations could not do better, or would be too dear."""
+    return (
+        _capped(out, cap)
+        or max(map(len, system.a)) > _SQUARABLE
+        or out.residual < _NEAR * system.roundoff(out.x)
+        or system.weakness(out.x) < _NULL
+    )
+
+
+def _capped(out: Outcome, cap: int | None) -> bool:
+    return cap is not None and max(map(len, out.x)) >= cap
+
+
+def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
+    plain = not callable(preconditioner)
+    if plain and preconditioner not in ("auto", "none", None):
+        raise ValueError(
+            "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
+            f"got {preconditioner!r}"
+        )
+    options = gmres.Options(cap, restart, sweeps)
+
+    def search(system: System, tol: float, report: Report) -> Outcome:
+        function = (lambda x: x) if plain else _on_cores(preconditioner, system)
+        return gmres.run(system, tol, function, options, report)
+
+    return search
+
+
+def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
+    """A function of trains as one of cores, with its results checked."""
+
+    def on_cores(x: Cores) -> Cores:
+        train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
+        out = function(train)
+        single("preconditioner(x)", out, TT)
+        _check.finite("preconditioner(x)", out)
+        if out.shape != train.shape:
+            raise ValueError(
+                f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
+            )
+        return system.cores(out)
+
+    return on_cores
+
+
+def _diagnosis(
+    system: System, out: Outcome, tol: float, cap: int | None, method: str
+) -> tuple[Any, str]:
+    """Status and advice for a solution that is not good enough."""
+    if out.residual <= tol * system.size:
+        return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
+    if out.status == "max_sweeps":
+        return out.status, "raise max_sweeps, or pass x as x0"
+    if system.weakness(out.x) < _NULL:
+        return "singular", (
+            "A is singular or nearly so and b is outside its range: remove the null space, "
+            "or solve (A + shift) x = b with a small multiple of tt.identity for the shift"
+        )
+    if _capped(out, cap):
+        return "stalled", "the ranks have reached max_rank: raise it, or ask for less"
+    floor = system.roundoff(out.x) / system.size
+    if out.residual / system.size < _NEAR * floor:
+        return "stalled", f"roundoff alone leaves a residual of about {floor:.1g}: ask for less"
+    if method == "gmres":
+        return "stalled", "pass a better preconditioner, raise restart, or use method='amen'"
+    return "stalled", (
+        "raise enrichment, try another preconditioner or local='direct', use method='gmres', "
+        "or solve with Aᴴ A and Aᴴ b if A is indefinite or far from symmetric"
+    )

@@ -1,0 +1,150 @@
+"""A linear system A x = b on the host: cores in double precision and in range."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats.cores import Cores, cut_ranks
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax.tt._interfaces import edge, right
+
+Report = Callable[[int, float, tuple[int, ...]], Any]  # of sweep, residual and ranks
+Measure = Callable[[Cores], float]  # the norm of the residual that a solution leaves
+
+
+class Outcome(NamedTuple):
+    """The best solution that a search has found.
+
+    Attributes:
+      x: cores.
+      residual: ‖a x − b‖, measured.
+      status: "converged", "stalled" or "max_sweeps".
+      sweeps: how many.
+      iterations: Krylov steps.
+      history: the residuals seen on the way.
+    """
+
+    x: Cores
+    residual: float
+    status: str
+    sweeps: int
+    iterations: int
+    history: tuple[float, ...]
+
+
+class System:
+    """A and b over powers of two, so that neither long nor ill-scaled trains leave the range.
+
+    Attributes:
+      dtype: of the solution to return.
+      wide: float64 or complex128, the dtype of all cores here.
+      a, b, x: cores of A / 2^·, of b / 2^·, and of a first guess at the solution of that system; b
+        and x are right-orthogonal.
+      size: ‖b‖, near one; 0 for the zero train.
+      exponent: the solution wanted is 2^exponent times that of a x = b.
+    """
+
+    def __init__(self, A: TTMatrix, b: TT, x0: TT | None, dtype: Any, rank: int):
+        self.dtype = dtype
+        self.wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
+        self.b, e = hosted.right_orthogonal(self.cores(b))
+        self.size = float(np.linalg.norm(self.b[0]))
+        if x0 is not None:
+            x, f = hosted.right_orthogonal(self.cores(x0))
+        else:  # the solution is about as smooth as b
+            x, f = smooth_start(self.b, rank), 0
+        self.a, g = _balanced(self.cores(A), x)
+        self.exponent = e - g
+        if x0 is not None:
+            x[0] = x[0] * 2.0 ** min(max(f - self.exponent, -900), 900)
+        self.x = x
+
+    def cores(self, t: TT | TTMatrix) -> Cores:
+        """Copies in the wide dtype."""
+        return [np.asarray(c).astype(self.wide) for c in t.cores]
+
+    def residual(self, x: Cores) -> float:
+        """‖a x − b‖."""
+        return hosted.distance(hosted.product(self.a, x), self.b)
+
+    def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
+        """The better of x and zero, and its measure."""
+        zero = [0 * c[:1, :, :1] for c in self.b]
+        guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
+        return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
+
+    def random(self, key: Any, rank: int) -> Cores:
+        """A right-orthogonal random train of the shape of b."""
+        sizes = [c.shape[1] for c in self.b]
+        ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
+        shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
+        draw = linalg.random_like(key, (sum(map(math.prod, shapes)),), self.b[0])
+        parts = np.split(draw, np.cumsum([math.prod(s) for s in shapes])[:-1])
+        z = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
+        return hosted.right_orthogonal(z)[0]
+
+    def normal(self, x: Cores) -> "System":
+        """The normal equations aᴴ a x = aᴴ b, to start from x."""
+        adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
+        out = copy.copy(self)
+        out.a = [_times(p, q) for p, q in zip(adjoint, self.a, strict=True)]
+        out.b = hosted.right_orthogonal(hosted.product(adjoint, self.b), scale=False)[0]
+        out.size = float(np.linalg.norm(out.b[0]))
+        out.x = hosted.right_orthogonal(x, scale=False)[0]
+        return out
+
+    def weakness(self, x: Cores) -> float:
+        """‖Aᴴ r‖ / (‖r‖ · σ) with r = b − A x and σ the root mean square singular value of A.
+
+        Far below one it proves A to be nearly singular: its smallest singular value is no larger
+        than this times σ.
+        """
+        gap = hosted.combined([self.b, hosted.product(self.a, x)], [1.0, -1.0])
+        r = hosted.rounded(gap, 1e-7)
+        adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
+        image, length = hosted.norm(hosted.product(adjoint, r)), hosted.norm(r)
+        size = length * self._sigma()
+        return image / size if size > 0 else 0.0
+
+    def roundoff(self, x: Cores) -> float:
+        """About the residual that x would have if it were the solution to machine precision."""
+        return float(jnp.finfo(self.dtype).eps) * self._sigma() * hosted.norm(x)
+
+    def _sigma(self) -> float:
+        """Root mean square singular value of a."""
+        return hosted.norm([c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a])
+
+
+def smooth_start(b: Cores, rank: int) -> Cores:
+    """b itself, right-orthogonal, at ranks of no more than ``rank`` or little more."""
+    if len(b) == 1 or not np.abs(b[0]).max() > 0:
+        return list(b)
+    return hosted.right_orthogonal(hosted.rounded(b, 1e-3, rank))[0]
+
+
+def _times(p: Any, q: Any) -> Any:
+    """The core of a product of TT-matrices."""
+    t = np.tensordot(p, q, (2, 1)).transpose(0, 3, 1, 4, 2, 5)
+    return t.reshape(t.shape[0] * t.shape[1], *t.shape[2:4], -1)
+
+
+def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
+    """A over 2^e, with interfaces of size one between the right-orthogonal cores of x; and e."""
+    out, exponent = list(a), 0
+    # A unit vector in place of the first core, whose size means nothing.
+    first = x[0] / (np.linalg.norm(x[0]) or 1.0)
+    interface = edge(first)
+    for k in range(len(a) - 1, -1, -1):
+        y = x[k] if k else first
+        interface = right(interface, y, a[k], y)
+        size = np.abs(interface).max() or np.abs(a[k]).max()
+        e = int(np.frexp(size)[1]) if size > 0 else 0
+        out[k], interface = a[k] * 2.0**-e, interface * 2.0**-e
+        exponent += e
+    return out, exponent

@@ -1,0 +1,1 @@
+"""The manifold of trains of fixed TT-ranks."""

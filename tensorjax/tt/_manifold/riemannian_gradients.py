@@ -1,0 +1,207 @@
+"""Riemannian gradients by automatic differentiation, and optimisers on trains of fixed TT-ranks."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import linalg
+from tensorjax._formats.trains import TT, single
+from tensorjax._optax import transformation
+from tensorjax.linalg._stiefel import line_search
+from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
+from tensorjax.tt._manifold.tangent_vectors import (
+    Arrays,
+    frame,
+    gauged,
+    moved,
+    point,
+    project,
+    shared,
+    split,
+    tangent,
+)
+
+
+def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
+    """The value of f and its Riemannian gradient, as `riemannian_grad` finds it."""
+
+    def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
+        dtype = getattr(x, "dtype", None)
+        at, last, exponent = frame(point(x))
+        share = shared(0, exponent, len(at.left) + 1, last.dtype)
+
+        def along(deltas: Arrays) -> jax.Array:
+            return f(tangent(at, deltas, exponent, share).astype(dtype), *args, **kwargs)
+
+        start = (*map(jnp.zeros_like, at.left), last)
+        value, slopes = jax.value_and_grad(along)(start)
+        deltas = gauged(at, tuple(map(jnp.conj, slopes)))
+        return value, tangent(at, deltas, -exponent, shared(0, -exponent, len(deltas), last.dtype))
+
+    return value_and_grad
+
+
+def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
+    """The Riemannian gradient of a function of tensor trains: P_x ∇f(x), without forming ∇f(x).
+
+    Args:
+      f: takes a TT first and returns a real scalar; written with JAX, for trains of any ranks.
+
+    Returns:
+      A function of the same arguments that returns the tangent vector ξ at x, a TT of twice the
+      ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> x = tt.random(jax.random.key(0), (4, 5, 6), 2)
+      >>> gradient = tt.riemannian_grad(lambda t: tt.inner(t, t) / 2)(x)
+      >>> bool(tt.distance(gradient, x) < 1e-4 * tt.norm(x))
+      True
+
+    Source: A. Novikov, M. Rakhuba, I. Oseledets, "Automatic differentiation for Riemannian
+    optimization on low-rank matrix and tensor-train manifolds", SIAM J. Sci. Comput. 44 (2022):
+    f is differentiated by the variations at the point where they give x itself.
+    """
+    value_and_grad = value_and_riemannian_grad(f)
+    return lambda x, *args, **kwargs: value_and_grad(x, *args, **kwargs)[1]
+
+
+class _Momentum(NamedTuple):
+    velocity: TT
+    count: jax.Array
+
+
+def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
+    """Riemannian gradient descent on trains of fixed TT-ranks, in Optax's form.
+
+    ``update(gradient, state, x)`` takes the Riemannian gradient of `riemannian_grad`, and
+    ``optax.apply_updates(x, updates)`` is the retracted step: a train of the ranks of ``x``.
+
+    Args:
+      learning_rate: a number, or a schedule: a function of the number of steps made.
+      momentum: in [0, 1): share of the last step's direction that is kept, transported.
+
+    Example:
+      >>> import jax, optax
+      >>> from tensorjax import tt
+      >>> x, goal = (tt.random(k, (4, 5, 6), 2) for k in jax.random.split(jax.random.key(0)))
+      >>> optimizer = tt.riemannian_descent(0.5)
+      >>> state = optimizer.init(x)
+      >>> gradient = tt.riemannian_grad(lambda t: tt.distance(t, goal) ** 2 / 2)(x)
+      >>> updates, state = optimizer.update(gradient, state, x)
+      >>> y = optax.apply_updates(x, updates)
+      >>> bool(tt.distance(y, goal) < tt.distance(x, goal))
+      True
+
+    Source: Absil, Mahony, Sepulchre (2008), section 4.1; retraction by SVD. Nothing that acts on
+    leaves one by one, such as clipping, may stand before it in a chain: a tangent vector is scaled
+    by `tangent_sum`.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum: expected a number in [0, 1), got {momentum!r}")
+
+    def init(x: TT) -> _Momentum:
+        return _Momentum(_no_tangent(x), jnp.zeros((), jnp.int32))
+
+    def update(gradient: TT, state: _Momentum, x: TT, **extra: Any) -> tuple[TT, _Momentum]:
+        del extra
+        velocity = _checked(gradient, x)
+        if momentum > 0:
+            past = project(split(gradient)[0], state.velocity)
+            velocity = tangent_sum([gradient, past], [1.0, momentum])
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        new = moved(x, velocity, -jnp.asarray(rate))
+        updates = jax.tree.map(jnp.subtract, new, x)
+        return updates, _Momentum(velocity, state.count + jnp.ones_like(state.count))
+
+    return transformation(init, update)
+
+
+class _Conjugate(NamedTuple):
+    direction: TT
+    gradient: TT
+    step: jax.Array
+
+
+def riemannian_cg() -> Any:
+    """Riemannian conjugate gradient with a line search on trains of fixed ranks, in Optax's form.
+
+    ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
+    does: the present loss, and the loss as a function of the train. The gradient is that of
+    `riemannian_grad`; ``optax.apply_updates(x, updates)`` is the retracted step.
+
+    Example:
+      >>> import jax, optax
+      >>> from tensorjax import tt
+      >>> x, goal = (tt.random(k, (4, 5, 6), 2) for k in jax.random.split(jax.random.key(0)))
+      >>> def loss(t):
+      ...     return tt.distance(t, goal) ** 2 / 2
+      >>> optimizer = tt.riemannian_cg()
+      >>> state = optimizer.init(x)
+      >>> value, gradient = tt.value_and_riemannian_grad(loss)(x)
+      >>> updates, state = optimizer.update(gradient, state, x, value=value, value_fn=loss)
+      >>> bool(loss(optax.apply_updates(x, updates)) < value)
+      True
+
+    Source: Absil, Mahony, Sepulchre (2008), algorithm 13, with the Polak–Ribière rule (never
+    negative), transport by projection, retraction by SVD, and steps found by one parabola and then
+    halving (Armijo).
+    """
+
+    def init(x: TT) -> _Conjugate:
+        nothing = _no_tangent(x)
+        return _Conjugate(nothing, nothing, jnp.ones((), jnp.finfo(nothing.dtype).dtype))
+
+    def update(
+        gradient: TT,
+        state: _Conjugate,
+        x: TT,
+        *,
+        value: jax.Array,
+        value_fn: Callable[[TT], jax.Array],
+        **extra: Any,
+    ) -> tuple[TT, _Conjugate]:
+        del extra
+        at = split(_checked(gradient, x))[0]
+        past, carried = project(at, state.gradient), project(at, state.direction)
+        before = tangent_inner(state.gradient, state.gradient).real
+        size = tangent_inner(gradient, gradient).real
+        beta = size - tangent_inner(gradient, past).real
+        beta = jnp.maximum(beta, 0) / linalg.where_positive(before, 1.0)
+        beta = jnp.where(before > 0, beta, 0)
+        # A direction that leads uphill is dropped for the gradient.
+        uphill = -size + beta * tangent_inner(gradient, carried).real >= 0
+        beta = jnp.where(uphill, 0, beta)
+        direction = tangent_sum([gradient, carried], [-jnp.ones_like(beta), beta])
+        slope = tangent_inner(gradient, direction).real
+
+        def loss(step: jax.Array) -> jax.Array:
+            return value_fn(moved(x, direction, step))
+
+        step = line_search(loss, value, slope, state.step)
+        new = moved(x, direction, step)
+        state = _Conjugate(direction, gradient, 2 * linalg.where_positive(step, 0.5))
+        return jax.tree.map(jnp.subtract, new, x), state
+
+    return transformation(init, update)
+
+
+def _no_tangent(x: TT) -> TT:
+    at, last, _ = frame(point(x))
+    deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
+    return tangent(at, deltas)
+
+
+def _checked(gradient: Any, x: TT) -> TT:
+    """The gradient, if it has the form of a tangent vector at x."""
+    single("gradient", gradient, TT)
+    doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
+    if gradient.ranks != doubled or gradient.shape != x.shape:
+        raise ValueError(
+            f"gradient: expected a tangent vector of shape {x.shape} and TT-ranks {doubled}, as "
+            f"tt.riemannian_grad makes them, got shape {gradient.shape} and ranks {gradient.ranks}"
+        )
+    return gradient

@@ -1,0 +1,279 @@
+"""Tangent vectors of the manifold of trains of fixed TT-ranks: frames, variations, projections.
+
+A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
+the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train
+of twice the ranks, whose cores are the blocks
+
+    [δ_1 U_1],   [V_k 0; δ_k U_k],   [V_d; δ_d],
+
+so that every function on trains takes it. The variations δ_k can be read off again, and by the
+gauge they are orthonormal coordinates: inner products and sums cost as much as on cores.
+
+Where the variations leave the range of the dtype, as at a point of norm 1e40 in float32, all cores
+share a power of two, which is read off again at the orthonormal columns of the first one.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats.core_scaling import near_one, settled
+from tensorjax._formats.cores import absorb, cut_ranks, tall
+from tensorjax._formats.trains import TT, single
+from tensorjax._placement import placed, placed_by, spec_like
+from tensorjax.tt import _evaluate_on_host
+from tensorjax.tt import _interfaces as interfaces
+from tensorjax.tt._rounding.rounding import orthogonal_cores, round
+
+Arrays = tuple[jax.Array, ...]
+# Exponent of a zero: far below that of anything else.
+NOTHING = -(2**20)
+
+
+class Frame(NamedTuple):
+    """The orthogonal cores of a point on the manifold.
+
+    Attributes:
+      left: U_1 … U_{d−1}, left-orthogonal.
+      right: V_2 … V_d, right-orthogonal.
+    """
+
+    left: Arrays
+    right: Arrays
+
+
+def _like_cores(out: Any, arguments: Any) -> list[Any]:
+    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
+    cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
+    bonds = len(cores) - 1
+    # A frame is followed by the last core alone, or by one array for each, and an exponent.
+    extra = sum(x.ndim == 0 for x in found)
+    behind = cores[len(cores) + 2 * bonds - (len(found) - extra) :]
+    given = [*cores[:-1], *cores[1:], *behind, *cores[:extra]]
+    return [spec_like(x, c) for x, c in zip(found, given, strict=True)]
+
+
+@placed_by(_like_cores)
+def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
+    """The frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
+    left, exponent = orthogonal_cores(x, x.order - 1)
+    exponent = settled(exponent)
+    *others, last = x.cores
+    x = TT._unchecked((*others, linalg.after(last, left[-1])))
+    right, _ = orthogonal_cores(x, 0)
+    return Frame(tuple(left[:-1]), tuple(right[1:])), left[-1], exponent
+
+
+@placed
+def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: Any = 0) -> TT:
+    """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks.
+
+    Every core takes 2^share of that: see `shared`.
+    """
+    deltas = times_power(deltas, exponent - share * (len(deltas) - 1))
+    if len(deltas) == 1:
+        return TT._unchecked(tuple(deltas))
+    lefts, rights = (times_power(cores, share) for cores in at)
+    cores = [jnp.concatenate([deltas[0], lefts[0]], axis=2)]
+    for u, delta, v in zip(lefts[1:], deltas[1:-1], rights[:-1], strict=True):
+        top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
+        cores.append(jnp.concatenate([top, jnp.concatenate([delta, u], axis=2)], axis=0))
+    cores.append(jnp.concatenate([rights[-1], deltas[-1]], axis=0))
+    return TT._unchecked(tuple(cores))
+
+
+def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
+    """All arrays times 2^exponent; as they are for an exponent known to be 0."""
+    if not arrays or (isinstance(exponent, int) and exponent == 0):
+        return list(arrays)
+    dtype = jnp.finfo(arrays[0].dtype).dtype
+    one = jnp.ones((), dtype)
+    # Two factors, computed once: one may be out of range where the result is not.
+    half = exponent // 2
+    first, second = (settled(linalg.scaled(one, e)) for e in (half, exponent - half))
+    return [a * first.astype(a.dtype) * second.astype(a.dtype) for a in arrays]
+
+
+def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
+    """The power of two that all cores take of variations 2^exponent δ, up to 2^top in size."""
+    low, high = linalg.exponents_held(dtype)
+    whole = top + exponent
+    fits = (low < whole) & (whole < high) | (top < NOTHING // 2) | (order == 1)
+    return settled(jnp.where(fits, 0, whole // order))
+
+
+@placed_by(_like_cores)
+def split(xi: TT) -> tuple[Frame, Arrays, Any]:
+    """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
+    left, deltas, right = _blocks(xi)
+    share = _share_of(xi)
+    at = Frame(*(tuple(times_power(cores, -share)) for cores in (left, right)))
+    return at, deltas, share * (xi.order - 1)
+
+
+def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
+    if xi.order == 1:
+        return (), xi.cores, ()
+    left, deltas, right = [], [], []
+    for k, c in enumerate(xi.cores):
+        a = c.shape[0] // 2 if k > 0 else 0
+        b = c.shape[2] // 2 if k < xi.order - 1 else c.shape[2]
+        deltas.append(c[a:, :, :b])
+        if k > 0:
+            right.append(c[:a, :, :b])
+        if k < xi.order - 1:
+            left.append(c[a:, :, b:])
+    return tuple(left), tuple(deltas), tuple(right)
+
+
+def _share_of(xi: TT) -> Any:
+    """The power of two that all cores of a tangent vector take: U_1 has orthonormal columns."""
+    if xi.order == 1:
+        return 0
+    first = xi.cores[0]
+    hosted = _evaluate_on_host.is_hosted(first)
+    u = np.asarray(first) if hosted else jax.lax.stop_gradient(first)
+    xp: Any = np if hosted else jnp
+    u = u[..., first.shape[-1] // 2 :]
+    u, e = linalg.normalized(u)
+    size = linalg.energy(tall(u)) / u.shape[2]
+    power = xp.round(xp.log2(linalg.where_positive(size, 1.0)) / 2)
+    e = e + xp.where(xp.isfinite(power), power, 0).astype(np.int32)
+    return int(e) if hosted else e
+
+
+@placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
+def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
+    """The variations with what lies in the span of U_k taken out, for all k but the last."""
+    out = []
+    for u, delta in zip(at.left, deltas[:-1], strict=True):
+        u, flat = tall(u), tall(delta)
+        flat = flat - linalg.matmul(u, linalg.matmul(linalg.adjoint(u), flat))
+        out.append(flat.reshape(delta.shape))
+    return (*out, deltas[-1])
+
+
+def is_tame(*trains: TT) -> bool:
+    """Whether cores on the host are so near one that no product of them can leave the range."""
+    if not _evaluate_on_host.is_hosted(trains):
+        return False
+    for t in trains:
+        low = high = now = 0.0
+        for c in t.cores:
+            size = linalg.host_energy(np.asarray(c))
+            if not 0 < size < math.inf:
+                return False
+            now += math.log2(size / min(c.shape[0], c.shape[-1])) / 2
+            low, high = min(low, now), max(high, now)
+        # As products of neighbours grow, or shrink, where singular values are about alike.
+        if high - low > int(jnp.finfo(t.dtype).maxexp) * 3 / 4:
+            return False
+    return True
+
+
+@placed
+def project(at: Frame, z: TT, even: bool = True) -> TT:
+    """The orthogonal projection of z on the tangent space at a frame.
+
+    With ``even`` every core of z goes over a power of two of its own, and the result takes the
+    product of these; see `is_tame` for where that is not needed.
+    """
+    cores, exponent = evened(z.cores) if even else (list(z.cores), 0)
+    rights = [interfaces.edge(cores[0], operator=False)]
+    for v, c in list(zip(at.right, cores[1:], strict=True))[::-1]:
+        rights.append(interfaces.right_overlap(rights[-1], v, c))
+    left = rights[0]
+    deltas = []
+    for k, c in enumerate(cores):
+        seen = absorb(left, c)
+        if k < z.order - 1:
+            deltas.append(linalg.matmul(seen, rights.pop().T))
+            left = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
+        else:
+            deltas.append(seen)
+    # The variations are near one but for what products of evened cores grow or shrink by.
+    room = int(jnp.finfo(z.dtype).maxexp) // 3
+    share = settled(jnp.where(abs(exponent) < room, 0, exponent // z.order)) if even else 0
+    return tangent(at, gauged(at, deltas), exponent, share)
+
+
+def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
+    """Cores over powers of two with which products of neighbours seldom grow or shrink; and these.
+
+    The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
+    """
+    out, exponents = [], []
+    for c in cores:
+        e = linalg.exponent_of(c)
+        size = linalg.energy(tall(c * linalg.power_of_two(-e, c.dtype))) / min(c.shape[::2])
+        most = int(jnp.finfo(c.dtype).maxexp) - 2  # both 2^most and 2^(−most) are normal numbers
+        e = jnp.clip(e + linalg.exponent_of(size) // 2, -most, most)
+        out.append(c * linalg.power_of_two(-e, c.dtype))
+        exponents.append(e)
+    return out, settled(sum(exponents))
+
+
+def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
+    """What a sweep carries on, brought near one where that is due; and the exponent so far."""
+    if not renew:
+        return matrix, exponent
+    matrix, e = linalg.normalized(matrix)
+    return matrix, settled(exponent + e)
+
+
+def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
+    """After which of many cores near one that what a sweep carries has to be brought near one.
+
+    By how far a core may make it grow, in powers of two; as far it may shrink. From both sides of
+    a core, and squared, it stays in range then.
+    """
+    most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
+    for c in cores:
+        grown += 1 + math.log2(c.size) / 2
+        out.append(grown > most)
+        grown = 0.0 if out[-1] else grown
+    return out
+
+
+@placed
+def moved(x: TT, xi: TT, step: Any) -> TT:
+    """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
+    return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
+
+
+def _moved(x: TT, xi: TT, step: Any) -> TT:
+    at, deltas, power = split(xi)
+    cores, exponent = near_one(x.cores)
+    left = interfaces.edge(cores[0], operator=False)
+    for u, c, renew in zip(at.left, cores, renewed_after(cores), strict=False):
+        left, exponent = carried(interfaces.left_overlap(left, u, c), exponent, renew)
+    step = jnp.asarray(step).astype(x.dtype)
+    shifted = [step * d for d in deltas]
+    last = absorb(left, cores[-1])
+    # Both over the exponent of the larger one.
+    largest = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in shifted])
+    pairs = [(last, exponent), (largest, power)]
+    sizes = [jnp.where((a != 0).any(), linalg.exponent_of(a) + e, NOTHING) for a, e in pairs]
+    top = settled(jnp.maximum(*sizes))
+    whole = jnp.where(top < NOTHING // 2, 0, top)
+    shifted = [linalg.scaled(d, power - whole) for d in shifted]
+    shifted[-1] = shifted[-1] + linalg.scaled(last, exponent - whole)
+    return tangent(at, shifted, whole, shared(top - whole, whole, x.order, x.dtype))
+
+
+def point(x: Any) -> TT:
+    """Checks that x can be a point of the manifold of its ranks, in a dtype to factor in."""
+    single("x", x, TT)
+    if cut_ranks(x.ranks, x.shape) != x.ranks:
+        raise ValueError(
+            f"x: expected TT-ranks that its modes {x.shape} allow, got {x.ranks}; "
+            "tt.orthogonalize(x, 0) removes the rest"
+        )
+    _check.finite("x", x)
+    return x.astype(linalg.factor_dtype(x.dtype))

@@ -1,0 +1,155 @@
+"""Products and inner products of concrete trains in the memory of a CPU: nothing is compiled.
+
+XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
+products of small cores take NumPy no longer than a program of XLA takes to be called.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas_threads, linalg
+from tensorjax._first_calls import is_hosted, pays
+from tensorjax._formats.cores import Cores, absorb, factors_in_range, tall
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._transfer import on_device
+from tensorjax.tt._evaluate_on_host import _near_one, _on_host
+
+# Exponents of the squared norm up to which what is carried from core to core stays as it is.
+_TAME = 60
+# Products of cores from so many elements on, with last axes below so many, are multiplied row by
+# row: NumPy's inner loop is as long as the last axis of what it broadcasts.
+_MANY, _SHORT = 2**11, 64
+
+
+def _common(x: Any, y: Any) -> Any:
+    dtypes = x.dtype, y.dtype
+    return dtypes[0] if dtypes[0] == dtypes[1] else np.dtype(jnp.promote_types(*dtypes))
+
+
+def product(x: Any, y: Any, kind: str) -> Any:
+    """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve.
+
+    Programs do not look at the sizes of cores: those with products out of range stay here.
+    """
+    dtype, cores = _common(x, y), (*x.cores, *y.cores)
+    if not is_hosted(cores, dtype):
+        return None
+    left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        right = _products_in_range(left, given, kind)
+        if right is given and not pays(kind, cores, lambda: _written(x, y, kind)):
+            return None
+        out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
+    made = TTMatrix if kind == "matmul" else type(y)
+    return made._unchecked(tuple(on_device(out)))
+
+
+def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
+    """The second factor, scaled where cores of either one are not seen to be near one."""
+    low, high = 2.0**-_TAME, 2.0**_TAME
+    if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
+        return right
+    return factors_in_range(left, right, 1 if kind == "hadamard" else max(c.shape[2] for c in left))
+
+
+def _written(x: Any, y: Any, kind: str) -> float:
+    """Numbers in the cores of a product."""
+    total = 0.0
+    for a, b in zip(x.cores, y.cores, strict=True):
+        shape = a.shape
+        shared = math.prod(shape[1:-1]) if kind == "hadamard" else shape[2]
+        rest = b.shape if kind != "matvec" else (*b.shape, 1)
+        total += math.prod(shape) * math.prod(rest) / shared ** (1 if kind == "hadamard" else 2)
+    return total
+
+
+def _hadamard(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    (r, *modes, s), (p, *_, q) = a.shape, b.shape
+    if q < _SHORT and a.size * p * q >= _MANY:
+        long, tiled = np.repeat(a, q, axis=-1), np.tile(b, s)
+        return (long[:, None] * tiled[None]).reshape(r * p, *modes, s * q)
+    if a.ndim == 3:
+        out = a[:, None, :, :, None] * b[None, :, :, None, :]
+    else:
+        out = a[:, None, :, :, :, None] * b[None, :, :, :, None, :]
+    return out.reshape(r * p, *modes, s * q)
+
+
+def _matvec(a: np.ndarray, x: np.ndarray) -> np.ndarray:
+    (p, m, n, q), (r, _, s) = a.shape, x.shape
+    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
+    out = (rows @ x.transpose(1, 0, 2).reshape(n, -1)).reshape(p, m, q, r, s)
+    return out.transpose(0, 3, 1, 2, 4).reshape(p * r, m, q * s)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    (p, m, n, q), (r, _, k, s) = a.shape, b.shape
+    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
+    out = (rows @ b.transpose(1, 0, 2, 3).reshape(n, -1)).reshape(p, m, q, r, k, s)
+    return out.transpose(0, 3, 1, 4, 2, 5).reshape(p * r, m, k, q * s)
+
+
+_PRODUCTS = {"hadamard": _hadamard, "matvec": _matvec, "matmul": _matmul}
+
+
+def inner(x: TT, y: TT) -> jax.Array | None:
+    """⟨x, y⟩ with x conjugated; None if a program is to serve."""
+    found = _overlap(x, y, "inner")
+    if found is None:
+        return None
+    with np.errstate(all="ignore"):
+        return on_device([np.asarray(linalg.scaled(*found))])[0]
+
+
+def norm(x: TT) -> jax.Array | None:
+    """‖x‖; None if a program is to serve."""
+    found = _overlap(x, x, "norm")
+    if found is None:
+        return None
+    square, exponent = found[0].real, found[1]
+    half = exponent // 2
+    with np.errstate(all="ignore"):
+        rest = np.ldexp(square, exponent - 2 * half)
+        root = abs(rest * 0) if rest <= 0 else np.sqrt(rest)
+        return on_device([np.asarray(np.ldexp(root, half))])[0]
+
+
+def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
+    """Σ conj(x_i) y_i as a number and an exponent of two; None if a program is to serve."""
+    dtype = _common(x, y)
+    cores = x.cores if x is y else (*x.cores, *y.cores)
+    if not is_hosted(cores, dtype):
+        return None
+    if not pays(kind, cores, lambda: _work(x, y)):
+        return None
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        left, more = _near_one(_on_host(x.cores, dtype))
+        right, exponent = (left, more) if x is y else _near_one(_on_host(y.cores, dtype))
+        value, carried = _swept(left, right)
+    return value, exponent + more + carried
+
+
+def _work(x: TT, y: TT) -> float:
+    """Multiplications of an inner product."""
+    return sum(
+        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
+        for a, b in zip(x.cores, y.cores, strict=True)
+    )
+
+
+def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
+    """The overlap of trains whose cores are near one, and the exponent that was taken out."""
+    low, high = 2.0**-_TAME, 2.0**_TAME
+    e: Any = np.ones((1, 1), ys[0].dtype)
+    exponent = 0
+    for a, b in zip(xs, ys, strict=True):
+        e = linalg.adjoint(tall(a)) @ tall(absorb(e, b))
+        if not low < np.vdot(e, e).real < high:
+            e, shift = linalg.normalized(e)
+            exponent += shift
+    return e[0, 0], exponent

@@ -1,0 +1,279 @@
+"""Sums and products of trains, projected to low TT-ranks without being formed.
+
+A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
+bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
+more of it than products with its cores, term by term, factor by factor: for ranks r and a result of
+rank f a product of two costs O(n r³ f), where rounding what has ranks r² takes O(n r⁶).
+
+First from the right, sketches of what lies right of each bond, by one random train for all terms;
+then from the left, each bond projected on the range of its sketched unfolding.
+
+Source: H. Al Daas et al., "Randomized algorithms for rounding in the tensor-train format", SIAM J.
+Sci. Comput. 45 (2023), algorithm 3.2 (randomize, then orthogonalize; there for sums). Ours: the
+products, and the random train of `tensorjax.tt._rounding.sweeps.sketches`.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._formats import core_scaling as balance
+from tensorjax._formats.cores import Cores
+from tensorjax.linalg._arrays import namespace
+from tensorjax.tt._interfaces import dot
+from tensorjax.tt._rounding import sweeps as sweeps
+
+Array = Any
+Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m, n, s) of matrices
+Term = list[Factors]
+
+
+def modes_of(term: Term) -> list[int]:
+    """The mode sizes of a term."""
+    return [_mode(factors) for factors in term]
+
+
+def _mode(cores: Factors) -> int:
+    if cores[0].ndim == 3:
+        return cores[0].shape[1]
+    return cores[0].shape[1] * cores[1].shape[2]
+
+
+def through(cores: Factors, f: Array, omega: Array) -> Array:
+    """Σ_i ω[i, f] core[:, i, :] F[:, f]: the sketch of one bond from that of the next.
+
+    Args:
+      cores: of one mode n.
+      f: (s, f), or (s, s', f) for two cores.
+      omega: (n, f).
+    """
+    if len(cores) == 1:
+        return (dot(cores[0], f, (2, 0)) * omega[None]).sum(1)
+    first, second = cores
+    if first.ndim == 3:
+        t = dot(first, f, (2, 0)) * omega[None, :, None, :]  # (r, n, s', f)
+        r, n, s, width = t.shape
+        t = t.transpose(0, 3, 1, 2).reshape(r * width, n * s)
+        t = linalg.matmul(t, second.transpose(1, 2, 0).reshape(n * s, -1))
+        return t.reshape(r, width, -1).swapaxes(1, 2)
+    m, n = first.shape[1], second.shape[2]
+    t = dot(dot(second, f, (3, 1)), first, ((1, 3), (2, 3)))  # (r', n, f, r, m)
+    weights = omega.reshape(m, n, -1).transpose(1, 2, 0)[None, :, :, None, :]
+    return (t * weights).sum((1, 4)).transpose(2, 0, 1)
+
+
+def from_left(w: Array, cores: Factors) -> Array:
+    """W (f, r) times a core: (f, n, s); bonds are pairs for two cores."""
+    if len(cores) == 1:
+        return dot(w, cores[0], (1, 0))
+    first, second = cores
+    if first.ndim == 4:
+        t = dot(dot(w, second, (2, 0)), first, ((1, 2), (0, 2)))  # (f, n, s', m, s)
+        t = t.transpose(0, 3, 1, 4, 2)
+        return t.reshape(t.shape[0], -1, *t.shape[3:])
+    t = dot(w, second, (2, 0))  # (f, r, n, s')
+    f, r, n, s = t.shape
+    t = linalg.matmul(t.transpose(2, 0, 3, 1).reshape(n, f * s, r), first.transpose(1, 0, 2))
+    return t.reshape(n, f, s, -1).transpose(1, 0, 3, 2)
+
+
+def edge(term: Term) -> Array:
+    """The bond at either end of a term, with one column or row."""
+    return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
+
+
+def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
+    """Terms with all cores near one, and for each mode the exponents of two of all terms."""
+    small: list[Term] = []
+    exponents = []
+    for term in terms:
+        pairs = [balance.near_one(factors) for factors in term]
+        small.append([tuple(factors) for factors, _ in pairs])
+        exponents.append([e for _, e in pairs])
+    return small, [list(es) for es in zip(*exponents, strict=True)]
+
+
+def sketches(
+    terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
+) -> list[tuple[list[Array], list[Any]]]:
+    """Right sketches of the bonds 0 … d−2, for each a list of one per term, and of exponents.
+
+    Each term has exponents of its own: on the way their parts may be of very different sizes.
+    """
+    like = terms[0][0][0]
+    sizes = modes_of(terms[0])
+    keys = (None, None) if key is None else jax.random.split(key)
+    draw = linalg.random_like(keys[0], (sum(sizes), width), like)
+    mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
+    ends = np.cumsum(sizes)
+    fs = [edge(term) for term in terms]
+    powers: list[Any] = [0] * len(terms)
+    out: list[Any] = []
+    for k in range(len(sizes) - 1, 0, -1):
+        omega = draw[ends[k] - sizes[k] : ends[k]]
+        fs = [through(term[k], f, omega) for term, f in zip(terms, fs, strict=True)]
+        fs, es = _in_range([linalg.matmul(f, mix) for f in fs])
+        powers = [balance.settled(sum(p)) for p in zip(powers, exponents[k], es, strict=True)]
+        out.append((fs, powers))
+    return out[::-1]
+
+
+def projected(
+    terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
+) -> tuple[Cores, Any]:
+    """The weighted sum of terms on the range of its sketches.
+
+    Args:
+      terms: of the same modes, with factors that are all NumPy or all JAX arrays.
+      weights: one for each term.
+      widths: the ranks wanted, d−1, some more than those that are to be exact.
+      key: of the random train.
+
+    Returns:
+      The cores, left-orthogonal but for the last, and the exponent of two to scale them back by.
+    """
+    like, order = terms[0][0][0], len(terms[0])
+    terms, exponents = near_one(terms)
+    sketched = sketches(terms, exponents, max(widths, default=1), key)
+    ws, powers = _in_range([w * edge(term) for term, w in zip(terms, weights, strict=True)])
+    out: Cores = []
+    for k in range(order - 1):
+        images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
+        rows, n = images[0].shape[:2]
+        flat = [m.reshape(rows * n, -1) for m in images]
+        powers = [p + e for p, e in zip(powers, exponents[k], strict=True)]
+        q = linalg.identity_like(rows * n, like)
+        if rows * n > widths[k]:
+            fs, right = sketched[k]
+            fs = [f.reshape(-1, f.shape[-1])[:, : widths[k]] for f in fs]
+            seen = [linalg.matmul(m, f) for m, f in zip(flat, fs, strict=True)]
+            q = linalg.qr(_total(seen, [p + e for p, e in zip(powers, right, strict=True)])[0])[0]
+            flat = [linalg.matmul(linalg.adjoint(q), m) for m in flat]
+        out.append(q.reshape(rows, n, -1))
+        ws = [w.reshape(-1, *m.shape[2:]) for w, m in zip(flat, images, strict=True)]
+        ws, es = _in_range(ws)
+        powers = [balance.settled(p + e) for p, e in zip(powers, es, strict=True)]
+    images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
+    powers = [p + e for p, e in zip(powers, exponents[-1], strict=True)]
+    last, exponent = _total([m.reshape(*m.shape[:2], 1) for m in images], powers)
+    return [*out, last], exponent
+
+
+def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
+    """Σ a·2^e over the largest of the powers, and its exponent."""
+    if len(arrays) == 1:
+        return arrays[0], exponents[0]
+    most = functools.reduce(namespace(arrays[0]).maximum, exponents)
+    small = (linalg.scaled(a, e - most) for a, e in zip(arrays, exponents, strict=True))
+    return sum(small), most
+
+
+def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
+    """Each array over a power of two, and the exponents."""
+    pairs = [balance.near_one([w]) for w in ws]
+    return [w for (w,), _ in pairs], [e for _, e in pairs]
+
+
+def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
+    """Right Gram matrices of the bonds 0 … d−2 of a weighted sum, and its squared norm.
+
+    Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
+    """
+    like = terms[0][0][0]
+    count = len(terms)
+    g = np.ones((count, count), like.dtype)
+    out: list[Array] = []
+    for k in range(len(terms[0]) - 1, 0, -1):
+        cores = [term[k] for term in terms]
+        g = sum(
+            _sliced(cores, n, linalg.adjoint(_sliced(cores, n, g))) for n in range(_mode(cores[0]))
+        )
+        g = linalg.adjoint(g)
+        out.append(g)
+    cores = [term[0] for term in terms]
+    rows = [_sliced(cores, n, np.eye(len(g), dtype=like.dtype)) for n in range(_mode(cores[0]))]
+    weighted = [np.asarray(weights, like.dtype) @ row for row in rows]
+    total = sum((row @ g @ row.conj()).real for row in weighted)
+    return out[::-1], total
+
+
+def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
+    """Slice n of all terms' cores, block-diagonal, times a matrix over their right bonds."""
+    out = []
+    start = 0
+    for factors in cores:
+        sides = [c.shape[-1] for c in factors]
+        rows = x[start : start + int(np.prod(sides))].reshape(*sides, -1)
+        start += int(np.prod(sides))
+        if len(factors) == 1:
+            part = dot(factors[0][:, n], rows, (1, 0))
+        elif factors[0].ndim == 3:
+            part = dot(dot(factors[0][:, n], rows, (1, 0)), factors[1][:, n], (1, 1))
+            part = part.swapaxes(1, 2)
+        else:
+            i, j = divmod(n, factors[1].shape[2])
+            t = dot(factors[1][:, :, j], rows, (2, 1))  # (r', columns of the matrix, s, …)
+            part = dot(t, factors[0][:, i], ((1, 2), (1, 2))).transpose(2, 0, 1)
+        out.append(part.reshape(-1, x.shape[1]))
+    return np.concatenate(out)
+
+
+def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
+    """The sum of terms, on the host, with at most ``share`` of its energy discarded: proven.
+
+    Returns:
+      The cores, and the exponent of two to scale them back by.
+
+    Raises:
+      InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
+    """
+    terms, exponents = near_one(terms)
+    powers = [sum(es) for es in zip(*exponents, strict=True)]
+    most = max(powers)
+    weights = [linalg.scaled(w, p - most) for w, p in zip(weights, powers, strict=True)]
+    factors, total = grams(terms, weights)
+    sweeps.in_reach(total)
+    order = len(terms[0])
+    ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
+    out: Cores = []
+    for k in range(order - 1):
+        images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
+        rows, n = images[0].shape[:2]
+        matrix = np.concatenate([m.reshape(rows * n, -1) for m in images], 1)
+        u = sweeps.gram_basis(matrix, sweeps.gram_factor(factors[k]), share * total / (order - 1))
+        out.append(u.reshape(rows, n, -1))
+        sides = np.cumsum([m[0, 0].size for m in images])[:-1]
+        parts = np.split(linalg.project(u, matrix), sides, 1)
+        ws = [p.reshape(-1, *m.shape[2:]) for p, m in zip(parts, images, strict=True)]
+    images = [from_left(w, term[-1]) for w, term in zip(ws, terms, strict=True)]
+    last = np.sum([m.reshape(*m.shape[:2], 1) for m in images], 0)
+    # Projections are orthogonal, so the energy that is missing now is the error.
+    if not total - linalg.energy(last.reshape(len(last), -1)) <= share * total:
+        raise sweeps.InaccurateGram
+    return [*out, last], most
+
+
+def missed(
+    terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
+) -> float:
+    """About ‖sum − train‖ / ‖train‖ for a sum of terms; on the host, for two modes or more.
+
+    An independent random train of rank ``width`` looks at both from the right, and the first mode
+    is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /
+    width).
+    """
+    probed, exponents = near_one([*terms, [(c,) for c in cores]])
+    ws, left = _in_range([w * edge(t) for t, w in zip(probed, [*weights, -1.0], strict=True)])
+    fs, right = sketches(probed, exponents, width, key)[0]
+    parts = []
+    for term, w, f in zip(probed, ws, fs, strict=True):
+        image = from_left(w, term[0])
+        parts.append(linalg.matmul(image.reshape(image.shape[1], -1), f.reshape(-1, width)))
+    powers = [sum(es) for es in zip(left, exponents[0], right, strict=True)]
+    error, most = _total(parts, powers)
+    size = float(linalg.energy(linalg.scaled(parts[-1], powers[-1] - most)))
+    return (float(linalg.energy(error)) / size) ** 0.5 if size > 0 else 0.0

@@ -1,0 +1,389 @@
+"""Rounding: lower TT-ranks at a given error, or to given ranks.
+
+One sweep serves all methods. At bond k the train is A_k (…, R) times the cores on its right; those
+are summed up in a *right factor* F_k with F_k F_kᴴ equal to (or, for a sketch, about) their Gram
+matrix, so that the singular subspace of A_k F_k is that of the whole unfolding:
+
+- "svd": F_k is the triangular factor of a QR sweep from the right, without forming any Q.
+- "gram": F_k is a Cholesky factor of the Gram matrix, which is all matrix products.
+- "randomized": F_k is the image of a random train, a few columns wider than the rank wanted.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas_threads, _check, _native, linalg
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.cores import (
+    absorb,
+    difference,
+    placed_like,
+    tall,
+    times_right,
+    triangles,
+    wide,
+)
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._native.dispatch import on_cpu
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.linalg import Method
+from tensorjax.linalg._subspaces_on_host import budget
+from tensorjax.tt._algebra import as_train
+from tensorjax.tt._constructors import feasible_ranks, pad, padded_ranks, rank_bounds, trim
+from tensorjax.tt._rounding import sweeps as sweeps
+
+Train = TypeVar("Train", TT, TTMatrix)
+# Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
+_AT_HAND = 200
+# Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
+_BUCKET = 16
+
+
+@placed
+def orthogonalize(t: Train, center: int) -> Train:
+    """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
+
+    Args:
+      t: TT or TTMatrix.
+      center: 0 … d−1 (negative counts from the end); its core carries the norm, or, where it cannot
+        hold that in the dtype, all share it by powers of two.
+
+    Returns:
+      Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> t = tt.orthogonalize(tt.random(jax.random.key(0), (4, 5, 6), 3), 0)
+      >>> bool(abs(tt.norm(t) - (t.cores[0] ** 2).sum() ** 0.5) < 1e-3)
+      True
+
+    Source: Oseledets (2011), section 3.
+    """
+    single("t", t)
+    center = _check.integer("center", center, low=-t.order, high=t.order - 1) % t.order
+    return _orthogonalize(t, center)
+
+
+@as_train
+def _orthogonalize(t: TT, center: int) -> TT:
+    return _orthogonalized(t, center)
+
+
+@jax.jit(static_argnums=1)
+def _orthogonalized(t: TT, center: int) -> TT:
+    cores, exponent = orthogonal_cores(t, center)
+    # The centre takes the norm; where it cannot hold it in the dtype, all cores share it.
+    low, high = linalg.exponents_held(cores[center].dtype)
+    held = (exponent > low) & (exponent < high)
+    share = jnp.where(held, 0, exponent // t.order)
+    exponents = [share] * t.order
+    exponents[center] = exponent - share * (t.order - 1)
+    scaled = [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in scaled))
+
+
+def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
+    """Cores of a train orthogonal around ``center``, whose own is over a power of two, 2^e; and e.
+
+    What is carried from core to core is kept near one: the norm of the cores that were passed may
+    leave the range of the dtype where that of the train does not.
+    """
+    dtype = linalg.factor_dtype(t.dtype)
+    cores, exponent = [c.astype(dtype) for c in t.cores], 0
+    for k in range(center):
+        q, r = linalg.qr(tall(cores[k]))
+        cores[k] = q.reshape(*cores[k].shape[:2], -1)
+        r, e = linalg.normalized(r)
+        cores[k + 1], exponent = absorb(r, cores[k + 1]), exponent + e
+    if 0 < center < t.order - 1:
+        cores[-1] = linalg.after(cores[-1], cores[center])
+    for k in range(t.order - 1, center, -1):
+        q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
+        cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
+        r, e = linalg.normalized(r)
+        cores[k - 1], exponent = times_right(cores[k - 1], linalg.adjoint(r)), exponent + e
+    cores[center], e = linalg.normalized(cores[center])
+    return cores, exponent + e
+
+
+@placed
+@_check.at_once
+def round(
+    t: Train,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+    oversample: int | None = None,
+) -> Train:
+    """The train of lower TT-ranks nearest to ``t``, up to the usual √(d−1).
+
+    Args:
+      t: TT or TTMatrix.
+      tol: ‖t − result‖ ≤ tol·‖t‖, guaranteed, for tol ≥ 10 eps. Alone it finds the ranks, outside
+        jit: on a CPU by LAPACK with exact ranks and nothing compiled, on an accelerator by one
+        compiled program per bucket of ranks. With ``rank``, shapes are those of ``rank`` and what
+        ``tol`` discards is set to zero.
+      rank: one int for all bonds or one per interior bond, cut where a bond cannot need as much; of
+        a train that `pad` has brought to exactly ``rank``, that very rank. Static: jit, vmap, grad
+        and loops work.
+      method: "auto"; "svd" (full accuracy); "gram" (fastest with ``tol``; error floor √eps, below
+        which "svd" stands in); "randomized" (fastest with ``rank``: within a few per cent of the
+        best error, or of about 1e-11·‖t‖ in float64 where that is more). "auto" takes "randomized"
+        for a rank well below the present one, and "gram" or "svd" for a tolerance.
+      key: for "randomized"; a fixed draw if None.
+      oversample: for "randomized", columns of the sketch above the rank; if None 10 to 17, so that
+        sketches fill whole vectors. With 0 the random bases are the result, at several times the
+        best error, in half to four fifths of the time.
+
+    Returns:
+      Train of the kind, shape and dtype of ``t``; outside jit, also sharded over a mesh as ``t`` is
+      (on axes whose new sizes allow it).
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> x = tt.ones((4, 4, 4))
+      >>> tt.round(x + x + x, tol=1e-5).ranks
+      (1, 1, 1, 1)
+
+    Source: Oseledets (2011), algorithm 2 ("svd"); Al Daas, Ballard, Manning, "Parallel tensor train
+    rounding using Gram SVD" (2022) ("gram"); Al Daas et al., "Randomized algorithms for rounding in
+    the tensor-train format", SIAM J. Sci. Comput. 45 (2023) ("randomized"). Departures, ours: no Q
+    of the first sweep is formed; the random train has cores diag(ω_i) H with one orthogonal H,
+    which costs as little as a Khatri–Rao sketch and mixes the columns like a full one; the extra
+    columns are taken off again by a second, truncated sweep. Under differentiation the sweep is
+    exact, for a random basis has no derivative at rank-deficient trains; the value then differs by
+    what the sketch misses. Programs for CPUs, those of `jax.export` apart, serve ``rank`` alone by
+    compiled sweeps (tensorjax/_native) for real trains, in double precision whatever their dtype;
+    there the last truncation takes the subspaces of all bonds of one and the same train, within the
+    same bound. ``tol`` is served so by "gram", and there the distance is measured before a result
+    is accepted. XLA splits no such call over devices: a batch sharded over several CPUs is rounded
+    where it lies under `shard_map`.
+    """
+    single("t", t)
+    linalg.choose(method, None, t.dtype)
+    _check.tol_or_rank(tol, rank, t)
+    tol = None if tol is None else _check.tolerance(tol, t.dtype)
+    if oversample is not None:
+        oversample = _check.integer("oversample", oversample, low=0)
+    return _round(t, tol, rank, method, key, oversample)
+
+
+@as_train
+def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> TT:
+    _check.finite("t", t)
+    ranks = None
+    if rank is not None:
+        ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
+    if t.order == 1:
+        return t
+    out = _compressed(t, tol, ranks, method, key, extra)
+    if rank is not None and ranks is not None:
+        shape = padded_ranks(rank, ranks, [t])
+        out = out if shape == out.ranks[1:-1] else pad(out, shape)
+    return TT._unchecked(placed_like(out.cores, t.cores))
+
+
+def _compressed(
+    t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any, extra: int | None
+) -> TT:
+    if tol is not None and _on_host(t, tol):
+        out = _dynamic(t, tol, method, key)
+        if ranks is None:
+            return out
+        if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
+            return pad(out, ranks)
+    if ranks is None:
+        bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
+        ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
+        padded = pad(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
+        extra = sweeps.oversampled(ranks, extra)
+        return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method, extra), extra))
+    extra = sweeps.oversampled(ranks, extra)
+    return _static(t, tol, key, ranks, _method(t, tol, ranks, method, extra), extra)
+
+
+def _on_host(t: TT, tol: Any) -> bool:
+    """Whether the cores are concrete and in the memory of a CPU."""
+    return not _check.is_traced(t, tol) and all(
+        d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
+    )
+
+
+def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
+    """The rule of `linalg.choose`, with the choice that only a rank leaves open."""
+    if method == "auto" and tol is None:
+        pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
+        return "randomized" if pays else "svd"
+    if tol is not None or method == "gram":
+        return "svd"  # compiled programs cannot look at the roundoff of Gram matrices and turn back
+    return method
+
+
+@jax.jit(static_argnums=(3, 4, 5))
+def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, extra: int) -> TT:
+    dtype = linalg.factor_dtype(t.dtype)
+    exact = method == "svd"
+    wide = [c.astype(dtype) for c in t.cores]
+    if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
+        cores = _either_round(wide, key, ranks, method, extra)
+    else:
+        cores = _by_xla(ranks, method, extra, wide, key, tol)
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))
+
+
+def _by_xla(
+    ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any, tol: Any = None
+) -> list[Any]:
+    share = None if tol is None else tol**2
+    scaled = [linalg.normalized(c) for c in cores]
+    cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key, extra)
+    return sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
+
+
+def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
+    """On the host: in double precision, exact ranks, no compilation."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    host, exponent = _at_hand(given)
+    allowed, doubtful = budget(tol, t.order, wide, t.dtype)
+    for share in (allowed, allowed / 100):
+        chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
+        cores, e = _compress(host, None, share, chosen, key)
+        cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
+        out = TT._unchecked(tuple(on_device(cores)))
+        # Where roundoff competes with what may be discarded, the result is measured, and a
+        # second attempt leaves all of the tolerance to roundoff.
+        if not doubtful or _holds(cores, given, tol):
+            return out
+    return trim(t)  # exact: roundoff alone is larger than what may be discarded
+
+
+def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
+    """Host cores, those far from 1 over a power of two; and the exponent of all these together."""
+    with (
+        np.errstate(over="ignore"),
+        _blas_threads.one_thread(True),
+    ):  # more than one would go on spinning
+        squares = [linalg.energy(wide(c)) for c in cores]
+    low, high = 4.0**-_AT_HAND, 4.0**_AT_HAND
+    exponents = [
+        0 if low < s < high else linalg.exponent_of(c) for s, c in zip(squares, cores, strict=True)
+    ]
+    return [linalg.scaled(c, -e) for c, e in zip(cores, exponents, strict=True)], sum(exponents)
+
+
+def _holds(found: list[Any], given: list[Any], tol: float) -> bool:
+    # The norm is the distance from zero: on the host, where nothing is compiled.
+    wide = given[0].dtype
+    nothing = [np.zeros((1, c.shape[1], 1), wide) for c in given]
+    error, e = difference(given, [c.astype(wide) for c in found])
+    norm, exponent = difference(given, nothing)
+    return bool(np.ldexp(error, e - exponent) <= tol * norm)
+
+
+def _compress(
+    cores: list[Any],
+    ranks: Sequence[int] | None,
+    share: Any,
+    method: Method,
+    key: Any,
+    extra: int = linalg.OVERSAMPLE,
+) -> tuple[list[Any], Any]:
+    """Rounds to ``ranks``, to a ``share`` of the energy that may go, or to both.
+
+    Returns the cores, and the exponent of two by which to scale them back.
+    """
+    if len(cores) == 1:
+        return cores, 0
+    if method == "gram" and ranks is None:
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return sweeps.gram_round(cores, share), 0
+        except sweeps.InaccurateGram:
+            method = "svd"
+    if method == "randomized" and ranks is not None:
+        return _random_round(cores, key, tuple(ranks), extra)
+    return _svd_round(cores, ranks, share)
+
+
+def _svd_round(cores: list[Any], ranks: Sequence[int] | None, share: Any) -> tuple[list[Any], Any]:
+    factors = triangles(cores)
+    # Shares of what is left at each bond: never more than shares of the whole.
+    part = None if share is None else share / (len(cores) - 1)
+    bases = [_svd_basis(r, part) for r in ranks or [None] * len(factors)]
+    return sweeps.left_sweep(cores, factors, bases)
+
+
+_random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2, 3))
+
+
+@_random_round.defjvp
+def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
+    """Random bases have no derivative at rank-deficient trains: the exact sweep takes over.
+
+    It truncates from right to left too, so that the values agree where the sketch misses nothing.
+    """
+    (cores, _), (moved, _) = primals, tangents
+
+    def exact(cores: list[Any]) -> tuple[list[Any], Any]:
+        mirrored, exponent = _svd_round(_mirrored(cores), ranks[::-1], None)
+        return _mirrored(mirrored), exponent
+
+    return jax.jvp(exact, (cores,), (moved,))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _either_round(
+    cores: list[Any], key: Any, ranks: tuple[int, ...], method: Method, extra: int
+) -> list[Any]:
+    results = _native.rounded_shapes(cores, ranks)
+    static = ranks, method, extra
+    return on_cpu(_by_sweeps, _by_xla, cores, key, static=static, results=results, alone=False)
+
+
+def _by_sweeps(
+    ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
+) -> list[Any]:
+    """In C++, for cores of any scale; without a sketch for "svd"."""
+    width = 0 if method == "svd" else max(ranks) + extra
+    return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
+
+
+@_either_round.defjvp
+def _either_round_jvp(
+    ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
+) -> Any:
+    """The exact sweep in XLA, for both kinds of bases."""
+    (cores, _), (moved, _) = primals, tangents
+
+    def differentiable(cores: list[Any]) -> list[Any]:
+        scaled = [linalg.normalized(c) for c in cores]
+        out, exponent = _svd_round([c for c, _ in scaled], ranks, None)
+        return sweeps.scaled_back(out, exponent + sum(e for _, e in scaled))
+
+    return jax.jvp(differentiable, (cores,), (moved,))
+
+
+def _mirrored(cores: list[Any]) -> list[Any]:
+    return [c.transpose(2, 1, 0) for c in reversed(cores)]
+
+
+def _svd_basis(rank: int | None, share: Any) -> sweeps.Basis:
+    def basis(matrix: Any) -> Any:
+        r = None if rank is None else min(rank, *matrix.shape)
+        return linalg.left_basis(matrix, rank=r, share=share, method="svd").u
+
+    return basis

@@ -1,0 +1,1 @@
+"""TT-SVD: dense arrays into tensor trains."""

@@ -1,0 +1,309 @@
+"""Dense arrays into tensor trains: TT-SVD, on the host or as a program of static shapes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas_threads, _check, _native, linalg
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.linalg import Method, _predicted_times
+from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
+from tensorjax.tt._algebra import unfold
+from tensorjax.tt._constructors import _mode_pairs, feasible_ranks, pad, rank_bounds
+from tensorjax.tt._tt_svd.on_host import tt_svd
+from tensorjax.tt._tt_svd.small_arrays import serves, small_tt_svd
+
+# The rank that is expected of data nothing is known of.
+_GUESS = 12
+# By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
+# eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
+_LARGE = 2**16
+
+
+@placed
+@_check.at_once
+def from_dense(
+    x: Any,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> TT:
+    """TT-SVD of a dense array.
+
+    Args:
+      x: (n_1, …, n_d), d ≥ 1, floating or complex. NumPy arrays of double precision keep it only
+        if JAX has 64-bit types enabled.
+      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks,
+        outside jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is set to
+        zero; the error is then kept below ``tol`` only if ``rank`` allows it.
+      rank: one int for all bonds (cut where a bond cannot need as much) or one per interior bond.
+        Static: jit, vmap and grad work.
+      method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
+        `tensorjax.linalg.choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      TT with orthonormal columns in all cores but the last, which has the norm; where it cannot
+      hold that in the dtype, all share it.
+
+    Raises:
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> i, j, k = jnp.meshgrid(*3 * [jnp.arange(8.0)], indexing="ij")
+      >>> tt.from_dense(i + j + k, tol=1e-5)
+      TT(shape=(8, 8, 8), ranks=(1, 2, 2, 1), dtype=float32)
+
+    Source: Oseledets (2011), algorithm 1, with truncation ‖x‖·tol/√(d−1) per bond. Departures,
+    ours: bonds are cut in the order, from either end and by the method (Gram matrix, random sketch
+    or SVD) that a model of the costs forecasts to be the fastest, among those that `linalg.choose`
+    finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
+    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
+    """
+    x = _check.inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    if 0 in x.shape:
+        _check.shape("x.shape", x.shape)
+    _check.tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if tol is not None:
+        tol = _check.tolerance(tol, dtype)
+    ranks = None if rank is None else feasible_ranks(rank, x.shape)
+    if tol is not None and not _check.is_traced(x, tol):
+        train = _dynamic(np.asarray(x), tol, method, key, dtype)
+        if ranks is None:
+            return train
+        if all(r <= cap for r, cap in zip(train.ranks[1:-1], ranks, strict=True)):
+            return pad(train, ranks)
+    _check.finite("x", x)
+    share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
+    assert ranks is not None
+    if method != "randomized" and _check.on_cpu(x, tol):
+        return pad(_ranked(x, ranks, share, method, dtype), ranks)
+    if method == "auto" and tol is None and x.size > _LARGE:
+        method = "gram"
+    chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
+    if tol is not None and share is None:
+        chosen = "svd"  # a traced tolerance may be anything
+    return _static(jnp.asarray(x), tol, key, ranks, chosen)
+
+
+@jax.jit(static_argnums=(3, 4))
+def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> TT:
+    dtype = x.dtype
+    x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
+    share = None if tol is None else tol**2 / max(x.ndim - 1, 1)
+    *cores, last = _tt_svd(x, ranks, share, method, key)
+    cores.append(linalg.scaled(last, exponent))
+    return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+
+
+def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
+    """On the host, to ranks: nothing is compiled, and cuts are chosen by what is known of them."""
+    host = np.asarray(x)
+    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
+        host = host.astype(np.float32)
+    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
+    _, exponent, cores = _in_range(host, asked_of(method, share, host.dtype), ranks)
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
+    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores], place)))
+
+
+def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
+    """On the host: LAPACK, exact ranks, no compilation."""
+    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
+        x = x.astype(np.float32)
+    bonds = max(x.ndim - 1, 1)
+    share, doubtful = budget(tol, x.ndim, x.dtype, dtype)
+    share /= bonds
+    at_hand, exponent, cores = _in_range(x, asked_of(method, share, x.dtype))
+    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
+    train = TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores])))
+    if doubtful and not _holds(train, at_hand, exponent, tol):
+        return _lossless(x.astype(dtype))
+    return train
+
+
+def _in_range(
+    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
+) -> tuple[np.ndarray, int, list[Any]]:
+    """x over a power of two, 1 if squares are in range as it is; its exponent; cores of the TT-SVD.
+
+    That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
+    """
+
+    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
+        return tt_svd(x, asked, caps)
+
+    def cores(x: np.ndarray) -> list[Any]:
+        with _blas_threads.one_thread(x.size < THREADS):
+            if caps is None and asked.share is not None and serves(x, asked):
+                return small_tt_svd(x, asked.share)
+            return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
+
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = cores(x)
+        if linalg.squares_fit(found[-1]):
+            return x, 0, found
+    except (np.linalg.LinAlgError, ValueError):
+        pass
+    _check.finite("x", x)  # if it is not, the last core is not either
+    small, exponent = linalg.normalized(x)
+    return small, exponent, cores(small)
+
+
+def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
+    """Whether the train is near x · 2^exponent."""
+    left, rest = np.ones((1, 1)), -exponent
+    for k, c in enumerate(train.cores):
+        core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
+        rest += e
+        if k == train.order - 1:
+            core = linalg.scaled(core, rest)
+        left = (left @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[-1])
+    return bool(_energy(left.reshape(x.shape) - x) <= tol**2 * _energy(x.astype(left.dtype)))
+
+
+def _lossless(x: np.ndarray) -> TT:
+    """Exact at full rank: identity cores around one core that holds the data."""
+    ranks = (1, *rank_bounds(x.shape), 1)
+    cores, middle = [], None
+    for k, n in enumerate(x.shape):
+        if ranks[k] * n == ranks[k + 1] and middle is None:
+            cores.append(np.eye(ranks[k + 1], dtype=x.dtype).reshape(ranks[k], n, ranks[k + 1]))
+        elif middle is None:
+            middle = k
+            cores.append(x.reshape(ranks[k], n, ranks[k + 1]))
+        else:
+            cores.append(np.eye(ranks[k], dtype=x.dtype).reshape(ranks[k], n, ranks[k + 1]))
+    if middle is None:  # order one, or trailing modes of size one: the last core takes the data
+        cores[-1] = x.reshape(ranks[-2], x.shape[-1], 1)
+    return TT(jax.device_put(cores))
+
+
+def _energy(x: Any) -> Any:
+    return linalg.energy(x.reshape(1, -1))
+
+
+def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
+    """Cores of the TT-SVD; ``ranks``, a ``share`` of the energy at each bond, or both cut them."""
+    shape = x.shape
+    keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
+
+    def basis(matrix: Any, bond: int, **allowed: Any) -> Any:
+        rank = None if ranks is None else min(ranks[bond], *matrix.shape)
+        return linalg.left_basis(matrix, rank=rank, method=method, key=keys[bond], **allowed)
+
+    lead = _leading_modes(shape, ranks)
+    flat = x.reshape(math.prod(shape[:lead]), -1)
+    if lead == 1:
+        return _split(x[None, ..., None], basis, 0, share, None)
+    # The square factor of the merged unfolding, a = factor @ isometry, has the singular values and
+    # left subspaces of all unfoldings up to it: the cuts are those of a TT-SVD from the left, but
+    # the data are read only to make the factor and to project on the outcome.
+    rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
+    passes = method == "gram" and linalg.is_host(flat) and _native.is_wide(flat)
+    with _blas_threads.one_thread(passes):  # they have threads of their own, and all else is small
+        factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
+        factor = factor.reshape(1, *shape[:lead], -1, 1)
+        tail = None if share is None else share * energies.sum()
+        left = _split(factor, basis, 0, None, tail)[:-1]
+        u = left[0]
+        for core in left[1:]:
+            u = linalg.matmul(u.reshape(-1, u.shape[-1]), core.reshape(core.shape[0], -1))
+            u = u.reshape(1, -1, core.shape[-1])
+        rest = linalg.project(u[0], flat).reshape(-1, *shape[lead:], 1)
+    seen = rest.reshape(rest.shape[0] * rest.shape[1], -1)
+    with _blas_threads.one_thread(passes and len(seen) <= _native.MOST_ROWS):
+        return left + _split(rest, basis, lead, None, tail)
+
+
+def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
+    """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
+    cores = []
+    left, *modes, right = x.shape
+    for n in modes[:-1]:
+        matrix = x.reshape(left * n, -1)
+        u, energies, discarded = cut(matrix, bond, share=share, tail=tail)
+        if share is not None:  # the first cut has seen the whole energy: the others need not
+            share, tail = None, share * (energies.sum() + discarded)
+        cores.append(u.reshape(left, n, -1))
+        x, left, bond = linalg.project(u, matrix), u.shape[-1], bond + 1
+    return [*cores, x.reshape(left, modes[-1], right)]
+
+
+def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
+    """How many leading modes the first cut groups, for the least work."""
+    bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
+
+    def seconds(lead: int) -> float:
+        spent, size, rows = 0.0, float(math.prod(shape)), 1.0
+        for k, n in enumerate(shape[:-1], 1):
+            rows *= n
+            if k >= lead:
+                rank = min(bounds[k - 1], rows, size / rows)
+                spent += _predicted_times.cut(size, min(rows, size / rows), rank)
+                size, rows = size * rank / rows, rank
+        return spent
+
+    return min(range(1, max(len(shape), 2)), key=seconds)
+
+
+@placed
+@_check.at_once
+def matrix_from_dense(
+    w: Any,
+    row_shape: Sequence[int],
+    col_shape: Sequence[int],
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> TTMatrix:
+    """TT-SVD of a matrix whose rows and columns are folded into modes.
+
+    Args:
+      w: (∏ m_k, ∏ n_k), floating or complex.
+      row_shape: (m_1, …, m_d).
+      col_shape: (n_1, …, n_d), as many.
+      tol, rank, method, key: as for `from_dense`.
+
+    Returns:
+      TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).
+
+    Raises:
+      ValueError: ``w`` is not of shape (∏ m_k, ∏ n_k), and all that `from_dense` raises.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> tt.matrix_from_dense(jnp.eye(6), (2, 3), (2, 3), tol=1e-5).ranks
+      (1, 1, 1)
+    """
+    pairs = _mode_pairs(row_shape, col_shape)
+    rows, cols = zip(*pairs, strict=True)
+    w = _check.inexact("w", w)
+    if w.shape != (math.prod(rows), math.prod(cols)):
+        raise ValueError(
+            f"w: expected shape (∏ row_shape, ∏ col_shape) = {(math.prod(rows), math.prod(cols))}, "
+            f"got {w.shape}; pad the matrix with zeros or choose other factors"
+        )
+    order = [axis for k in range(len(pairs)) for axis in (k, k + len(pairs))]
+    folded = w.reshape(*rows, *cols).transpose(order).reshape([m * n for m, n in pairs])
+    return unfold(from_dense(folded, tol=tol, rank=rank, method=method, key=key), rows, cols)

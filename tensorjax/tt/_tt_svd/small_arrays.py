@@ -1,0 +1,133 @@
+"""TT-SVD of small arrays in host memory, where a call of NumPy costs as much as its arithmetic.
+
+One Gram matrix and its eigenvectors a bond, in double precision, from whichever end has the shorter
+side: no choice between methods, no attempt that may fail. `_tt_svd` has all of these, and the
+same results otherwise.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from tensorjax.linalg import _predicted_times
+from tensorjax.linalg._arrays import adjoint
+from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
+from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, sketched
+from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right
+
+# Larger arrays are worth a choice, and a sketch.
+_SMALL = 2**16
+# Up to so many entries an SVD takes less than a Gram matrix, its eigenvectors, and what these lack
+# to be orthonormal.
+_TINY = 2**9
+# From so many rows on it is worth asking first whether all are needed; and so many go to a sketch
+# of this many columns more than twice the rank that is expected.
+_WHOLE, _SKETCHED, _MORE = 32, 96, 8
+# The rank that is expected of the rest of an array; nanoseconds that a core takes to be
+# orthogonalised once more, if it was split off on the right.
+_GUESS, _AGAIN = 6, 6e4
+
+
+def serves(x: np.ndarray, asked: Asked) -> bool:
+    """Whether an array is small, and Gram matrices in double precision resolve what is asked."""
+    if x.size >= _SMALL or asked.method == "svd" or asked.share is None:
+        return False
+    return asked.share >= 2 * GRAM_NOISE * _floor(np.result_type(x.dtype, np.float64))
+
+
+@functools.cache
+def _floor(dtype: Any) -> float:
+    return gram_floor(dtype, 1)
+
+
+def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
+    """Cores of the TT-SVD, orthonormal columns in all but the last, in double precision.
+
+    Args:
+      x: (n_1, …, n_d).
+      share: of the energy that every bond may discard.
+    """
+    core: Any = np.ascontiguousarray(x, np.result_type(x.dtype, np.float64))
+    asked = Asked(tail=share * float(np.vdot(core, core).real), whole=True)
+    shape, first, last, left, right = x.shape, 0, x.ndim, 1, 1
+    lefts: list[Any] = []
+    rights: list[_Group] = []
+    while last - first > 1:
+        m, n, size = left * shape[first], shape[last - 1] * right, core.size
+        if _from_the_right(m, n, size, shape[first + 1]):
+            a = core.reshape(-1, n)
+            found = _subspace(a, asked, True)
+            last, right = last - 1, found.basis.shape[1]
+            split = adjoint(found.basis).reshape(right, shape[last], -1)
+            rights.insert(0, _Group(shape[last : last + 1], [split], [found.discarded], last))
+            core = a if found.energies is None else a @ found.basis
+            asked = _after(asked, right, n)
+            continue
+        a = core.reshape(m, -1)
+        if m <= a.shape[1]:
+            found = _subspace(a, asked, False)
+            u, core = found.basis, a
+            if found.energies is not None:
+                core = adjoint(u) @ a
+        elif size <= _TINY:
+            u, core = _by_svd(a, asked.tail)
+        else:
+            u, core = columns_split(a, _subspace(a, asked, True), core.dtype)
+        lefts.append(u.reshape(left, shape[first], -1))
+        first, left = first + 1, u.shape[1]
+        asked = _after(asked, left, min(m, size // m))
+    return lefts + _norm_to_the_right(core.reshape(left, shape[first], right), rights, Asked())
+
+
+def _after(asked: Asked, rank: int, side: int) -> Asked:
+    """What is asked of the next bond: a rank as the last one, if that did not need its whole side.
+
+    Where one did not, no later one is asked whether it does.
+    """
+    return asked if rank == side else asked._replace(guess=rank, whole=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
+    """Whether the last mode, of a side of n, is to be split off next, not the first one, of m.
+
+    A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
+    it then.
+    """
+    if n * n > size:
+        return False
+    m = m * more if m <= _GUESS else m
+    sides = min(m, size // m), n
+    at_left, at_right = (_predicted_times.cut(size, side, min(side, _GUESS)) for side in sides)
+    return at_right + _AGAIN < at_left
+
+
+def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
+    """The leading subspace of rows or columns; the identity, without energies, if all is needed."""
+    side = a.shape[right]
+    columns = 2 * asked.guess + _MORE if asked.guess else side // 8
+    if side >= _SKETCHED and 5 * columns <= side:
+        found = sketched(a, asked, right, columns)
+        if found:
+            return found
+    g = adjoint(a) @ a if right else a @ adjoint(a)
+    if asked.whole and side >= _WHOLE and all_needed(g, asked):
+        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)
+    w, v = np.linalg.eigh(g)
+    sums = np.cumsum(np.maximum(w, 0))
+    total = float(sums[-1])
+    assert asked.tail is not None
+    allowed = max(asked.tail - GRAM_NOISE * gram_floor(g.dtype, 2) * total, 0.0)
+    dropped = min(int(np.searchsorted(sums, allowed, side="right")), side - 1)
+    if dropped == 0:
+        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, total)
+    basis = np.ascontiguousarray(v[:, : dropped - 1 : -1])
+    return Subspace(basis, w[: dropped - 1 : -1], float(sums[dropped - 1]), total)
+
+
+def _by_svd(a: np.ndarray, tail: Any) -> tuple[np.ndarray, np.ndarray]:
+    u, s, vh = np.linalg.svd(a, full_matrices=False)
+    sums = np.cumsum(s[::-1] ** 2)
+    kept = max(len(s) - int(np.searchsorted(sums, tail, side="right")), 1)
+    return u[:, :kept], s[:kept, None] * vh[:kept]

@@ -1,0 +1,268 @@
+"""Tucker decomposition of dense arrays by the sequentially truncated higher-order SVD."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas_threads, _check, linalg
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.linalg import Method, _predicted_times
+from tensorjax.linalg._subspaces_on_host import (
+    THREADS,
+    Asked,
+    Subspace,
+    asked_of,
+    budget,
+    columns_split,
+    in_single,
+    leading,
+    times,
+)
+from tensorjax.tucker._algebra import pad
+from tensorjax.tucker._types import Tucker, unfold
+from tensorjax.tucker._types import times as multiplied
+
+# Given ranks but no tolerance, arrays up to this size get an SVD, larger ones Gram matrices.
+_LARGE = 2**16
+# Assumed rank in the cost forecast, where nothing is known of the data.
+_GUESS = 12
+
+
+@placed
+@_check.at_once
+def from_dense(
+    x: Any,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    method: Method = "auto",
+    key: jax.Array | None = None,
+) -> Tucker:
+    """Decomposes a dense array by the sequentially truncated higher-order SVD (ST-HOSVD).
+
+    Args:
+      x: (n_1, …, n_d), d ≥ 1, floating or complex.
+      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks,
+        outside jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is zero.
+      rank: one int for all modes (cut at n_k) or one per mode. Static: jit, vmap, grad work.
+      method: "auto", "svd", "gram" or "randomized"; see `tensorjax.linalg.choose`.
+      key: for "randomized"; a fixed draw if None.
+
+    Returns:
+      Tucker with a dense core and orthonormal factors; a norm that the core cannot hold in the
+      dtype is shared with them. The squared error is the sum of the energies discarded mode by
+      mode.
+
+    Raises:
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from_dense(jnp.ones((3, 4, 5)), rank=2).ranks
+      (2, 2, 2)
+
+    Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the
+    higher-order singular value decomposition", SIAM J. Sci. Comput. 34 (2012), algorithm 1.
+    Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
+    modes are compressed from the first to the last or back, whichever is forecast to be faster.
+    """
+    x = _check.inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    if 0 in x.shape:
+        _check.shape("x.shape", x.shape)
+    _check.tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    tol = None if tol is None else _check.tolerance(tol, dtype)
+    ranks = None if rank is None else feasible_ranks(rank, x.shape)
+    if tol is not None and not _check.is_traced(x, tol):
+        t = _dynamic(np.asarray(x), tol, method, key, dtype)
+        if ranks is None:
+            return t
+        if all(r <= cap for r, cap in zip(t.ranks, ranks, strict=True)):
+            return pad(t, ranks)
+    share = None if tol is None or _check.is_traced(tol) else tol**2 / x.ndim
+    assert ranks is not None
+    if method != "randomized" and _check.on_cpu(x, tol):
+        return pad(_ranked(x, ranks, share, method, dtype), ranks)
+    _check.finite("x", x)
+    if method == "auto" and tol is None and x.size > _LARGE:
+        method = "gram"  # as in tt.from_dense: an exact SVD would take many times longer
+    chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
+    if tol is not None and share is None:
+        chosen = "svd"  # a traced tolerance may be anything
+    return _static(jnp.asarray(x), tol, key, ranks, chosen)
+
+
+def feasible_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Cuts ``rank`` to the largest useful rank of every mode at its step of `st_hosvd`."""
+    sizes = list(shape)
+    for k, r in enumerate(_check.bond_ranks(rank, shape, place="mode")):
+        sizes[k] = min(r, math.prod(sizes[:k]) * math.prod(sizes[k + 1 :]))
+    return tuple(sizes)
+
+
+@jax.jit(static_argnums=(3, 4))
+def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Method) -> Tucker:
+    share = None if tol is None else tol**2 / x.ndim
+    dtype = x.dtype
+    x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
+    core, factors = st_hosvd(x, ranks, share, method, key)
+    core = linalg.scaled(core, exponent).astype(dtype)
+    return Tucker._unchecked(core, tuple(u.astype(dtype) for u in factors))
+
+
+def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> Tucker:
+    """Decomposes to a tolerance on the host: LAPACK in double precision, no compilation."""
+    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
+        x = x.astype(np.float32)
+    share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
+    at_hand, exponent, parts = _in_range(x, asked_of(method, share / x.ndim, x.dtype))
+    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
+    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)])
+    out = Tucker._unchecked(core, tuple(factors))
+    wide = np.result_type(x.dtype, np.float64)
+    if doubtful and not _holds(out, at_hand.astype(wide), exponent, tol):
+        return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
+    return out
+
+
+def _ranked(
+    x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any
+) -> Tucker:
+    """Decomposes to given ranks on the host, without compilation."""
+    host = np.asarray(x)
+    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
+        host = host.astype(np.float32)
+    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
+    _, exponent, parts = _in_range(host, asked_of(method, share, host.dtype), ranks)
+    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
+    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)], place)
+    return Tucker._unchecked(core, tuple(factors))
+
+
+def _in_range(
+    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
+) -> tuple[np.ndarray, int, list[Any]]:
+    """Decomposes x, scaled by a power of two if needed; returns x, exponent, factors and core."""
+
+    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
+        return host_hosvd(x, asked, caps)
+
+    def parts(x: np.ndarray) -> list[Any]:
+        with _blas_threads.one_thread(x.size < THREADS):
+            return in_single(x, asked, x.ndim, compress) if caps is None else compress(x, asked)
+
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = parts(x)
+        if linalg.squares_fit(found[-1]):
+            return x, 0, found
+    except (np.linalg.LinAlgError, ValueError):
+        pass
+    _check.finite("x", x)  # if it is not, the core is not either
+    small, exponent = linalg.normalized(x)
+    return small, exponent, parts(small)
+
+
+def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
+    """Computes an ST-HOSVD by NumPy, on the host, from the first or last mode, by cost.
+
+    The mode that is compressed moves to the other end, so that the next one comes first: the
+    product that compresses puts it there, and no unfolding is copied.
+    """
+    backwards = _seconds(x.shape[::-1]) < _seconds(x.shape)
+    core, factors, asked = np.ascontiguousarray(x), [], asked._replace(whole=True)
+    for k in range(x.ndim)[::-1] if backwards else range(x.ndim):
+        n = x.shape[k]
+        cap = None if caps is None else min(caps[k], core.size // n)
+        sizes = core.shape[:-1] if backwards else core.shape[1:]
+        matrix = core.reshape(-1, n) if backwards else core.reshape(n, -1)
+        compress = _last_mode if backwards else _first_mode
+        u, image, found = compress(matrix, asked._replace(cap=cap))
+        if asked.share is not None:
+            asked = asked._replace(share=None, tail=asked.share * found.total)
+        asked = asked._replace(guess=u.shape[1] + 2)
+        core = image.reshape((-1, *sizes) if backwards else (*sizes, -1))
+        factors.append(u)
+    return [*(factors[::-1] if backwards else factors), core]
+
+
+def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
+    """Compresses an unfolding (n, m): factor u (n, r), and the transpose of uᴴ a."""
+    if a.shape[0] > a.shape[1]:
+        found = leading(a, asked, right=True)
+        u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
+        return u, np.ascontiguousarray(r.T), found
+    found = leading(a, asked)
+    u = _fit(found.basis, a, asked)
+    if found.energies is None:
+        return u, np.ascontiguousarray(a.T), found
+    image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
+    return u, np.ascontiguousarray(image), found
+
+
+def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
+    """Compresses a transposed unfolding b (m, n): factor u (n, r), and the image uᴴ bᵀ."""
+    if b.shape[1] > b.shape[0]:
+        found = leading(b, asked)
+        found = found._replace(basis=found.basis.conj())
+        return *columns_split(b.T, found, b.dtype if asked.narrow else found.basis.dtype), found
+    found = leading(b, asked, right=True)
+    v = _fit(found.basis, b, asked)
+    if found.energies is None:
+        return v, np.ascontiguousarray(b.T), found
+    return v.conj(), np.ascontiguousarray(times(b, v).T), found
+
+
+def _fit(basis: Any, a: Any, asked: Asked) -> Any:
+    return basis.astype(a.dtype, copy=False) if asked.narrow else basis
+
+
+def _seconds(shape: Sequence[int]) -> float:
+    """Estimates the time of the mode compressions in the order of ``shape``."""
+    size, seconds = float(math.prod(shape)), 0.0
+    for n in shape:
+        side = min(n, size / n)
+        rank = min(side, _GUESS)
+        seconds += _predicted_times.cut(size, side, rank)
+        size *= rank / n
+    return seconds
+
+
+def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
+    """Checks that ``t`` approximates x · 2^exponent to the tolerance."""
+    leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
+    core, *factors = (leaf for leaf, _ in leaves)
+    core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)
+    return bool(np.linalg.norm(multiplied(core, factors) - x) <= tol * np.linalg.norm(x))
+
+
+def st_hosvd(
+    x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
+) -> tuple[Any, list[Any]]:
+    """Computes core and factors by ST-HOSVD, to ``ranks`` or an energy ``share`` per mode."""
+    keys = [None] * x.ndim if key is None else jax.random.split(key, x.ndim)
+    tail, factors, core = None, [], x
+    for k in range(x.ndim):
+        matrix = unfold(core, k)
+        allowed = {"share": share} if tail is None else {"tail": tail}
+        rank = None if ranks is None else ranks[k]
+        u, energies, discarded = linalg.left_basis(
+            matrix, rank=rank, method=method, key=keys[k], **allowed
+        )
+        if tail is None and share is not None:
+            tail = share * (energies.sum() + discarded)
+        factors.append(u)
+        rest = core.shape[:k] + core.shape[k + 1 :]
+        xp = np if linalg.is_host(x) else jnp
+        core = xp.moveaxis(linalg.project(u, matrix).reshape(-1, *rest), 0, k)
+    return core, factors

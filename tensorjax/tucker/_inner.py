@@ -1,0 +1,221 @@
+"""Scalars from Tucker tensors: inner products, norms, distances, entries."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._batch_sizes import rounded_up
+from tensorjax._formats.core_scaling import near_one
+from tensorjax._formats.cores import difference, short, tall, wide
+from tensorjax._formats.trains import TT
+from tensorjax._ids import counted
+from tensorjax._placement import placed, returned
+from tensorjax.tucker._algebra import aligned
+from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
+
+# Elements that `evaluate` holds at a time: 256 MiB of float64.
+_PIECE = 2**25
+
+
+@placed
+def inner(x: Tucker, y: Tucker) -> jax.Array:
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i; intermediates do not overflow.
+
+    Args:
+      x: Tucker; conjugated.
+      y: Tucker of the same shape. If one core is dense, so is the other made.
+
+    Raises:
+      TypeError: an argument is no Tucker.
+      ValueError: the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(inner(t, t))
+      6.0
+    """
+    return _inner(*aligned(x, y))
+
+
+@jax.jit
+def _inner(x: Tucker, y: Tucker) -> jax.Array:
+    # All in range by exact powers of two, so that only the value itself can overflow.
+    (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
+    pairs = zip(x.factors, y.factors, strict=True)
+    matrices, e = near_one([linalg.matmul(linalg.adjoint(u), v) for u, v in pairs])
+    if isinstance(x.core, TT):
+        value = x.core.namespace.inner(x.core, times(y.core, matrices))
+    else:
+        value = jnp.sum(x.core.conj() * times(y.core, matrices))
+    return linalg.scaled(value, p + q + e)
+
+
+@placed
+def norm(t: Tucker) -> jax.Array:
+    """Computes the Frobenius norm ‖t‖, accurate to a few eps of the sizes of its terms.
+
+    The factors are orthogonalised, and the norm is that of the core: nothing is lost below √eps
+    where ``t`` is a difference of nearly equal tensors.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(norm(Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])))
+      6.0
+    """
+    one("t", t)
+    return _measured(_norm, t)
+
+
+@placed
+def distance(x: Tucker, y: Tucker) -> jax.Array:
+    """Computes the distance ‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
+
+    Args:
+      x: Tucker.
+      y: Tucker of the same shape. If one core is dense, so is the other made.
+
+    Raises:
+      TypeError: an argument is no Tucker.
+      ValueError: the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> bool(distance(t, t * (1 + 1e-6)) < 2e-6 * norm(t))
+      True
+    """
+    return _measured(_distance, *aligned(x, y))
+
+
+def _measured(f: Any, *tensors: Tucker) -> jax.Array:
+    """Evaluates f in at least single precision: by NumPy, on the host, if concrete."""
+    dtype = tensors[0].dtype
+    real = jnp.finfo(dtype).dtype
+    if _check.is_traced(tensors):
+        return f(*(t.astype(linalg.factor_dtype(dtype)) for t in tensors)).astype(real)
+    return jax.device_put(np.asarray(f(*map(on_host, tensors))).astype(real))
+
+
+def _norm(t: Tucker) -> Any:
+    core, exponent = _common_scale([t.core])
+    factors = [_common_scale([u]) for u in t.factors]
+    core = times(core[0], [short(u) for (u,), _ in factors])
+    return _length(core, exponent + sum(e for _, e in factors))
+
+
+def _distance(x: Tucker, y: Tucker) -> Any:
+    xp = np if linalg.is_host(x.factors[0]) else jnp
+    (a, b), exponent = _common_scale([x.core, y.core])
+    left, right = [], []
+    for u, v in zip(x.factors, y.factors, strict=True):
+        # One basis for both factors: their tensors differ as their cores do.
+        pair, e = _common_scale([u, v])
+        r = short(xp.concatenate(pair, axis=-1))
+        left.append(r[:, : u.shape[-1]])
+        right.append(r[:, u.shape[-1] :])
+        exponent = exponent + e
+    a, b = times(a, left), times(b, right)
+    if isinstance(a, TT):
+        length, e = difference(a.cores, b.cores)
+        return xp.ldexp(length, exponent + e)
+    return _length(a - b, exponent)
+
+
+def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
+    """Scales arrays by one power of two that brings the largest near 1; returns its exponent.
+
+    Trains stay as they are: their own functions keep them in range.
+    """
+    if isinstance(parts[0], TT):
+        return parts, 0
+    xp = np if linalg.is_host(parts[0]) else jnp
+    exponent = functools.reduce(xp.maximum, map(linalg.exponent_of, parts))
+    return [linalg.scaled(part, -exponent) for part in parts], exponent
+
+
+def _length(core: Any, exponent: Any) -> Any:
+    """Computes ‖core‖ · 2^exponent."""
+    if isinstance(core, TT):
+        xp = np if linalg.is_host(core.cores[0]) else jnp
+        length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])
+        return xp.ldexp(length, exponent + e)
+    xp = np if linalg.is_host(core) else jnp
+    core, e = linalg.normalized(core)
+    return xp.ldexp(linalg.root(linalg.energy(core.reshape(1, -1))), exponent + e)
+
+
+@placed
+def evaluate(t: Tucker, indices: Any) -> jax.Array:
+    """Evaluates entries x[i_1, …, i_d] at a batch of multi-indices.
+
+    Args:
+      t: Tucker of order d.
+      indices: integers (…, d), each in [−n_k, n_k) as in NumPy.
+
+    Returns:
+      (…,) entries.
+
+    Raises:
+      ValueError: the last axis is not d, or an index is out of range; of indices known only under
+        a transformation, such entries are NaN.
+      TypeError: the indices are not integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), 2 * jnp.ones((3, 1))])
+      >>> print(evaluate(t, [[0, 0], [1, 2]]))
+      [2. 2.]
+
+    O(∏ s_k) operations an entry for a dense core, O(d s r²) for a train; long batches are done in
+    pieces, so memory stays bounded.
+    """
+    one("t", t)
+    indices = _check.indices(indices, t.shape)
+    if not indices.size or not _check.on_cpu(indices, t):
+        return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
+    rows = np.asarray(indices).reshape(-1, t.order)
+    padded = np.zeros((rounded_up(len(rows)), t.order), rows.dtype)
+    padded[: len(rows)] = rows
+    out = _evaluate(t, padded)
+    return returned(np.asarray(out)[: len(rows)].reshape(indices.shape[:-1]), out)
+
+
+@jax.jit
+def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
+    train = isinstance(t.core, TT)
+    entry = _train_entry if train else _dense_entry
+    t, exponent = near_one_parts(t)
+
+    def row(index: jax.Array) -> jax.Array:
+        pairs = [counted(i, n) for i, n in zip(index, t.shape, strict=True)]
+        rows = [u[i] for u, (i, _) in zip(t.factors, pairs, strict=True)]
+        value, e = entry(t.core, rows)
+        held = jnp.stack([valid for _, valid in pairs]).all()
+        return jnp.where(held, linalg.scaled(value, exponent + e), jnp.nan)
+
+    cores = t.core.cores if train else [t.core]
+    piece = max(1, _PIECE // max(math.prod(c.shape[1:]) for c in cores))
+    if indices.shape[0] <= piece:
+        return jax.vmap(row)(indices)
+    return jax.lax.map(row, indices, batch_size=piece)
+
+
+def _dense_entry(core: jax.Array, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
+    for row in rows:
+        core = linalg.matmul(row, core.reshape(row.shape[0], -1))
+    return core[0], 0
+
+
+def _train_entry(core: TT, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
+    v, exponent = jnp.ones((1,), rows[0].dtype), 0
+    for c, row in zip(core.cores, rows, strict=True):
+        v = linalg.matmul(row, linalg.matmul(v, wide(c)).reshape(tall(c).shape[0] // len(c), -1))
+        v, e = linalg.normalized(v)
+        exponent = exponent + e
+    return v[0], exponent

@@ -1,0 +1,213 @@
+"""Rounding of Tucker tensors to lower multilinear ranks, and TT-ranks of train cores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats import truncated_modes
+from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.cores import cut_ranks, short
+from tensorjax._formats.trains import TT
+from tensorjax._placement import placed
+from tensorjax.tucker._algebra import check_core_rank, pad
+from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
+from tensorjax.tucker._inner import _distance, _norm
+from tensorjax.tucker._types import (
+    Tucker,
+    near_one_parts,
+    on_host,
+    one,
+    orthonormalized,
+    scaled_back,
+    times,
+    unfold,
+)
+
+
+@placed
+@_check.at_once
+def round(
+    t: Tucker,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    core_rank: int | Sequence[int] | None = None,
+) -> Tucker:
+    """Rounds a Tucker tensor to lower ranks, quasi-optimally: within √d, or √(2d−1) for trains.
+
+    The factors are orthogonalised, so that all errors are those of the core: its modes are
+    truncated one after the other, then, if it is a train, its bonds.
+
+    Args:
+      t: Tucker; its factors need not be orthonormal.
+      tol: ‖t − result‖ ≤ tol·‖t‖, guaranteed, for tol ≥ 10 eps. Alone it finds all ranks, on the
+        host, outside jit. With ``rank`` or ``core_rank``, shapes are those of the ranks and what
+        ``tol`` discards is zero.
+      rank: one multilinear rank for all modes (cut where a mode cannot need as much) or one per
+        mode; None leaves them. Static: jit, vmap and grad work.
+      core_rank: the same for the TT-ranks of a train core, all bonds or one per interior bond.
+
+    Returns:
+      Tucker of the shape, dtype and kind of core of ``t``, with orthonormal factors.
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation.
+      ValueError: nothing asked, tol < 10 eps, impossible ranks, ``core_rank`` for a dense core, NaN
+        or Inf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> round(t + t, tol=1e-5).ranks
+      (1, 1)
+
+    Source: Vannieuwenhoven, Vandebril, Meerbergen (2012), algorithm 1, on the core; for a train
+    core, K. Batselier, A. Cichocki, N. Wong, "MERACLE: constructive layer-wise conversion of a
+    tensor train into a MERA" (2019), and `tensorjax.tt.round`. What the modes leave of the
+    tolerance passes on to the bonds.
+    """
+    one("t", t)
+    check_core_rank(t, core_rank)
+    _check.tol_or_rank(tol, core_rank if rank is None else rank, t)
+    tol = None if tol is None else _check.tolerance(tol, t.dtype)
+    ranks, bonds = _feasible(t, rank, core_rank)
+    _check.finite("t", t)
+    if tol is not None and not _check.is_traced(t, tol):
+        out = _dynamic(t, tol)
+        if rank is None and core_rank is None:
+            return out
+        if _fits(out, ranks, bonds):
+            return pad(out, *_padded(t, rank, core_rank, ranks, bonds))
+    out, shape = _static(t, tol, ranks, bonds), _padded(t, rank, core_rank, ranks, bonds)
+    return out if shape == (ranks, bonds) else pad(out, *shape)
+
+
+def _padded(
+    t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Returns the ranks of the result: the feasible ones, or those that ``t`` was padded to.
+
+    As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
+    """
+    if rank is not None:
+        wanted = _check.bond_ranks(rank, [2**62] * t.order, place="mode")
+        over = any(s > n for s, n in zip(t.ranks, t.shape, strict=True))
+        if over and tuple(t.ranks) == tuple(wanted):
+            ranks = tuple(wanted)
+    if core_rank is not None and bonds is not None:
+        wanted = _check.bond_ranks(core_rank, [2**62] * len(bonds), name="core_rank")
+        over = cut_ranks(t.core.ranks, t.core.shape) != t.core.ranks
+        if over and tuple(t.core.ranks[1:-1]) == tuple(wanted):
+            bonds = tuple(wanted)
+    return ranks, bonds
+
+
+def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the multilinear ranks, and TT-ranks of a train core, that the shapes allow."""
+    sizes = [min(n, s) for n, s in zip(t.shape, t.ranks, strict=True)]
+    wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
+    if not isinstance(t.core, TT):
+        return feasible_ranks(wanted, sizes), None
+    ranks, bonds = truncated_modes.feasible_ranks(wanted, sizes, t.core.ranks)
+    if core_rank is not None:
+        bonds = _check.bond_ranks(core_rank, bonds, name="core_rank")
+    return ranks, cut_ranks((1, *bonds, 1), ranks)[1:-1]
+
+
+def _fits(t: Tucker, ranks: Sequence[int], bonds: Sequence[int] | None) -> bool:
+    found = t.ranks if bonds is None else (*t.ranks, *t.core.ranks[1:-1])
+    return all(r <= cap for r, cap in zip(found, (*ranks, *(bonds or ())), strict=True))
+
+
+def _dynamic(t: Tucker, tol: float) -> Tucker:
+    """Rounds on the host: LAPACK in double precision, exact ranks, no compilation."""
+    eps = linalg.epsilon(t.dtype)
+    # Part of the tolerance pays for rounding the arrays to a narrower dtype.
+    budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
+    given, exponent = near_one_parts(on_host(t))
+    core, basis = orthonormalized(given)
+    for share in (budget, budget / 100):
+        if isinstance(t.core, TT):
+            small, factors = _reduced_train(core, share, t.dtype)
+        else:
+            method = linalg.choose("auto", share / t.order, core.dtype)
+            small, factors = st_hosvd(core, None, share / t.order, method, None)
+        factors = tuple(linalg.matmul(q, u) for q, u in zip(basis, factors, strict=True))
+        out = jax.device_put(_on_host_back(small, factors, exponent, t.dtype).astype(t.dtype))
+        # Where roundoff competes with what may be discarded, the result is measured, and a
+        # second attempt leaves all of the tolerance to roundoff.
+        if tol >= linalg.VERIFY_BELOW * eps or _holds(out, t, tol):
+            return out
+    return t  # exact: roundoff alone is larger than what may be discarded
+
+
+def _holds(out: Tucker, t: Tucker, tol: float) -> bool:
+    return bool(_distance(on_host(t), on_host(out)) <= tol * _norm(on_host(t)))
+
+
+def _on_host_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) -> Tucker:
+    if isinstance(core, TT):
+        cores = balanced([np.asarray(c) for c in core.cores], exponent)
+        return Tucker._unchecked(TT._unchecked(tuple(cores)), tuple(factors))
+    *factors, core = balanced([*factors, core], exponent, fit=linalg.exponents_held(dtype))
+    return Tucker._unchecked(core, tuple(factors))
+
+
+def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
+    cut = truncated_modes.truncate(list(core.cores), share=_part_of_modes(share, core.order))
+    left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
+    small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
+    return small.namespace.round(small, tol=left**0.5), cut.factors
+
+
+def _part_of_modes(share: Any, order: int) -> Any:
+    """Returns the modes' part of an error budget shared evenly by d modes and d − 1 bonds."""
+    return None if share is None else share * order / (2 * order - 1)
+
+
+@jax.jit(static_argnums=(2, 3))
+def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None) -> Tucker:
+    dtype, share = t.dtype, None if tol is None else tol**2
+    t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
+    if isinstance(t.core, TT):
+        core, factors = _static_train(t, share, ranks, bonds)
+    else:
+        part = None if share is None else share / t.order
+        core, factors = _static_dense(t.core, list(t.factors), ranks, part)
+    return scaled_back(core, factors, exponent).astype(dtype)
+
+
+def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any]]:
+    part = _part_of_modes(share, t.order)
+    cut = truncated_modes.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
+    core = TT._unchecked(tuple(cut.cores))
+    if share is not None:
+        # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.
+        left = jnp.maximum(share - sum(cut.tails), (10 * linalg.epsilon(core.dtype)) ** 2)
+        core = core.namespace.round(core, tol=left**0.5, rank=bonds)
+    elif core.ranks[1:-1] != bonds:
+        core = core.namespace.round(core, rank=bonds)
+    return core, cut.factors
+
+
+def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
+    """Truncates mode after mode; factors still to come enter by their triangular (QR) parts.
+
+    Not in bases of the factors: at factors of lower rank, as after `add`, those have no derivative.
+    """
+    to_core, factors, tail = [short(u) for u in given], [], None
+    for k, u in enumerate(given):
+        seen = unfold(times(core, [*to_core[:k], None, *to_core[k + 1 :]]), k)
+        matrix = linalg.matmul(u, linalg.adjoint(short(linalg.adjoint(seen))))
+        basis, energies, discarded = linalg.left_basis(
+            matrix, rank=ranks[k], tail=tail, share=None if tail is not None else share
+        )
+        if share is not None and tail is None:
+            tail = share * (energies.sum() + discarded)
+        factors.append(basis)
+        to_core[k] = linalg.matmul(linalg.adjoint(basis), u)
+    return times(core, to_core), factors
