@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage import host_arrays
 from tensorjax.offload._training.storage.storage import HostHome
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 

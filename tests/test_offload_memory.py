@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._training.storage.parameter_group import Group, Handed, Spare
+from tensorjax.offload._training.groups.parameter_group import Group, Handed, Spare
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.storage import HostHome
 from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tests import offload_cases as cases
 
 DEPTH = 24

@@ -22,7 +22,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store.transfers import lifecycle
+from tensorjax.offload._store import io_lifecycle
 from tensorjax.offload._store.transfers import queue as _queue
 
 MIB, PAGE = 1 << 20, 4096
@@ -328,7 +328,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
 
     with filled(tmp_path, staging=None) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(lifecycle, "Pool", refuse)
+            patch.setattr(io_lifecycle, "Pool", refuse)
             with pytest.raises(
                 offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):

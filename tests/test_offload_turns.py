@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.storage import Held, HostHome
 from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tensorjax.offload._training.updates.jobs import Fetched, Ready
 from tensorjax.offload._training.updates.read_budget import Ahead
 from tensorjax.offload._training.updates.scheduler import Turns

@@ -14,14 +14,14 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._training.model.shards import Shards
-from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.groups.trainer_groups import begin, make_groups, specs
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.storage import HostHome, Reading, StoreHome
 from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.storage.trainer_groups import begin, make_groups, specs
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import updates as _updates
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tensorjax.offload._training.updates.updates import Updater
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorjax.offload._training.model.weight_stream import WeightStream
+from tensorjax.offload._training.passes.weight_stream import WeightStream
 from tensorjax.offload._training.trace import Trace
 
 

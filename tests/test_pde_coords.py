@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde._coordinates import canonical_form as canonical_form
-from tensorjax.pde._coordinates import gauge as gauge
-from tensorjax.pde._coordinates import mode_forms as modes
-from tensorjax.pde._coordinates import normal_component as normal
-from tensorjax.pde._coordinates.generator_inputs import Setting
+from tensorjax.pde._generators import canonical_form as canonical_form
+from tensorjax.pde._generators import gauge as gauge
+from tensorjax.pde._generators import mode_forms as modes
+from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators.generator_inputs import Setting
 
 BOXES = {
     "fourier": lambda d: pde.Box.fourier(d, [5, 6, 7, 5][:d], 1.5),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde._coordinates.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._discretization.operators import affine_generator, affine_states, differentiated
+from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.right_side import hosted_cores
 from tensorjax.pde._stepping.rounded_sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed

@@ -4,14 +4,14 @@ Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
 from tensorjax.pde import coords, flows, problems
-from tensorjax.pde._coordinates.affine_maps import AffineMap, affine
-from tensorjax.pde._coordinates.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._discretization.grid import Axis, Box
 from tensorjax.pde._discretization.operators import Coefficients, affine_generator
+from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck

@@ -18,10 +18,10 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates import normal_component as normal
-from tensorjax.pde._coordinates import nuclear_norm as nuclear
-from tensorjax.pde._coordinates.canonical_form import leading, truncated, truncated_ranks
-from tensorjax.pde._coordinates.generator_inputs import Gauge, Motion, Setting, filtered, visible
+from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators import nuclear_norm as nuclear
+from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
+from tensorjax.pde._generators.generator_inputs import Gauge, Motion, Setting, filtered, visible
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
 
@@ -143,7 +143,7 @@ class Convex:
     Source: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds" (arXiv
     2307.05914), of which we know abstract and introduction. Whether the paper regularises in this
     way is not known to us. Ours: how the normal equations are computed
-    (`tensorjax.pde._coordinates.normal_component`), and the gauge.
+    (`tensorjax.pde._generators.normal_component`), and the gauge.
     """
 
     _: dataclasses.KW_ONLY

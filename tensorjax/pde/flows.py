@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._coordinates.affine_maps import AffineMap
-from tensorjax.pde._coordinates.coordinate_path import Moment, told
-from tensorjax.pde._coordinates.flow_map import Fields, FlowMap
-from tensorjax.pde._coordinates.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._discretization import variable_coefficients as multipliers
+from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.smooth_functions import smooth
 from tensorjax.pde._integration import integrate as _integrate
 from tensorjax.pde._integration.checkpoint import checkpointer
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._integration.statuses import Stopped, failed
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._maps.coordinate_path import Moment, told
+from tensorjax.pde._maps.flow_map import Fields, FlowMap
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.times import check_span, step_count
 from tensorjax.pde.physical import evaluate

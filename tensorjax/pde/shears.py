@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._coordinates.affine_maps import AffineMap
 from tensorjax.pde._discretization.variable_coefficients import flux
 from tensorjax.pde._initial_states.initial_states import Function
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.problem import Problem, RightSide
 

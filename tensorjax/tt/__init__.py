@@ -84,8 +84,8 @@ from tensorjax.tt._quantics import (
     quantics_to_index,
 )
 from tensorjax.tt._rounding.rounding import orthogonalize, round
-from tensorjax.tt._rounding.streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._sample import sample
+from tensorjax.tt._streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
 
 __all__ = [

@@ -33,7 +33,8 @@ class Request(NamedTuple):
         they are.
       dtype: of the rows and of all products but those with gates; None is that of the arrays.
       cuts: of `tensorjax.nn._embeddings.merged_cores.Chain`, if in programs for a CPU
-        `tensorjax._native` makes the rows, of merged cores; empty if XLA makes them of tables everywhere.
+        `tensorjax._native` makes the rows, of merged cores; empty if XLA makes them of tables
+        everywhere.
       capacity: with ``cuts``, the user's, for XLA's plan on other platforms.
       rows: with ``cuts``, those of the matrix, padding apart, for the same.
     """

@@ -17,9 +17,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.model.layers import Engine, Layer
+from tensorjax.offload._training.layers import Engine, Layer
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.host_arrays import owned
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 MIB = 1 << 20
 

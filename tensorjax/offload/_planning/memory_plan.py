@@ -21,10 +21,10 @@ from tensorjax.offload._planning.placement_search import (
 from tensorjax.offload._store.disk.extents import capacity, listed
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
-from tensorjax.offload._training.model.layers import Activations, Engine, Layer, check_layers
-from tensorjax.offload._training.storage import trainer_groups
-from tensorjax.offload._training.storage.parameter_group import Group
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
+from tensorjax.offload._training.groups import trainer_groups
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import Activations, Engine, Layer, check_layers
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._units import size, time
 
 Row = tuple[str, int, int, str, str]

@@ -9,10 +9,10 @@ import jax
 
 from tensorjax.offload._planning.machine_speed import Machine
 from tensorjax.offload._planning.step_time_bound import Times
-from tensorjax.offload._training.model.layers import Activations, Engine, Layer
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import Activations, Engine, Layer
+from tensorjax.offload._training.optimizer.host_optimizer import Into
 from tensorjax.offload._training.options import Overflow
-from tensorjax.offload._training.storage.parameter_group import Group
-from tensorjax.offload._training.updates.host_optimizer import Into
 from tensorjax.offload._units import size
 
 _TRIES = 64  # counts of groups in memory that are tried, which bounds the time of the search

@@ -14,9 +14,9 @@ from tensorjax.offload._errors import MismatchError, StoreError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import fingerprint
-from tensorjax.offload._training.model.layers import Layer
-from tensorjax.offload._training.storage import trainer_groups
-from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.groups import trainer_groups
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.storage.storage import StoreHome
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.updates import Updater

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from tensorjax.offload._errors import MismatchError
 from tensorjax.offload._store.disk.extents import listed
-from tensorjax.offload._training.model.layers import Layer
-from tensorjax.offload._training.storage import trainer_groups
-from tensorjax.offload._training.storage.parameter_group import Group
+from tensorjax.offload._training.groups import trainer_groups
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.storage.tensor_packing import Bundle
 
 

@@ -9,18 +9,18 @@ import numpy as np
 
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training.commits import Progress
-from tensorjax.offload._training.model.gradient_transfers import Gradients
-from tensorjax.offload._training.model.layer_order import Order
-from tensorjax.offload._training.model.layers import Engine, Layer
-from tensorjax.offload._training.model.passes import Passes
-from tensorjax.offload._training.model.shards import Shards
-from tensorjax.offload._training.model.weight_stream import WeightStream
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import Engine, Layer
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Options
+from tensorjax.offload._training.passes.gradient_transfers import Gradients
+from tensorjax.offload._training.passes.layer_order import Order
+from tensorjax.offload._training.passes.passes import Passes
+from tensorjax.offload._training.passes.weight_stream import WeightStream
+from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import view
-from tensorjax.offload._training.storage.parameter_group import Group
 from tensorjax.offload._training.storage.storage import StoreHome
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 from tensorjax.offload._training.updates.read_budget import Shares
 from tensorjax.offload._training.updates.updates import Updater
 

@@ -18,19 +18,19 @@ from tensorjax.offload._training import commits as _commits
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
-from tensorjax.offload._training.model.layer_order import Order
-from tensorjax.offload._training.model.layers import Engine, Layer, check_layers, cut
-from tensorjax.offload._training.model.shards import Shards
-from tensorjax.offload._training.model.weight_stream import room
+from tensorjax.offload._training.groups import trainer_groups
+from tensorjax.offload._training.layers import Engine, Layer, check_layers, cut
+from tensorjax.offload._training.optimizer.cross_group_check import looks_across
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule
+from tensorjax.offload._training.passes.layer_order import Order
+from tensorjax.offload._training.passes.weight_stream import room
 from tensorjax.offload._training.pipeline import Pipeline
-from tensorjax.offload._training.storage import trainer_groups
+from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import owned
 from tensorjax.offload._training.storage.storage import StoreHome
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget
-from tensorjax.offload._training.updates.cross_group_check import looks_across
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 _LOG = logging.getLogger("tensorjax.offload")
 

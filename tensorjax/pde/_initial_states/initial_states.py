@@ -11,13 +11,13 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.cores import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
-from tensorjax.pde._coordinates.characteristics import Flow
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states import concentrated_functions as skeleton
 from tensorjax.pde._initial_states import gaussians as _hermite
 from tensorjax.pde._initial_states.concentrated_functions import Draw
 from tensorjax.pde._initial_states.functions_by_values import crossed, drawn
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._maps.characteristics import Flow
 from tensorjax.tt import _numpy_arithmetic as hosted
 
 # Share of the tolerance for the closed form; the rest is for rounding.

@@ -9,8 +9,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
 from tensorjax.pde._integration.solution import State
+from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Checkpoint(NamedTuple):

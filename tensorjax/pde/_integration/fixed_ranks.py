@@ -16,11 +16,11 @@ import numpy as np
 from tensorjax import _check, tt
 from tensorjax._formats.cores import cut_ranks
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
-from tensorjax.pde._coordinates.coordinate_path import Moment, Path, told
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
 from tensorjax.pde._integration.statuses import Options, unbounded_by
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
 from tensorjax.pde._stepping.instability import rate

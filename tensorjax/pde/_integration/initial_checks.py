@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorjax._formats.cores import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde.physical import shares

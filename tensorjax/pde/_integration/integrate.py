@@ -7,7 +7,6 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._placement import placed
-from tensorjax.pde._coordinates.affine_maps import AffineMap, affine
 from tensorjax.pde._integration import run as run
 from tensorjax.pde._integration.checkpoint import checkpointer
 from tensorjax.pde._integration.fixed_ranks import integrate_static
@@ -15,6 +14,7 @@ from tensorjax.pde._integration.initial_checks import check_conserving
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._integration.statuses import Options, Stopped
+from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.rounded_sums import Train, relative_norm

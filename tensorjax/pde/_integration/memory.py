@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax._formats.cores import Cores
-from tensorjax.pde._coordinates.coordinate_path import Moment
+from tensorjax.pde._maps.coordinate_path import Moment
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.times import snapped
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._formats.cores import Cores
-from tensorjax.pde._coordinates.affine_maps import AffineMap
 from tensorjax.pde._integration.solution import Result
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.right_side import Clock, Rates
 from tensorjax.pde._stepping.rounded_sums import Train, relative_norm, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._coordinates import characteristics as characteristics
-from tensorjax.pde._coordinates.affine_maps import AffineMap, Remembered, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import crossed
+from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps.affine_maps import AffineMap, Remembered, floats
 
 Cores = list[Any]
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._coordinates import characteristics as characteristics
-from tensorjax.pde._coordinates.affine_maps import AffineMap
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Start
+from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import (

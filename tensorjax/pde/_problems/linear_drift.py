@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.pde._coordinates.affine_maps import AffineMap
-from tensorjax.pde._coordinates.characteristics import Flow, flow
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._maps.characteristics import Flow, flow
 from tensorjax.pde._problems.problem import (
     Problem,
     RightSide,

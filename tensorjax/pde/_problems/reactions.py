@@ -11,12 +11,12 @@ from tensorjax import _check, linalg
 from tensorjax._formats.core_scaling import balanced
 from tensorjax._formats.cores import Cores, cut_ranks
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates import characteristics as characteristics
-from tensorjax.pde._coordinates.affine_maps import AffineMap, Remembered, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import entrywise
 from tensorjax.pde._initial_states.initial_states import Start
+from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps.affine_maps import AffineMap, Remembered, floats
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import (

@@ -10,10 +10,10 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.cores import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates.affine_maps import AffineMap
-from tensorjax.pde._coordinates.coordinate_path import Path
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.operators import Coefficients, affine_states, differentiated
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._maps.coordinate_path import Path
 from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
 from tensorjax.tt import _numpy_arithmetic as hosted
 

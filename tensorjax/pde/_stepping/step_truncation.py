@@ -76,7 +76,8 @@ class Trim:
 
     Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
     whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
-    takes a change of more than ``tol``. Parts of a sum that were rounded before count as they were before.
+    takes a change of more than ``tol``. Parts of a sum that were rounded before count as they were
+    before.
 
     Args:
       tol: relative error of the step.

@@ -1,1 +1,1 @@
-"""Transfers between memory and disk: requests, queue, staging memory, reader, writer."""
+"""Transfers between memory and disk: requests, their queue, staging memory."""

@@ -1,1 +1,1 @@
-"""Where the arrays of a training live: parameter groups, packing, host memory, store."""
+"""Storage of the arrays of a training: packing, host memory, tensor store."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensorjax.offload._training.storage.parameter_group import Group, Handed, Spare, not_handed
+from tensorjax.offload._training.groups.parameter_group import Group, Handed, Spare, not_handed
 from tensorjax.offload._training.storage.storage import Home, Reading
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.jobs import Fetched, Output, Ready

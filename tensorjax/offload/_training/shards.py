@@ -52,7 +52,7 @@ class Part:
       >>> import jax
       >>> import numpy as np
       >>> from jax.sharding import NamedSharding, PartitionSpec
-      >>> from tensorjax.offload._training.model.shards import Part
+      >>> from tensorjax.offload._training.shards import Part
       >>> sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
       >>> part = Part((4, 2), sharding, 0)
       >>> part.shape, float(part.cut(np.ones((4, 2))).sum())

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tensorjax.offload._training.model.layers import Layer
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.options import Schedule
 
 

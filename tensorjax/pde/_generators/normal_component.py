@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._formats.cores import Cores
-from tensorjax.pde._coordinates import bond_sums as families
-from tensorjax.pde._coordinates.bond_sums import Family, Link
-from tensorjax.pde._coordinates.canonical_form import Point
-from tensorjax.pde._coordinates.mode_forms import Modes
+from tensorjax.pde._generators import bond_sums as families
+from tensorjax.pde._generators.bond_sums import Family, Link
+from tensorjax.pde._generators.canonical_form import Point
+from tensorjax.pde._generators.mode_forms import Modes
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax.pde._coordinates.bond_sums import Family
-from tensorjax.pde._coordinates.canonical_form import Point
-from tensorjax.pde._coordinates.normal_component import Modes
+from tensorjax.pde._generators.bond_sums import Family
+from tensorjax.pde._generators.canonical_form import Point
+from tensorjax.pde._generators.normal_component import Modes
 
 # The outermost share of every axis, on either side, that is its edge.
 _EDGE = 0.05

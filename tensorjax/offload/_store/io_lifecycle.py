@@ -10,12 +10,12 @@ from tensorjax.offload._errors import CapacityError, StoreError
 from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk.extents import Layouts
+from tensorjax.offload._store.reader import Reader
 from tensorjax.offload._store.tensor_states import Tensor
 from tensorjax.offload._store.transfers.queue import Queue
-from tensorjax.offload._store.transfers.reader import Reader
 from tensorjax.offload._store.transfers.requests import Request
 from tensorjax.offload._store.transfers.staging import Pool, sizes
-from tensorjax.offload._store.transfers.writer import Writer
+from tensorjax.offload._store.writer import Writer
 
 Pools = tuple[Pool, Pool]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorjax import linalg
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
 from tensorjax.offload._training.storage.storage import Home
 from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer, Into
 
 
 @dataclass(frozen=True)

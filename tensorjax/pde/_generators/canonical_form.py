@@ -2,7 +2,7 @@
 
 At every bond v = U_{≤p} S_p V_{>p}, with U left-orthogonal and V right-orthogonal cores. They span
 the tangent space of the manifold of the ranks of v; see
-`tensorjax.pde._coordinates.normal_component`.
+`tensorjax.pde._generators.normal_component`.
 """
 
 from typing import Any, NamedTuple

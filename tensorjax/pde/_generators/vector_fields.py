@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates import bond_sums as families
-from tensorjax.pde._coordinates import normal_component as normal
-from tensorjax.pde._coordinates.canonical_form import Point, truncated, truncated_ranks
-from tensorjax.pde._coordinates.generator_inputs import Setting, filtered
+from tensorjax.pde._generators import bond_sums as families
+from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
+from tensorjax.pde._generators.generator_inputs import Setting, filtered
 from tensorjax.pde._problems.problem import RightSide
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax.pde._coordinates.affine_maps import AffineMap
+from tensorjax.pde._maps.affine_maps import AffineMap
 
 # Largest number of terms of the power series, which converges as (‖Σ‖ dt)^k / k!.
 _TERMS = 60

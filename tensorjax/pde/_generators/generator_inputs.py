@@ -7,11 +7,11 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.cores import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._coordinates import bond_sums as families
-from tensorjax.pde._coordinates import gauge as gauges
-from tensorjax.pde._coordinates import mode_forms, normal_component
-from tensorjax.pde._coordinates.canonical_form import Point, canonical, host_cores
 from tensorjax.pde._discretization.operators import affine_states
+from tensorjax.pde._generators import bond_sums as families
+from tensorjax.pde._generators import gauge as gauges
+from tensorjax.pde._generators import mode_forms, normal_component
+from tensorjax.pde._generators.canonical_form import Point, canonical, host_cores
 
 Gauge = Literal["none", "edge", "moments"]
 # Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorjax._formats.cores import Cores, tall
-from tensorjax.pde._coordinates.bond_sums import Family
-from tensorjax.pde._coordinates.canonical_form import Point
-from tensorjax.pde._coordinates.normal_component import Modes
+from tensorjax.pde._generators.bond_sums import Family
+from tensorjax.pde._generators.canonical_form import Point
+from tensorjax.pde._generators.normal_component import Modes
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1

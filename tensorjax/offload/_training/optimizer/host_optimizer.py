@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tensorjax.offload._training.model.layers import finite
-from tensorjax.offload._training.model.parameter_labels import Named, alike, kind, named
+from tensorjax.offload._training.layers import finite
+from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
 from tensorjax.offload._training.storage.host_arrays import cpu, to_host
 
 Into = Literal["place", "gradient", "spare"]

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.offload._training.model.gradient_transfers import Gradients, Looked
-from tensorjax.offload._training.model.layers import Engine, Layer, mean_loss, nbytes
-from tensorjax.offload._training.model.weight_stream import WeightStream
+from tensorjax.offload._training.layers import Engine, Layer, mean_loss, nbytes
+from tensorjax.offload._training.passes.gradient_transfers import Gradients, Looked
+from tensorjax.offload._training.passes.weight_stream import WeightStream
 from tensorjax.offload._training.storage import host_arrays
 from tensorjax.offload._training.trace import Trace
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training.model.layers import Engine, Layer, finite, widened
-from tensorjax.offload._training.model.shards import Shards
+from tensorjax.offload._training.layers import Engine, Layer, finite, widened
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.trace import Trace
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 # By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]

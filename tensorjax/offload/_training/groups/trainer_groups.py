@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.offload._training.model.layers import finite
-from tensorjax.offload._training.model.shards import Shards
+from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.layers import finite
+from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import owned
-from tensorjax.offload._training.storage.parameter_group import Group
 from tensorjax.offload._training.storage.storage import Home, HostHome
 from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.updates.host_optimizer import HostOptimizer
 
 Params = Mapping[str, Any]
 

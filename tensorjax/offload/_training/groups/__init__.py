@@ -1,0 +1,1 @@
+"""Parameter groups: parameters that are updated together, and where they begin."""

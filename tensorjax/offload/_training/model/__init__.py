@@ -1,1 +1,0 @@
-"""A model as layers: forward and backward passes, weights and gradients on their way."""

@@ -1,0 +1,1 @@
+"""Forward and backward passes by layers, and the weights and gradients they move."""

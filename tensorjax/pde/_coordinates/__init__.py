@@ -1,1 +1,0 @@
-"""Coordinate maps, and the generators that move them so that TT-ranks stay low."""

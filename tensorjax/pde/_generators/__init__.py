@@ -1,0 +1,1 @@
+"""Generators of coordinate motion: forms of the right side's normal component."""

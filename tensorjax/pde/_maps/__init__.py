@@ -1,0 +1,1 @@
+"""Coordinate maps: affine, by flows of vector fields, and their motion in time."""
