@@ -1,6 +1,8 @@
 """Imports point down only, and `import tensorjax` stays light."""
 
 import ast
+import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,3 +183,14 @@ def test_importing_the_core_loads_nothing_heavy() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "jax" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_the_architecture_page_is_up_to_date() -> None:
+    """Its picture and its tables are those of the code: `python docs/layers.py` writes them."""
+    layers = runpy.run_path(str(ROOT / "docs" / "layers.py"))
+    page = layers["PAGE"].read_text("utf-8")
+    assert layers["written"](page) == page
+    # Paths that the hand-written parts name exist.
+    named = set(re.findall(r"[\w/]+/\w+\.py", page.partition("## What is where")[0]))
+    roots = (ROOT, ROOT / "tensorjax", *(ROOT / "tensorjax").rglob("*/"))
+    assert not [name for name in named if not any((root / name).exists() for root in roots)]
