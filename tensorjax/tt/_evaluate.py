@@ -20,9 +20,9 @@ from tensorjax.contract import einsum
 from tensorjax.tt import _evaluate_on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-# Numbers gathered at a time by `evaluate`: 256 MiB of float64.
+# Elements gathered at a time by `evaluate`: 256 MiB of float64.
 _GATHER_LIMIT = 2**25
-# Numbers in a table of multiplied cores at the ends of a train, and between.
+# Most elements in a table of multiplied cores: at the ends of a train, and in between.
 _END_TABLE, _TABLE = 2**22, 2**17
 
 

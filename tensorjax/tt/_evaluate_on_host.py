@@ -22,14 +22,14 @@ from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT
 from tensorjax._placement import _is_alone
 
-# Entries that go through the train together, and numbers gathered at a time: for the caches.
+# Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
 _ROWS, _GATHER = 2**16, 2**18
-# Up to so many indices all are multiplied and one is picked: a gather of matrices costs more.
+# For mode sizes up to this, all slices are multiplied and one is picked: gathering costs more.
 _FEW = 4
-# From so many rows an index, and numbers in its matrix, rows are sorted by their index.
+# With at least so many rows per index, and elements per matrix, rows are grouped by their index.
 _SHARED, _MATRIX = 64, 256
-_LARGE = 2**10  # numbers in such a matrix from which programs of XLA, which gather, are slower
-# Calls with equal shapes, and as large a batch, after which a program is compiled for them.
+_LARGE = 2**10  # elements in such a matrix from which XLA's programs, which gather, are slower
+# After so many calls with equal shapes and batch size, a program is compiled for them.
 _HABIT = 10
 _NEAR = 4  # powers of two that norms of cores may be off one
 _calls = FirstCalls()

@@ -87,7 +87,7 @@ def _check_held(x: TT, dtype: Any) -> None:
     """Raises if a norm is out of the range of its dtype: dividing by it would give zeros or NaN."""
     square, half = map(np.asarray, _squared_norm(x))
     info = jnp.finfo(dtype)
-    # Where terms cancel, a square of zero is roundoff, and other sweeps have other roundoff.
+    # Where terms cancel, a square of zero is roundoff, which differs between implementations.
     held = info.minexp - info.nmant <= float(half) < info.maxexp - 1
     if np.isfinite(square) and square > 0 and not held:
         power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)

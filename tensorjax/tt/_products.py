@@ -32,7 +32,7 @@ from tensorjax.tt._rounding.rounding import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Rank = int | Sequence[int] | None
-# Columns of the independent sketch that measures what a tolerance left.
+# Columns of the independent sketch that estimates the error made with a tolerance.
 _PROBES = 48
 # Parts of a tolerance: of the truncation by singular values, and of what the sketches may miss, by
 # an estimate that may be off by a factor of two.
@@ -55,7 +55,7 @@ def hadamard(
       x: TT or TTMatrix.
       y: of the same kind and shape.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product, of ranks r², is never formed.
+      rank: TT-ranks of the result, static. The product, of ranks r², is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -104,7 +104,7 @@ def matvec(
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.
       x: TT.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product of all ranks is never formed.
+      rank: TT-ranks of the result, static. The exact product is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -152,7 +152,7 @@ def matmul(
       a: TTMatrix.
       b: TTMatrix with ``row_shape`` equal to ``a.col_shape``.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product of all ranks is never formed.
+      rank: TT-ranks of the result, static. The exact product is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -186,8 +186,8 @@ def linear_combination(
 ) -> TT:
     """Sums trains and products of trains with weights; rounded in one pass, if asked.
 
-    Neither the sum nor any product is formed: for m terms of ranks r and a result of rank f it
-    takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
+    Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
+    it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
 
     Args:
       terms: one or more of one shape: a TT x; a pair of TT (x, y), for x * y; or a pair (A, x) of

@@ -19,7 +19,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluate_on_host import _near_one, _on_host
 
-# Exponents of the squared norm up to which what is carried from core to core stays as it is.
+# The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
 # Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.

@@ -14,7 +14,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
 
-# Random numbers that are drawn before the sweep: more are drawn mode by mode, by a program.
+# Most random numbers drawn before the sweep; more are drawn mode by mode in a compiled program.
 _NOISE = 2**23
 
 

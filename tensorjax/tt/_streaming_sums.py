@@ -94,7 +94,7 @@ def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
     Args:
       state: Stream.
       term: a TT, or a pair of TT (x, y) for x * y, or a pair (A, x) for A x; as in
-        `linear_combination`, products are not formed.
+        `linear_combination`, products are not materialised.
       weight: scalar.
 
     Raises:

@@ -13,9 +13,9 @@ from tensorjax._placement import placed
 from tensorjax.tt._evaluate import evaluate
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
-# Local searches start from so many of the best candidates.
+# Number of best candidates from which local searches start.
 _STARTS = 8
-# Roundoff that a bound may be below an entry by, as a share of it.
+# Relative roundoff by which the bound may exceed the best entry, which is certified nevertheless.
 _SLACK = 1e-12
 
 

@@ -20,7 +20,7 @@ from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.
 Pair = tuple[int, int]
-# Relative error of what is asked to be exact: of the order of roundoff.
+# Where an exact result is asked, the relative error of truncations, in units of eps.
 _EXACT = 10
 
 
@@ -49,7 +49,7 @@ def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
 
     Source: I. Oseledets, "Approximation of 2^d × 2^d matrices using tensor decomposition", SIAM J.
     Matrix Anal. Appl. 31 (2010), for splits. Ours: modes that do not nest are merged until they do,
-    from left to right, with the norm in the core at hand, so that errors are those of the whole.
+    from left to right, with the norm in the current core, so that errors are those of the whole.
     """
     single("t", t)
     if tol is not None and _check.is_traced(t, tol):
@@ -202,7 +202,7 @@ def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
 def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
     """Yields the steps of a reshape: "merge" the next core, "split" off a mode, or "emit".
 
-    The core at hand gives a mode where sizes divide, and is merged with the next one until they do.
+    A mode is split off the current core if its sizes divide; else the next core is merged into it.
     """
     sources, targets = list(given[::-1]), list(asked[::-1])
     rows, columns = sources.pop()

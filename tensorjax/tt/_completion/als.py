@@ -45,7 +45,7 @@ def entries(cores: Cores, seen: Samples) -> np.ndarray:
 
 
 def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
-    """Runs ALS sweeps, left to right and back: each core solved by least squares, endlessly.
+    """Generates ALS sweeps, left to right and back: every core is solved by least squares.
 
     Args:
       cores: to start from.

@@ -21,13 +21,13 @@ from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
 from tensorjax.tt._manifold.tangent_vectors import moved, project, split
 
 Method = Literal["als", "riemannian"]
-# A rank stays raised if the held-out error falls by this share of itself.
+# A raised rank is kept if it lowers the held-out error by at least this share.
 _WORTH = 0.003
 # Iterations after a rank was raised, before it is judged.
 _TRIAL = 10
-# Size of the random part that raises a rank, relative to the whole.
+# Size of the random entries that pad cores to a higher rank, relative to the largest entry.
 _SPARK = 1e-3
-# Held-out errors above this call for another start.
+# Held-out errors above this count as a poor local minimum: another random start is tried.
 _STUCK = 0.5
 # Iterations in a row that may raise the held-out error, or hardly lower that of the fit.
 _PATIENCE, _SLOW = 40, 3
@@ -135,7 +135,7 @@ def complete(
     completion in the tensor train format", SIAM J. Sci. Comput. 37 (2015) ("als"); M. Steinlechner,
     "Riemannian optimization for high-dimensional tensor completion", SIAM J. Sci. Comput. 38 (2016)
     ("riemannian", with its linearised step, and the strategy of raising ranks). Ours: the ridge,
-    which in the gauge of the core at hand is the norm of the whole train.
+    which in the gauge of the current core is the norm of the whole train.
     """
     start = time.perf_counter()
     data = _Data(indices, values, shape, held_out, key)

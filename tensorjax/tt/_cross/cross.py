@@ -36,11 +36,11 @@ _ADVICE: dict[str, str] = {
     "or an x0= that is large where f is",
 }
 _ALL_ZERO = "f is zero: all entries were read"
-# What rounding may use of the squared error that is left; and the error it may add to a train that
-# misses the tolerance anyway.
+# _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
+# _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
-# Of a small tensor, one entry of so many measures the error, but not fewer than so many in all.
+# Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
 _SPARSE, _FEW = 10, 100
 
 
@@ -228,7 +228,7 @@ def _options(
     held_out = min(asked, max(_FEW, math.prod(sizes) // _FEW))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
-        # Most of a small budget is for the fit.
+        # Most of a small budget is spent on the fit.
         held_out = min(held_out, max(1, budget // 5))
     cap = np.iinfo(np.int64).max
     if max_rank is not None:

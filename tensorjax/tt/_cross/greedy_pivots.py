@@ -20,8 +20,8 @@ import numpy as np
 
 from tensorjax.tt._cross.sampled_function import Oracle, Part
 
-# Random entries looked at before a block is taken to be met: so many, and one for each index of its
-# larger mode (up to a limit) and of its bond.
+# Random entries that are evaluated in a block to find large residuals: _PROBES, one for each index
+# of its bond, and one for each index of its larger mode, up to _MODE_PROBES.
 _PROBES, _MODE_PROBES = 8, 64
 # A residual is roundoff up to so many units of what was added and subtracted to make it: sums of r
 # products lose about √r units, and the coefficients of an interpolation as many again.

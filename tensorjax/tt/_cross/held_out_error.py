@@ -15,26 +15,26 @@ from tensorjax._formats.cores import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._cross.sampled_function import Oracle
 
-# One in so many held-out entries is looked at first, and the others if the error is not larger than
-# so many times the tolerance.
+# One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
+# times the tolerance.
 _GLANCE, _FAR = 4, 10
-# Fewer held-out entries than this are no reason to prefer their mean to zero; and fewer that carry
-# the norm of f do not measure it.
+# Least number of held-out entries for their mean to be preferred to zero; and of entries that carry
+# the norm of f, for them to measure it.
 TELLING = 10
-# Norms of f and of the train that differ by more than this factor: one of them is wrong.
+# If the norms of f and of the train differ by more than this factor, one of them is wrong.
 _SAME_NORM = 2.0
 # n random entries miss a part of all entries that is larger than 3 / n with probability 5 %.
 _MISSED = 3.0
-# At most so many entries are drawn from a train.
+# Most entries drawn from a train.
 _DRAWN = 500
-# Times as many, where f has no more values than this: the train is wrong at few entries then, and
-# not by a little.
+# If f has at most _FEW_VALUES distinct values, _JUMPS times as many are drawn: the train is then
+# wrong at few entries, but by much.
 _JUMPS, _FEW_VALUES = 5, 10
-# The error that such a function may have where nobody looked, if it is called known.
+# Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
-# Drawing from a train makes arrays of (entries, n, r): at most so large.
+# Drawing from a train makes arrays (entries, n, r); the most elements of one.
 _DRAWING = 1 << 23
-# A product by groups costs about as much as gathering matrices of so many entries.
+# A product by groups costs about as much as gathering matrices of so many elements.
 _GATHERED = 1 << 14
 _EPS = float(np.finfo(np.float64).eps)
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from tensorjax._formats.cores import Cores, in_range, times_right, wide
 
+# The volume grows by ``growth`` at least in every swap, so few are needed; this only bounds them.
 _MAX_SWAPS = 100
 
 
@@ -56,7 +57,7 @@ def right_sets(cores: Cores) -> list[np.ndarray]:
     cores span gives some multi-indices that the others determine already.
 
     Source: I. Oseledets, E. Tyrtyshnikov, "TT-cross approximation for multidimensional arrays",
-    Linear Algebra Appl. 432 (2010), its sweep from right to left, on a train at hand.
+    Linear Algebra Appl. 432 (2010), its sweep from right to left, on a given train.
     """
     sets: list[np.ndarray] = []
     right = np.zeros((1, 0), np.int64)

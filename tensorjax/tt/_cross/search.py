@@ -18,26 +18,29 @@ from tensorjax.tt._tt_svd.from_dense import from_dense
 Status = Literal[
     "converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen", "zero"
 ]
-# A sweep lowers the residual that it leaves alone by a factor in this range.
+# Every sweep lowers the threshold, below which residuals are left, by a factor in this range.
 _STEEPEST, _FLATTEST = 0.1, 0.5
-# With fewer pivots a bond than this, the next sweep may lower it by the square of that.
+# After a sweep with fewer pivots per bond than this, it may fall by _STEEPEST².
 _FEW_PIVOTS = 1.5
-# Without an error lower by this factor for so many times the evaluations, the search has stalled.
+# The search has stalled if the error did not fall by the factor _PROGRESS while _PATIENCE times as
+# many evaluations were made as until then, plus AT_LEAST.
 _PROGRESS, _PATIENCE, AT_LEAST = 0.7, 5, 20_000
 # The least tolerance of a TT-SVD.
 _EXACT = 10 * float(np.finfo(np.float64).eps)
 # A train this much more accurate than asked for seems to be exact.
 _LIKE_ZERO = 0.01
-# Entries near those where the train is large that become pivots, where they are wrong.
+# Most entries near pivots, or near large entries of the train, that become pivots at once.
 _NEAR_OFFERED = 16
-# Random entries to climb from, and the part of the largest entry that is as high as the train is.
+# Most and least random entries to climb from; and the share of the largest entry that a local
+# maximum needs to count as part of what the train has found.
 _CLIMBS, _LEAST_CLIMBS, _TOP = 10, 3, 0.1
-# Held-out entries that become pivots, where they are so many times more wrong than the blocks.
+# Most held-out entries that become pivots at once: those with errors above _HIDDEN times the
+# residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
-# Moves of the first pivot along the fibres through it, each at least this much larger.
+# Most moves of the first pivot along its fibres, each to an entry larger by at least this factor.
 _MOVES, _MOVE_GAIN = 4, 2.0
-# Fresh random entries agree with the held-out ones if none is wrong by more than so many times the
-# tolerance, relative to the largest value.
+# New entries contradict the estimate if one has an error above so many times the tolerance,
+# relative to the largest value.
 _AGREES = 100
 
 
@@ -340,7 +343,7 @@ class Search:
         tops = self._tops()
         if self._found_wrong(sets, cores, tops):
             return None
-        # Wherever one begins to climb, what the train has found is what there is.
+        # If all climbs end at entries as large as those found, the train has found what there is.
         high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
         return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
 

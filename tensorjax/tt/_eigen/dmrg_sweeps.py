@@ -16,7 +16,7 @@ from tensorjax._formats.cores import absorb, tall, times_right, wide
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
 
-# Found states are projected out at the end where that moves the state by no more than this.
+# Found states are projected out in the end if that changes the state by at most this.
 _HARMLESS = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""The k lowest eigenpairs: searches of single pairs, and of levels that these have missed.
+"""Search for the k lowest eigenpairs: single pairs by DMRG, then levels that were missed.
 
 DMRG finds eigenpairs, not necessarily the lowest ones. So, after the first pair, a block of states
 starts the others (`tensorjax.tt._eigen.block_dmrg`), and at the end the complement of all pairs
@@ -27,9 +27,9 @@ from tensorjax.tt._eigen.single_level import (
 )
 from tensorjax.tt._rounding.rounding import _svd_round
 
-# Directions that one site adds by default.
+# Directions that single-site sweeps add to a bond by default.
 _EXPAND = 8
-# Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
+# Spaces up to _SMALL are diagonalised densely; if nearly all pairs are wanted, up to _LARGEST.
 _SMALL, _LARGEST = 16, 4096
 # A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
 # a few per state: it has to tell the states apart, the searches of single pairs make them exact.
@@ -37,7 +37,7 @@ _MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
 # Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
 # pairs follows that would correct what was left out.
 _BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
-# Fresh starts in a row that must find nothing lower; one more once a level had been missed.
+# Random starts in a row that must find no lower level; one more once a level had been missed.
 _IDLE = 2
 # Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
 _SLACK = 1e-12
@@ -46,9 +46,9 @@ _ROUGH = 1e-4
 # Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts. That
 # takes less than the search for several pairs took; of a single one, in smaller spaces only.
 _VECTORS, _VECTORS_OF_ONE, _VECTOR_STEPS, _RESTARTS = 2**16, 2**14, 120, 12
-# Share in the span of the pairs found up to which a state of a block is another one.
+# A state of a block is new if at most this share of its norm² is in the span of the pairs found.
 _OTHER = 0.5
-# Share of the norm squared of a vector that its train need not have to start a search.
+# Share of a vector's norm² that may be discarded when its train only starts a search.
 _STARTED = 1e-12
 
 

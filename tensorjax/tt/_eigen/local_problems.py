@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray
-# Local spaces up to this size are diagonalised: that is faster there, and never gets stuck.
+# Local spaces up to this size are diagonalised densely: faster there, and without stagnation.
 _DENSE = 64
 
 

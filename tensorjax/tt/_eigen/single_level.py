@@ -20,7 +20,7 @@ _STEPS, _MOST_STEPS = 4, 64
 # In the first sweeps with two sites, so many directions are added to every bond, and more steps of
 # Lanczos taken, so that the search sees its way out of local minima.
 _EARLY, _ESCAPE, _ESCAPE_STEPS = 4, 4, 8
-# Overlap with a found state from which on a state is no other one.
+# A state with a larger overlap with a found one does not count as another state.
 _APART = 1e-3
 
 

@@ -18,9 +18,9 @@ from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 
 Array = Any
-# So many passes without progress, and it has stalled.
+# Passes without progress after which the solve has stalled.
 _PATIENCE = 6
-# Singular terms that a cut looks at first: rarely more are to go.
+# Trailing singular vectors that a truncation tests first: it rarely discards more.
 _TAIL = 16
 
 

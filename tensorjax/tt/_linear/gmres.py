@@ -10,7 +10,7 @@ from tensorjax._formats.cores import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._linear.system import Outcome, Report, System
 
-# Sums are rounded on the way once their ranks exceed so many times those of their terms.
+# Partial sums are rounded once their ranks exceed so many times those of the terms.
 _PILE = 4
 
 

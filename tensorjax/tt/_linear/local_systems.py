@@ -17,7 +17,7 @@ Array = Any
 Apply = Callable[[Array], Array]
 # Eigenvalues below this share of the largest are taken for zeros of a singular system.
 _NULL = 1e-13
-# Eigenvectors worse conditioned than this are of no use for inverting.
+# Eigenvectors with a larger condition number are not used for inversion.
 _SKEWED = 1e6
 
 

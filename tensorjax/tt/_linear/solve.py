@@ -22,19 +22,19 @@ from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
 from tensorjax.tt._linear.system import Outcome, Report, System
 
 Search = Callable[[System, float, Report], Outcome]
-# Local systems of up to so many unknowns are eliminated: an iteration costs more than it saves.
+# Local systems of up to so many unknowns are solved by elimination, which is faster there.
 _DIRECT = 200
-# Up to so many, elimination is the way out where the iteration fails.
+# Up to so many unknowns, elimination is the fallback where the iteration fails.
 _RESCUED = 1500
-# Local GMRES: steps in a cycle, and cycles; fewer for a preconditioner that is splendid or no good.
+# Local GMRES: steps in a cycle, and cycles; few for "kronecker", which works at once or not at all.
 _STEPS, _TRIAL = (40, 3), (20, 1)
-# No more are eliminated even if asked: the matrix would not fit into memory.
+# Most unknowns eliminated with local="direct": larger matrices would not fit into memory.
 _LARGEST = 12000
-# Operators of higher TT-ranks are not squared for the normal equations.
+# Operators of higher TT-ranks are not squared for the normal equations: too expensive.
 _SQUARABLE = 12
-# A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
+# A residual r with ‖Aᴴ r‖ below this share of ‖r‖ σ (see `System.weakness`) is in the null space.
 _NULL = 1e-5
-# A residual so many times what roundoff leaves is as good as it gets.
+# A residual below so many times the roundoff level cannot be lowered further.
 _NEAR = 100
 
 
@@ -89,8 +89,8 @@ def solve(
       A: TTMatrix with equal rows and columns, real or complex. The cost grows with its TT-ranks: a
         sum of many terms should be rounded first.
       b: TT of shape ``A.row_shape``.
-      tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned: status
-        "converged" is a promise. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
+      tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned, so status
+        "converged" guarantees it. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
       x0: first guess, of the shape of ``b``.
       method: "amen": local systems, site after site. "gmres": Krylov vectors as rounded trains; it
         needs a good preconditioner, but no local system has to be solvable.

@@ -32,7 +32,7 @@ from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
-# Exponent of a zero: far below that of anything else.
+# Exponent that stands for a zero: far below that of any number.
 NOTHING = -(2**20)
 
 
@@ -101,7 +101,10 @@ def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """Returns the power of two that each core takes, so that variations stay in range."""
+    """Returns the power of two that each core takes, so that variations stay in range.
+
+    The variations are 2^exponent δ, with entries of size up to 2^top.
+    """
     low, high = linalg.exponents_held(dtype)
     whole = top + exponent
     fits = (low < whole) & (whole < high) | (top < NOTHING // 2) | (order == 1)
@@ -230,8 +233,8 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
     """Returns after which cores a sweep has to rescale the matrix that it carries.
 
-    By how far a core may make it grow, in powers of two; as far it may shrink. From both sides of
-    a core, and squared, it stays in range then.
+    Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
+    rescalings it stays in range, also squared and taken from both sides of a core.
     """
     most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
     for c in cores:

@@ -39,7 +39,7 @@ from tensorjax.tt._constructors import feasible_ranks, pad, padded_ranks, rank_b
 from tensorjax.tt._rounding import sweeps as sweeps
 
 Train = TypeVar("Train", TT, TTMatrix)
-# Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
+# Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16

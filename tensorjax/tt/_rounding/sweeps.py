@@ -16,7 +16,7 @@ from jax import lax
 from tensorjax import _native, linalg
 from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 
-_VECTOR = 8  # numbers that a processor's vector instructions take at once, at most
+_VECTOR = 8  # float64 elements of the widest SIMD vectors (AVX-512)
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
 
 

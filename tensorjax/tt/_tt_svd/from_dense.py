@@ -20,7 +20,7 @@ from tensorjax.tt._constructors import _mode_pairs, feasible_ranks, pad, rank_bo
 from tensorjax.tt._tt_svd.on_host import tt_svd
 from tensorjax.tt._tt_svd.small_arrays import serves, small_tt_svd
 
-# The rank that is expected of data nothing is known of.
+# Rank expected of unknown data.
 _GUESS = 12
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
@@ -143,7 +143,8 @@ def _in_range(
 ) -> tuple[np.ndarray, int, list[Any]]:
     """Runs the TT-SVD, on x over a power of two if its squares over- or underflow.
 
-    That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
+    Returns the array (scaled or not), the exponent, and the cores. Whether squares fit is seen in
+    the last core, which has the norm: no pass over the data is spent.
     """
 
     def compress(x: np.ndarray, asked: Asked) -> list[Any]:

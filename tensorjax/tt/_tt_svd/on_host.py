@@ -32,20 +32,21 @@ from tensorjax.linalg._subspaces_on_host import (
     times,
 )
 
-# The rank that is expected of data nothing is known of.
+# Rank expected of unknown data.
 _GUESS = 6
-# Arrays from this size on are probed for their rank first: at a bond of so many rows at most, on
-# so many pieces, at least, of so many columns.
+# Arrays from _PROBED entries on are probed for their rank first: an unfolding of at most
+# _PROBED_ROWS rows is sampled in at least _PIECES pieces of _PIECE columns.
 _PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 8, 64
-# Bonds on the right that are wider than this are not cut a second time.
+# Bonds on the right wider than this are not truncated a second time.
 _CLEANED = 256
 # Smaller arrays are cut from left to right.
 _PLAIN = 2**16
 # Factors with more rows go to Gram matrices.
 _LONG = 32
-# A factor lacks this part of what its bonds may discard.
+# Share of a bond's allowed energy that a basis of several modes may lack before these are split.
 _FACTOR = 0.01
-# Bonds with more rows than this, or fewer, are looked at only if there is no other on their side.
+# Sides shorter than _FEW are candidates only where no longer one is left; from either end, none is
+# after the first that is longer than _MANY.
 _FEW, _MANY = 4, 1024
 
 
@@ -184,7 +185,7 @@ def _split(
 ) -> tuple[list[Any], list[float]]:
     """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores whose span holds its columns.
 
-    Also the energies lost at the bonds, of which some is so at the last one already.
+    Also returns the energies lost at the bonds; the last includes what the basis had left out.
     """
     left, *modes, columns = basis.shape
     gone, rows = found.discarded, left * math.prod(modes)

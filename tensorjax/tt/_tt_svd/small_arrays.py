@@ -16,16 +16,16 @@ from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
 from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, sketched
 from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right
 
-# Larger arrays are worth a choice, and a sketch.
+# Larger arrays are left to `on_host.tt_svd`, whose choice of cuts and sketches pays there.
 _SMALL = 2**16
-# Up to so many entries an SVD takes less than a Gram matrix, its eigenvectors, and what these lack
-# to be orthonormal.
+# Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
+# reorthogonalisation.
 _TINY = 2**9
-# From so many rows on it is worth asking first whether all are needed; and so many go to a sketch
-# of this many columns more than twice the rank that is expected.
+# From _WHOLE rows on it pays to test first whether the full rank is needed. From _SKETCHED rows on
+# a random sketch is tried, of _MORE columns more than twice the expected rank.
 _WHOLE, _SKETCHED, _MORE = 32, 96, 8
-# The rank that is expected of the rest of an array; nanoseconds that a core takes to be
-# orthogonalised once more, if it was split off on the right.
+# Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
+# that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
 
 
@@ -83,7 +83,7 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
 def _after(asked: Asked, rank: int, side: int) -> Asked:
     """Updates the options for the next bond: expected rank, whether full rank is tested.
 
-    Where one did not, no later one is asked whether it does.
+    Once a bond did not need its full rank, later bonds are not tested for it.
     """
     return asked if rank == side else asked._replace(guess=rank, whole=False)
 
