@@ -1,1 +1,1 @@
-"""Types that all formats stand on: trains, their cores, operators and serialisation."""
+"""Base types of the tensor formats: trains, their cores, operators and serialisation."""

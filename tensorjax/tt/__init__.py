@@ -1,4 +1,4 @@
-"""Tensor trains and TT-matrices: types, construction, exact arithmetic, rounding.
+"""Tensor trains and TT-matrices: construction, arithmetic, rounding, solvers, cross, completion.
 
 ``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
 one per bond, which the modes and what is there may undercut; only a train that is padded to

@@ -1,4 +1,4 @@
-"""Arithmetic of tensor trains and TT-matrices: exact, by operations on the cores.
+"""Exact arithmetic of tensor trains and TT-matrices, by operations on their cores.
 
 Ranks add under `add`, multiply under `hadamard`, `matvec` and `matmul`; `tensorjax.tt.round` brings
 them down again. Every function is compiled once per combination of shapes and works under jit, vmap
@@ -50,14 +50,14 @@ def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:
 
 
 def fold(a: TTMatrix) -> TT:
-    """The tensor train whose k-th mode is the pair (m_k, n_k), row index major."""
+    """Folds a TT-matrix into a tensor train whose k-th mode is (m_k, n_k), row index major."""
     return TT._unchecked(
         tuple(c.reshape(*c.shape[:-3], c.shape[-3] * c.shape[-2], c.shape[-1]) for c in a.cores)
     )
 
 
 def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatrix:
-    """Undoes `fold`."""
+    """Unfolds a tensor train into a TT-matrix; the inverse of `fold`."""
     pairs = zip(t.cores, row_shape, col_shape, strict=True)
     return TTMatrix._unchecked(
         tuple(c.reshape(*c.shape[:-2], m, n, c.shape[-1]) for c, m, n in pairs)
@@ -65,7 +65,7 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 
 def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a function of tensor trains, TT first, take TT-matrices by folding their modes."""
+    """Extends a function of tensor trains to TT-matrices, by folding their modes."""
     first = next(iter(inspect.signature(f).parameters))
 
     @functools.wraps(f)
@@ -81,7 +81,7 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @placed
 def add(x: Train, y: Train) -> Train:
-    """x + y entry by entry; TT-ranks add.
+    """Adds two trains entry by entry; TT-ranks add.
 
     Args:
       x: TT or TTMatrix.
@@ -127,7 +127,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
 
 
 def scale(x: Train, factor: Any) -> Train:
-    """factor · x, for a scalar (traced or not); the last core carries it.
+    """Multiplies a train by a scalar (traced or not), in its last core.
 
     Args:
       x: TT or TTMatrix.
@@ -146,14 +146,14 @@ def scale(x: Train, factor: Any) -> Train:
 
 
 def conj(x: Train) -> Train:
-    """Entry-wise complex conjugate."""
+    """Returns the complex conjugate, entry by entry."""
     known("x", x)
     return _map(x, jnp.conj)
 
 
 @placed
 def real(x: Train) -> Train:
-    """Real part entry by entry, exact; TT-ranks double where ``x`` is complex.
+    """Returns the real part, entry by entry, exact; TT-ranks double where ``x`` is complex.
 
     A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
     the products is the product of these matrices, which the last core cuts to one column and the
@@ -177,7 +177,7 @@ def real(x: Train) -> Train:
 
 @placed
 def imag(x: Train) -> Train:
-    """Imaginary part entry by entry, exact, as `real`; zeros of TT-rank one where ``x`` is real."""
+    """Returns the imaginary part, as `real`; zeros of TT-rank one where ``x`` is real."""
     known("x", x)
     return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
 
@@ -198,7 +198,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """The train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
     known("x", x)
     modes = zip(x.cores, _modes(x), strict=True)
     batch = x.cores[0].shape[: -x._core_ndim]
@@ -256,7 +256,7 @@ _jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
 
 
 def transpose(a: TTMatrix) -> TTMatrix:
-    """Aᵀ (no conjugation): rows and columns change places in every core."""
+    """Transposes a TT-matrix, Aᵀ (no conjugation): swaps row and column modes of every core."""
     if not isinstance(a, TTMatrix):
         raise TypeError(f"a: expected a TTMatrix, got {type(a).__name__}")
     known("a", a)
@@ -264,7 +264,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
 
 
 def kron(x: Train, y: Train) -> Train:
-    """Kronecker (tensor) product: the cores of ``y`` follow those of ``x``.
+    """Returns the Kronecker (tensor) product: the cores of ``y`` follow those of ``x``.
 
     Example:
       >>> from tensorjax import tt
@@ -281,7 +281,7 @@ def kron(x: Train, y: Train) -> Train:
 
 @placed
 def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
-    """Joins trains along one mode (for TT-matrices: along the rows of that mode); TT-ranks add.
+    """Concatenates trains along one mode (TT-matrices: along its rows); TT-ranks add.
 
     Args:
       trains: TT or TTMatrix, equal in all modes but ``axis``.

@@ -1,4 +1,4 @@
-"""Tensor trains out of nothing or out of vectors, and back to dense arrays."""
+"""Constructors of trains (random, ones, zeros, identity, rank one), to_dense, pad and trim."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _TAME = 100
 
 
 def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The largest rank that each interior bond can need: the smaller side of its unfolding."""
+    """Returns the largest rank each interior bond can need: its unfolding's shorter side."""
     left = [math.prod(sizes[:k]) for k in range(1, len(sizes))]
     right = [math.prod(sizes[k:]) for k in range(1, len(sizes))]
     return tuple(map(min, left, right))
@@ -29,7 +29,7 @@ def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
 def feasible_ranks(
     rank: int | Sequence[int], sizes: Sequence[int], caps: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """``rank`` bond by bond, cut where neighbours, sizes or ``caps`` leave no use for as much."""
+    """Returns ``rank`` bond by bond, cut to what neighbours, sizes and ``caps`` allow."""
     ranks = _check.bond_ranks(rank, rank_bounds(sizes))
     return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
 
@@ -37,7 +37,7 @@ def feasible_ranks(
 def padded_ranks(
     rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
 ) -> tuple[int, ...]:
-    """The shape of a result of these feasible ``ranks``: those, or ``rank`` itself.
+    """Returns the ranks of a result: feasible ``ranks``, or ``rank`` for padded trains.
 
     It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
@@ -73,7 +73,7 @@ def _random_cores(
 def random(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> TT:
-    """A random tensor train whose entries have mean 0 and variance 1.
+    """Draws a random tensor train whose entries have mean 0 and variance 1.
 
     Args:
       key: `jax.random.key`.
@@ -104,7 +104,7 @@ def random_matrix(
     rank: int | Sequence[int],
     dtype: Any = None,
 ) -> TTMatrix:
-    """A random TT-matrix whose entries have mean 0 and variance 1; arguments as for `random`.
+    """Draws a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
 
     Example:
       >>> import jax
@@ -127,7 +127,7 @@ def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tupl
 
 @placed
 def rank_one(vectors: Sequence[Any]) -> TT:
-    """The outer product v_1 ∘ … ∘ v_d, TT-ranks one.
+    """Returns the outer product v_1 ∘ … ∘ v_d, TT-ranks one.
 
     Example:
       >>> import jax.numpy as jnp
@@ -145,19 +145,19 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
 
 def ones(shape: Sequence[int], dtype: Any = None) -> TT:
-    """The train whose entries are all one, TT-ranks one."""
+    """Returns the train whose entries are all one, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def zeros(shape: Sequence[int], dtype: Any = None) -> TT:
-    """The zero train, TT-ranks one."""
+    """Returns the zero train, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
-    """The identity of size ∏ n_k as a TT-matrix, TT-ranks one.
+    """Returns the identity of size ∏ n_k as a TT-matrix, TT-ranks one.
 
     Example:
       >>> from tensorjax import tt
@@ -171,7 +171,7 @@ def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
 
 
 def _by_modes(out: Any, arguments: Any) -> list[Any]:
-    """Each axis of the dense array is sharded as its mode; merged ones as the first of them."""
+    """Returns the sharding of the dense array: each axis as its mode, merged ones as the first."""
     cores = jax.tree.leaves(arguments)
     if cores[0].ndim == 3:
         return [by_axes(out.shape, [[(c, 1)] for c in cores])]
@@ -180,7 +180,7 @@ def _by_modes(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
-    """The dense array: shape (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
+    """Returns the dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
     Example:
       >>> from tensorjax import tt
@@ -193,7 +193,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 
 def _is_tame(t: TT | TTMatrix) -> bool:
-    """Whether cores are seen to be so near one that no product of them can leave the range."""
+    """Whether concrete cores are so near one that no product of them can over- or underflow."""
     if not _evaluate_on_host.is_hosted(t):
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
@@ -228,7 +228,7 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
 
 
 def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores out to (r_left, ∏ n, r_right), over a power of two if careful.
+    """Multiplies neighbouring cores to (r_left, ∏ n, r_right), over a power of two if careful.
 
     Products are then kept near one: those of some cores may leave the range of the dtype where the
     whole does not.
@@ -282,7 +282,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """For each interior bond, which of its indices lie on a path of non-zeros through all cores."""
+    """Finds the bond indices that lie on a path of non-zeros through all cores."""
     cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
     from_left, from_right = [], []
@@ -299,7 +299,7 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
 
 @placed
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
-    """TT-ranks that remain when zero-padding is dropped; see `trim`.
+    """Returns the TT-ranks that remain when zero-padding is dropped; see `trim`.
 
     Returns:
       (1, r_1, …, r_{d−1}, 1): Python ints, or traced integers under jit.
@@ -316,7 +316,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
 
 @placed
 def trim(t: Train) -> Train:
-    """Drops the bond indices that zero-padding made dead. Outside jit only: shapes change.
+    """Drops zero-padded bond indices; outside jit only, for shapes change.
 
     Raises:
       TypeError: under a JAX transformation.

@@ -1,4 +1,4 @@
-"""Entries of tensor trains, and trains with some modes contracted with vectors."""
+"""Evaluation of train entries at multi-indices, and contraction of modes with vectors."""
 
 import functools
 import math
@@ -20,15 +20,15 @@ from tensorjax.contract import einsum
 from tensorjax.tt import _evaluate_on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-# Numbers gathered at a time by `evaluate`: 256 MiB of float64.
+# Elements gathered at a time by `evaluate`: 256 MiB of float64.
 _GATHER_LIMIT = 2**25
-# Numbers in a table of multiplied cores at the ends of a train, and between.
+# Most elements in a table of multiplied cores: at the ends of a train, and in between.
 _END_TABLE, _TABLE = 2**22, 2**17
 
 
 @placed
 def evaluate(t: TT, indices: Any) -> jax.Array:
-    """Entries x[i_1, …, i_d] at a batch of multi-indices.
+    """Evaluates entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:
       t: TT of order d.
@@ -99,7 +99,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
 
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
-    """Ranges of cores to multiply out, for a batch of so many entries.
+    """Chooses which neighbouring cores to multiply into tables, for a batch of that size.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache.
     """
@@ -134,7 +134,7 @@ def _grouped(
 
 
 def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Neighbouring cores as one, (r, ∏ n, s), over 2^e; and e."""
+    """Multiplies neighbouring cores into one, (r, ∏ n, s), over 2^e; returns it and e."""
     out, exponent = cores[0], 0
     for core in cores[1:]:
         out, e = linalg.normalized(out)

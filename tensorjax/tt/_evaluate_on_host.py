@@ -1,4 +1,4 @@
-"""Entries and contracted modes of concrete trains in the memory of a CPU: nothing is compiled.
+"""Entries and contracted modes of concrete trains by NumPy, on the host: nothing is compiled.
 
 XLA takes seconds to compile the products of some dozens of cores, and does so anew for every size
 of a batch. NumPy starts at once, and where ranks are high it is faster too: rows of one index share
@@ -22,21 +22,21 @@ from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT
 from tensorjax._placement import _is_alone
 
-# Entries that go through the train together, and numbers gathered at a time: for the caches.
+# Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
 _ROWS, _GATHER = 2**16, 2**18
-# Up to so many indices all are multiplied and one is picked: a gather of matrices costs more.
+# For mode sizes up to this, all slices are multiplied and one is picked: gathering costs more.
 _FEW = 4
-# From so many rows an index, and numbers in its matrix, rows are sorted by their index.
+# With at least so many rows per index, and elements per matrix, rows are grouped by their index.
 _SHARED, _MATRIX = 64, 256
-_LARGE = 2**10  # numbers in such a matrix from which programs of XLA, which gather, are slower
-# Calls with equal shapes, and as large a batch, after which a program is compiled for them.
+_LARGE = 2**10  # elements in such a matrix from which XLA's programs, which gather, are slower
+# After so many calls with equal shapes and batch size, a program is compiled for them.
 _HABIT = 10
 _NEAR = 4  # powers of two that norms of cores may be off one
 _calls = FirstCalls()
 
 
 def is_hosted(*arguments: Any) -> bool:
-    """Whether all arrays are concrete, and each in the memory of one CPU: for NumPy to serve."""
+    """Whether all arrays are concrete, each in the memory of one CPU, so that NumPy can serve."""
     leaves = jax.tree.leaves(arguments)
     if _is_alone():
         return not any(isinstance(x, Tracer) for x in leaves)
@@ -44,7 +44,7 @@ def is_hosted(*arguments: Any) -> bool:
 
 
 def pays(t: TT, indices: np.ndarray) -> bool:
-    """Whether NumPy is to serve a batch: high ranks, or a batch that is not a habit yet.
+    """Whether NumPy serves a batch best: high ranks, or a shape seen only a few times so far.
 
     A program that is there already is up to four times faster where ranks are low, and takes as
     long to compile as thousands of calls: the first few calls of one kind are not worth it.
@@ -56,13 +56,13 @@ def pays(t: TT, indices: np.ndarray) -> bool:
 
 
 def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
-    """Whether matrix products of rows that share an index take less than products one by one."""
+    """Whether grouping rows by index is faster than one matrix product per row."""
     sizes = [c.shape for c in cores]
     return any(batch >= _SHARED * n and r * s >= _LARGE for r, n, s in sizes)
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Entries at multi-indices (batch, d) in range, by tables of the cores a … b−1 of each group.
+    """Evaluates multi-indices (batch, d) in range, by tables of the cores a … b−1 of each group.
 
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
@@ -89,7 +89,7 @@ def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
 
 
 def _near_one(cores: Cores) -> tuple[Cores, int]:
-    """Cores, those far from one over a power of two; and the exponents together."""
+    """Scales cores that are far from one by powers of two; returns cores and total exponent."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     for core in cores:
@@ -101,7 +101,7 @@ def _near_one(cores: Cores) -> tuple[Cores, int]:
 
 
 def _product(cores: Cores) -> Any:
-    """Neighbouring cores as one, (r, ∏ n, s)."""
+    """Multiplies neighbouring cores into one, (r, ∏ n, s)."""
     out = cores[0]
     for core in cores[1:]:
         out = (tall(out) @ wide(core)).reshape(out.shape[0], -1, core.shape[-1])
@@ -128,7 +128,7 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Indices of several modes as one."""
+    """Merges the indices of several modes into one."""
     row = columns[0]
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i
@@ -136,7 +136,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """v[b] @ table[:, rows[b]] for all b, (batch, r) to (batch, s)."""
+    """Computes v[b] @ table[:, rows[b]] for all b, (batch, r) to (batch, s)."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -159,7 +159,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """As `_times`, a matrix product for each index."""
+    """Computes `_times` by one matrix product for each distinct index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]
@@ -173,7 +173,7 @@ def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndar
 
 
 def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
-    """The train of the modes that no vector is given for, or a scalar if none remains.
+    """Contracts modes with vectors: the train of the other modes, or a scalar if none remain.
 
     Cores far from contracted modes stay the arrays that they are.
     """
@@ -210,7 +210,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
-    """A train times 2^exponent: in a core that is new, or in all if that could not hold it."""
+    """Multiplies a train by 2^exponent: in one new core, or in all if one could not hold it."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = linalg.exponents_held(kind)
     new = np.asarray(cores[at]).astype(kind, copy=False)

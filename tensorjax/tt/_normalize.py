@@ -1,4 +1,4 @@
-"""Norms that no scalar holds: their logarithm, and the train over its norm."""
+"""Log-norm and normalisation of trains whose norm over- or underflows."""
 
 import math
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 @as_train
 def log_norm(t: TT) -> jax.Array:
-    """ln ‖t‖, the natural logarithm of the Frobenius norm, a real scalar; −∞ for a zero train.
+    """Computes ln ‖t‖, the natural logarithm of the Frobenius norm; −∞ for a zero train.
 
     Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
 
@@ -43,7 +43,7 @@ def _log_norm(t: TT) -> jax.Array:
 
 @placed
 def normalize(t: Train) -> Train:
-    """t / ‖t‖, the train of norm one in the direction of ``t``; a zero train stays as it is.
+    """Returns t / ‖t‖, of norm one; a zero train stays as it is.
 
     Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: cores are scaled
     by powers of two, which all of them share.

@@ -1,4 +1,4 @@
-"""Products and sums of trains: exact, or rounded without being formed."""
+"""Products and sums of trains: exact, or rounded without materialising the exact result."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ from tensorjax.tt._rounding.rounding import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Rank = int | Sequence[int] | None
-# Columns of the independent sketch that measures what a tolerance left.
+# Columns of the independent sketch that estimates the error made with a tolerance.
 _PROBES = 48
 # Parts of a tolerance: of the truncation by singular values, and of what the sketches may miss, by
 # an estimate that may be off by a factor of two.
@@ -49,13 +49,13 @@ def hadamard(
     key: Any = None,
     oversample: int | None = None,
 ) -> Train:
-    """x * y entry by entry; TT-ranks multiply, or are brought down at once.
+    """Multiplies trains entry by entry; TT-ranks multiply, or are rounded at once.
 
     Args:
       x: TT or TTMatrix.
       y: of the same kind and shape.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product, of ranks r², is never formed.
+      rank: TT-ranks of the result, static. The product, of ranks r², is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -96,7 +96,7 @@ def matvec(
     key: Any = None,
     oversample: int | None = None,
 ) -> TT:
-    """A x for a TT-matrix (rows m_k, columns n_k) and a train of shape n.
+    """Multiplies a TT-matrix (rows m_k, columns n_k) by a train of shape n: A x.
 
     TT-ranks multiply, or are brought down at once.
 
@@ -104,7 +104,7 @@ def matvec(
       a: TTMatrix with ``col_shape`` equal to ``x.shape``.
       x: TT.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product of all ranks is never formed.
+      rank: TT-ranks of the result, static. The exact product is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -146,13 +146,13 @@ def matmul(
     key: Any = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """A B for TT-matrices; TT-ranks multiply, or are brought down at once.
+    """Multiplies TT-matrices, A B; TT-ranks multiply, or are rounded at once.
 
     Args:
       a: TTMatrix.
       b: TTMatrix with ``row_shape`` equal to ``a.col_shape``.
       tol: relative error, and with it ranks as found; see `linear_combination`.
-      rank: TT-ranks of the result, static. The product of all ranks is never formed.
+      rank: TT-ranks of the result, static. The exact product is not materialised.
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
@@ -184,10 +184,10 @@ def linear_combination(
     key: Any = None,
     oversample: int | None = None,
 ) -> TT:
-    """Σ_i w_i x_i of trains and of products of trains; rounded in one pass, if asked.
+    """Sums trains and products of trains with weights; rounded in one pass, if asked.
 
-    Neither the sum nor any product is formed: for m terms of ranks r and a result of rank f it
-    takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
+    Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
+    it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
 
     Args:
       terms: one or more of one shape: a TT x; a pair of TT (x, y), for x * y; or a pair (A, x) of
@@ -255,7 +255,7 @@ def linear_combination(
 
 
 def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
-    """The sum itself."""
+    """Computes the exact sum; TT-ranks add."""
     total = None
     for term, weight in zip(pairs, weights, strict=True):
         one = term[0] if len(term) == 1 else _product(*term)
@@ -266,7 +266,7 @@ def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
 
 
 def term_of(name: str, term: Any) -> tuple[Any, ...]:
-    """One term as a tuple of trains, checked."""
+    """Checks a term and returns it as a tuple of trains."""
     factors = tuple(term) if isinstance(term, tuple | list) else (term,)
     kinds = [type(t) for t in factors]
     if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
@@ -293,7 +293,7 @@ def _product(first: Any, second: TT) -> TT:
 
 
 def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """The cores of a term, mode by mode; of a matrix and a vector, the vector as one column."""
+    """Returns the cores of a term, mode by mode; a vector times a matrix has one column."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
         cores = [c.astype(dtype) for c in cores]
@@ -355,7 +355,7 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
 
 
 def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
-    """Ranks that the sum of the terms cannot exceed, and its modes."""
+    """Returns ranks that the sum of the terms cannot exceed, and its modes."""
     first, *second = terms[0]
     columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
     modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
@@ -376,7 +376,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _compiles(terms: Any, dtype: Any) -> bool:
-    """Whether the sweeps in C++ take this sum: one matrix times a vector."""
+    """Whether the C++ sweeps serve this sum: one matrix times a vector."""
     if len(terms) > 1 or [type(t) for t in terms[0]] != [TTMatrix, TT]:
         return False
     a, x = terms[0]
@@ -409,7 +409,7 @@ def _one_by_xla(
 
 @_either.defjvp
 def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Through XLA's sweeps, by the same random train."""
+    """Differentiates XLA's sweeps, which use the same random train as the C++ ones."""
     *arrays, key = primals
     differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
@@ -434,7 +434,7 @@ def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """On the host: sketches as wide as they need to be, exact ranks, no compilation."""
+    """Rounds a sum to a tolerance on the host: sketches are widened until they suffice."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]

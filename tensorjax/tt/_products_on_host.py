@@ -1,4 +1,4 @@
-"""Products and inner products of concrete trains in the memory of a CPU: nothing is compiled.
+"""Products and inner products of concrete trains by NumPy, on the host: nothing is compiled.
 
 XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
 products of small cores take NumPy no longer than a program of XLA takes to be called.
@@ -19,7 +19,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluate_on_host import _near_one, _on_host
 
-# Exponents of the squared norm up to which what is carried from core to core stays as it is.
+# The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
 # Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.
@@ -32,7 +32,7 @@ def _common(x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """The exact "hadamard", "matvec" or "matmul" of trains; None if a program is to serve.
+    """Computes the exact "hadamard", "matvec" or "matmul"; None if a compiled program is better.
 
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
@@ -50,7 +50,7 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
-    """The second factor, scaled where cores of either one are not seen to be near one."""
+    """Returns the second factor, scaled where cores might over- or underflow."""
     low, high = 2.0**-_TAME, 2.0**_TAME
     if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
         return right
@@ -58,7 +58,7 @@ def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndar
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
-    """Numbers in the cores of a product."""
+    """Counts the elements in the cores of a product."""
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape
@@ -98,7 +98,7 @@ _PRODUCTS = {"hadamard": _hadamard, "matvec": _matvec, "matmul": _matmul}
 
 
 def inner(x: TT, y: TT) -> jax.Array | None:
-    """⟨x, y⟩ with x conjugated; None if a program is to serve."""
+    """Computes ⟨x, y⟩, x conjugated; None if a compiled program is better."""
     found = _overlap(x, y, "inner")
     if found is None:
         return None
@@ -107,7 +107,7 @@ def inner(x: TT, y: TT) -> jax.Array | None:
 
 
 def norm(x: TT) -> jax.Array | None:
-    """‖x‖; None if a program is to serve."""
+    """Computes ‖x‖; None if a compiled program is better."""
     found = _overlap(x, x, "norm")
     if found is None:
         return None
@@ -120,7 +120,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
-    """Σ conj(x_i) y_i as a number and an exponent of two; None if a program is to serve."""
+    """Computes Σ conj(x_i) y_i as mantissa and exponent; None if a compiled program is better."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
     if not is_hosted(cores, dtype):
@@ -135,7 +135,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
 
 
 def _work(x: TT, y: TT) -> float:
-    """Multiplications of an inner product."""
+    """Counts the multiplications of an inner product."""
     return sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)
@@ -143,7 +143,7 @@ def _work(x: TT, y: TT) -> float:
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """The overlap of trains whose cores are near one, and the exponent that was taken out."""
+    """Computes the overlap of trains with cores near one, and the exponent taken out."""
     low, high = 2.0**-_TAME, 2.0**_TAME
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0

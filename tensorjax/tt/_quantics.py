@@ -1,4 +1,4 @@
-"""Quantics grids: a function of 2^b points a dimension as a tensor of many modes of size two.
+"""Quantics (QTT) grids: functions on 2^b points a dimension as tensors of many small modes.
 
 Point i = Σ_l c_l b^(bits − 1 − l) of a dimension is written in digits c_0 … c_{bits−1} of a base b,
 the most significant first. Smooth functions then have small TT-ranks, and 2^30 points cost 30 small
@@ -14,7 +14,7 @@ from tensorjax import _check
 
 
 class QuanticsGrid(NamedTuple):
-    """A uniform grid in ``dims`` dimensions, its indices in digits; made by `quantics_grid`.
+    """Uniform grid in ``dims`` dimensions with indices in digits; see `quantics_grid`.
 
     Attributes:
       low: (dims,) first points.
@@ -45,31 +45,31 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def points(self) -> int:
-        """Points a dimension, base^bits."""
+        """Number of points a dimension, base^bits."""
         return self.base**self.bits
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Distances of neighbouring points."""
+        """Distances of neighbouring points, one a dimension."""
         steps = self.points - 1 if self.endpoint else self.points
         return tuple((b - a) / steps for a, b in zip(self.low, self.high, strict=True))
 
     def index(self, digits: Any) -> np.ndarray:
-        """Grid indices (…, dims) of digits (…, dims·bits); see `quantics_to_index`."""
+        """Converts digits (…, dims·bits) to grid indices (…, dims); see `quantics_to_index`."""
         return quantics_to_index(
             digits, dims=self.dims, base=self.base, interleaved=self.interleaved
         )
 
     def digits(self, index: Any) -> np.ndarray:
-        """Digits (…, dims·bits) of grid indices (…, dims); see `index_to_quantics`."""
+        """Converts grid indices (…, dims) to digits (…, dims·bits); see `index_to_quantics`."""
         return index_to_quantics(index, self.bits, base=self.base, interleaved=self.interleaved)
 
     def coordinates(self, digits: Any) -> np.ndarray:
-        """Points (…, dims) of digits (…, dims·bits)."""
+        """Converts digits (…, dims·bits) to coordinates (…, dims)."""
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
     def nearest(self, x: Any) -> np.ndarray:
-        """Digits (…, dims·bits) of the grid points nearest to x (…, dims)."""
+        """Returns digits (…, dims·bits) of the grid points nearest to x (…, dims)."""
         steps = (np.asarray(x, float) - np.asarray(self.low)) / np.asarray(self.spacing)
         return self.digits(np.clip(np.rint(steps), 0, self.points - 1).astype(np.int64))
 
@@ -83,7 +83,7 @@ def quantics_grid(
     interleaved: bool = True,
     endpoint: bool = False,
 ) -> QuanticsGrid:
-    """A uniform grid of base^bits points in each dimension, for trains over digits.
+    """Builds a uniform grid of base^bits points in each dimension, for trains over digits.
 
     Args:
       low: first point; a number, or one a dimension.
@@ -134,7 +134,7 @@ def quantics_grid(
 def index_to_quantics(
     index: Any, bits: int, *, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
-    """Digits (…, dims·bits), most significant first, of grid indices (…, dims).
+    """Converts grid indices (…, dims) to digits (…, dims·bits), most significant first.
 
     Raises:
       ValueError: an index outside [0, base^bits).
@@ -161,7 +161,7 @@ def index_to_quantics(
 def quantics_to_index(
     digits: Any, *, dims: int = 1, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
-    """Grid indices (…, dims) of digits (…, dims·bits), most significant first.
+    """Converts digits (…, dims·bits), most significant first, to grid indices (…, dims).
 
     Raises:
       ValueError: a last axis that ``dims`` does not divide, or digits outside [0, base).

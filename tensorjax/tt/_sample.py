@@ -1,4 +1,4 @@
-"""Configurations drawn from tensor trains."""
+"""Perfect sampling of multi-indices from the squared entries of a train (Born rule)."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
 
-# Random numbers that are drawn before the sweep: more are drawn mode by mode, by a program.
+# Most random numbers drawn before the sweep; more are drawn mode by mode in a compiled program.
 _NOISE = 2**23
 
 
@@ -57,7 +57,7 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
 
 
 def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
-    """Gumbel noise (count, n) for every mode, as `_sample` draws it.
+    """Draws Gumbel noise (count, n) for every mode, equal to that of `_sample`.
 
     As many keys as are split off, the first are the same: a few more draws change none of these.
     """
@@ -71,7 +71,7 @@ def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> dict[int, jax.Array]:
-    """By size of the modes, (count, modes of this size, n): few random functions are compiled."""
+    """Draws Gumbel noise by mode size, (count, modes of this size, n), to compile few programs."""
     keys = jax.vmap(lambda k: jax.random.split(k, len(shape)))(jax.random.split(key, count))
     sizes = np.array(shape)
     return {
@@ -81,7 +81,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 
 
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
-    """The draws of `_sample` from its noise, in the memory of a CPU: nothing is compiled."""
+    """Samples as `_sample` does from given noise, by NumPy, on the host: nothing is compiled."""
     dtype = linalg.factor_dtype(t.dtype)
     host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
     cores, _ = orthogonal_cores(host, 0)

@@ -1,4 +1,4 @@
-"""A sum of trains that come one after the other, kept as two sketches of fixed size."""
+"""Streaming sum of trains, kept as two sketches of fixed size (streaming TT approximation)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _CUTOFF = 100
 
 
 class Stream(NamedTuple):
-    """Sketches of a sum of trains; a pytree, to be carried through loops and jit.
+    """State of a streaming sum of trains: two sketches; a pytree, for loops and jit.
 
     Attributes:
       draws: random vectors of every mode, for the sketches from the left and from the right.
@@ -42,7 +42,7 @@ jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> Stream:
-    """An empty stream: trains are put in by `stream_add` and their sum is taken by `stream_train`.
+    """Returns an empty streaming sum, for `stream_add` and `stream_train`.
 
     Args:
       key: `jax.random.key`, of the random sketches.
@@ -89,12 +89,12 @@ def stream(
 
 @placed
 def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
-    """The stream with weight · term put in. Linear: the order of the terms does not matter.
+    """Adds weight · term to a streaming sum; the order of the terms does not matter.
 
     Args:
       state: Stream.
       term: a TT, or a pair of TT (x, y) for x * y, or a pair (A, x) for A x; as in
-        `linear_combination`, products are not formed.
+        `linear_combination`, products are not materialised.
       weight: scalar.
 
     Raises:
@@ -150,7 +150,7 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
 @placed
 @jax.jit
 def stream_train(state: Stream) -> TT:
-    """The sum of all that was put in, as a TT of the stream's ranks.
+    """Recovers the sum of all added terms, as a TT of the stream's ranks.
 
     Exact up to roundoff if the sum has at most those ranks, else a few times the best error;
     `round` removes ranks that were not needed.

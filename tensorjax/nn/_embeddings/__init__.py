@@ -1,1 +1,1 @@
-"""Embeddings whose table is a tensor network."""
+"""Embeddings with tensor-network tables (TT, Tucker, CP): lookup, plans, conversion."""

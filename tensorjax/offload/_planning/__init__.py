@@ -1,4 +1,5 @@
-"""Planner: which parameter groups are kept in memory or on disk.
+"""Planner: chooses which parameter groups are kept in host memory or on disk.
 
-Modules: _plan; _placement (the search); _machine (measured speeds); _bound (lower bound).
+Modules: memory_plan (the public function); placement_search; machine_speed (measured speeds);
+step_time_bound (lower bound on a step's time).
 """

@@ -1,1 +1,1 @@
-"""Boxes of collocation points, and differential operators on them as TT-matrices."""
+"""Collocation grids on boxes, and differential operators on them as TT-matrices."""

@@ -1,1 +1,1 @@
-"""Equations: right sides, initial states and exact solutions."""
+"""PDE problems: Fokker–Planck, Liouville and reaction equations, with exact solutions."""

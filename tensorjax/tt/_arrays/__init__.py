@@ -1,1 +1,1 @@
-"""Operations that arrays have: indexing, reshaping, permuting and reducing modes."""
+"""NumPy-like operations on trains: indexing, reshaping, permuting, reductions, extrema."""

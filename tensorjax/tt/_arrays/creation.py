@@ -1,4 +1,4 @@
-"""Trains of zeros, of one entry, of coordinates, and with modes padded."""
+"""Constructors of trains as in NumPy: zeros_like, unit (one-hot), meshgrid, pad_modes."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -17,13 +17,13 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def zeros_like(x: Train) -> Train:
-    """The train of zeros, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    """Returns the zero train, TT-ranks one, of the kind, shape and dtype of ``x``."""
     known("x", x)
     return 0 * ones_like(x)
 
 
 def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
-    """The train that is one at a multi-index and zero elsewhere; TT-ranks one.
+    """Returns the train that is one at a multi-index and zero elsewhere; TT-ranks one.
 
     Args:
       shape: mode sizes.
@@ -46,7 +46,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
 
 
 def meshgrid(*vectors: Any) -> list[TT]:
-    """Coordinates of a tensor grid as trains of TT-rank one, as `numpy.meshgrid` with "ij".
+    """Returns grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
 
     Args:
       vectors: (n_k,) coordinates along each mode.
@@ -74,7 +74,7 @@ def meshgrid(*vectors: Any) -> list[TT]:
 
 @placed
 def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
-    """The train with zeros before and after each mode, as `numpy.pad`; the ranks stay.
+    """Pads modes with zeros before and after, as `numpy.pad`; the ranks stay.
 
     Args:
       t: TT.

@@ -1,4 +1,4 @@
-"""Functions applied entry by entry, through cross approximation: map and divide."""
+"""Functions applied entry by entry, by cross approximation: map and divide."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from tensorjax.tt._evaluate import evaluate
 def map(
     f: Callable[..., Any], *trains: TT, tol: float, key: jax.Array, **options: Any
 ) -> tuple[TT, CrossInfo]:
-    """f applied entry by entry, by cross approximation.
+    """Applies f entry by entry to one or more trains, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.
@@ -54,7 +54,7 @@ def map(
 
 @placed
 def divide(x: TT, y: TT, *, tol: float, key: jax.Array, **options: Any) -> tuple[TT, CrossInfo]:
-    """x / y entry by entry, by cross approximation; no entry of y may be zero.
+    """Divides trains entry by entry, by cross approximation; no entry of y may be zero.
 
     Args:
       x: TT.

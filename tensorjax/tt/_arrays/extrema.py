@@ -1,4 +1,4 @@
-"""The largest and smallest entries of a train, by a beam search that bounds all others."""
+"""Largest and smallest entries of a train, by a beam search that bounds all others."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -13,14 +13,14 @@ from tensorjax._placement import placed
 from tensorjax.tt._evaluate import evaluate
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
-# Local searches start from so many of the best candidates.
+# Number of best candidates from which local searches start.
 _STARTS = 8
-# Roundoff that a bound may be below an entry by, as a share of it.
+# Relative roundoff by which the bound may exceed the best entry, which is certified nevertheless.
 _SLACK = 1e-12
 
 
 class ExtremumInfo(NamedTuple):
-    """How sure the largest or smallest entry of a train is.
+    """Certificate of an extremum: whether the entry is proven extreme, and a bound.
 
     Attributes:
       status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
@@ -34,7 +34,7 @@ class ExtremumInfo(NamedTuple):
 
 @placed
 def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
-    """The largest entry of a real train: its value, its multi-index, and how sure that is.
+    """Finds the largest entry of a real train: value, multi-index and certificate.
 
     Args:
       t: TT of real dtype, outside of transformations.
@@ -65,7 +65,7 @@ def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...],
 
 @placed
 def argmin(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
-    """The smallest entry of a real train: its value, its multi-index, and how sure that is.
+    """Finds the smallest entry of a real train: value, multi-index and certificate.
 
     As `argmax`, whose arguments, results and errors it has; ``bound`` is a lower one.
 
@@ -79,7 +79,7 @@ def argmin(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...],
 
 
 class _Found(NamedTuple):
-    """Multi-indices, and a bound on the size of all entries that are not among them."""
+    """Candidate multi-indices, and a bound on the magnitude of all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -120,7 +120,7 @@ def _extremum(t: TT, candidates: int, sign: float) -> Any:
 
 
 def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
-    """±t in double precision over a power of two, right-orthogonal: of a norm near one.
+    """Returns ±t over a power of two, right-orthogonal, in double precision, of norm near one.
 
     Then what is multiplied out from the left is no smaller than the entries that come of it.
     """
@@ -134,7 +134,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """The train plus a constant, in double precision whatever JAX has."""
+    """Adds a constant to a train, in double precision whatever JAX has."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -148,7 +148,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Candidates for entries of the largest size, from either end."""
+    """Searches for entries of largest magnitude, by beam searches from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -156,7 +156,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Multi-indices built from the left, the ``width`` of largest remaining tensors kept."""
+    """Builds multi-indices from the left, and keeps the ``width`` of largest remaining norm."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -182,7 +182,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """The best entry that searches along single modes reach from the best candidates."""
+    """Improves the best candidates by mode-wise ascent; returns the best entry found."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())
@@ -192,7 +192,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """A multi-index of which no single mode can be changed for the better."""
+    """Returns a local maximum: changing a single index does not enlarge the entry."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -1,4 +1,4 @@
-"""Indexing of trains, as of NumPy arrays: t[3, :, 2:5, None, ...] acts on one core per mode."""
+"""Indexing of trains as in NumPy: t[3, :, 2:5, None, ...] acts on one core per mode."""
 
 import math
 import operator
@@ -22,7 +22,7 @@ _WHOLE = slice(None)
 
 @placed
 def item(t: TT, key: Any) -> Any:
-    """t[key]: the entries that NumPy's indexing picks, as a TT; a scalar where all keys are ints.
+    """Returns t[key], as NumPy's indexing: a TT; a scalar where all keys are integers.
 
     Args:
       t: TT of order d.
@@ -60,7 +60,7 @@ def item(t: TT, key: Any) -> Any:
 
 @placed
 def matrix_item(a: TTMatrix, key: Any) -> Any:
-    """a[rows, columns]: entries, rows, columns and blocks of a TT-matrix.
+    """Returns a[rows, columns] of a TT-matrix: entries, rows, columns and blocks.
 
     Args:
       a: TTMatrix.
@@ -105,7 +105,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
 
 
 def _expanded(key: Any, order: int, what: str) -> list[Any]:
-    """One key for every mode, and None for every new one."""
+    """Expands a key: one entry for every mode, the Ellipsis replaced, None for new modes."""
     keys = key if isinstance(key, tuple) else (key,)
     dots = [n for n, k in enumerate(keys) if k is Ellipsis]
     given = sum(k is not None and k is not Ellipsis for k in keys)
@@ -119,7 +119,7 @@ def _expanded(key: Any, order: int, what: str) -> list[Any]:
 
 
 def _check_vectors(keys: Sequence[Any]) -> None:
-    """One vector is taken; where NumPy would move its mode to the front, none."""
+    """Checks the keys: at most one vector, and integers only beside it."""
     for k in keys:
         if not (k is None or isinstance(k, slice) or _is_integer(k) or _is_vector(k)):
             what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__
@@ -166,13 +166,13 @@ def _is_vector(k: Any) -> bool:
 
 
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
-    """The cores, as NumPy arrays where nothing needs to be compiled."""
+    """Returns the cores, as NumPy arrays where nothing needs to be compiled."""
     moving = [k for k in keys if not isinstance(k, slice)]
     return [np.asarray(c) for c in t.cores] if is_hosted(t, moving) else list(t.cores)
 
 
 def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
-    """The slices of a core that a key picks; an integer leaves a mode of size one."""
+    """Takes the slices of a core that a key selects; an integer leaves a mode of size one."""
     if isinstance(key, slice):
         out = core[(_WHOLE,) * axis + (key,)]
         if out.shape[axis] == 0:
@@ -203,7 +203,7 @@ def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:
-    """The train of cores, of which those ``gone``, of mode size one, are multiplied into others."""
+    """Builds a train of cores and contracts its modes ``gone``, which are of size one."""
     t = TT._unchecked(tuple(cores))
     if not gone:
         return TT._unchecked(tuple(map(jnp.asarray, cores)))
@@ -212,7 +212,7 @@ def _without(cores: list[Any], gone: Sequence[int]) -> Any:
 
 
 def _side(key: Any, shape: tuple[int, ...], what: str) -> list[Any]:
-    """One integer or slice per mode, for the rows or the columns."""
+    """Returns one integer or slice per mode, for the rows or the columns."""
     if (isinstance(key, slice) and key == _WHOLE) or key is Ellipsis:
         return [_WHOLE] * len(shape)
     if isinstance(key, tuple):

@@ -1,4 +1,4 @@
-"""Modes split, merged and reordered: reshape, permute and reverse of trains."""
+"""Reshaping of trains: reshape (splits and merges modes), permute and reverse."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,13 @@ from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.
 Pair = tuple[int, int]
-# Relative error of what is asked to be exact: of the order of roundoff.
+# Where an exact result is asked, the relative error of truncations, in units of eps.
 _EXACT = 10
 
 
 @placed
 def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
-    """The train of another shape with the same entries in row-major order, as `numpy.reshape`.
+    """Reshapes a train, its entries in row-major order, as `numpy.reshape`.
 
     Args:
       t: TT or TTMatrix.
@@ -49,7 +49,7 @@ def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
 
     Source: I. Oseledets, "Approximation of 2^d × 2^d matrices using tensor decomposition", SIAM J.
     Matrix Anal. Appl. 31 (2010), for splits. Ours: modes that do not nest are merged until they do,
-    from left to right, with the norm in the core at hand, so that errors are those of the whole.
+    from left to right, with the norm in the current core, so that errors are those of the whole.
     """
     single("t", t)
     if tol is not None and _check.is_traced(t, tol):
@@ -81,7 +81,7 @@ def permute(
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
 ) -> Train:
-    """The train with its modes in another order, as `numpy.transpose` with axes.
+    """Permutes the modes of a train, as `numpy.transpose` with axes.
 
     Args:
       t: TT or TTMatrix, of which row and column of a mode move together.
@@ -141,7 +141,7 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int]) -> list[Any]:
-    """By a program: exactly, or to the bound on all ranks."""
+    """Permutes modes in a compiled program: exactly, or with all ranks bounded."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if rank is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -153,7 +153,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int
 
 @placed
 def reverse(t: Train) -> Train:
-    """The train with its modes in reverse order, exactly: cores in reverse, each transposed.
+    """Reverses the order of modes, exactly: cores in reverse, each transposed.
 
     Args:
       t: TT or TTMatrix.
@@ -188,7 +188,7 @@ def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
 
 
 def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
-    """The shape, −1 replaced by what is missing."""
+    """Returns the shape with −1 replaced by the size that is missing."""
     asked = [shape] if isinstance(shape, int | np.integer) else list(shape)
     total = math.prod(given)
     if asked.count(-1) == 1:
@@ -200,9 +200,9 @@ def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
-    """What is done from left to right: "merge" the next core, "split" off a mode, or "emit".
+    """Yields the steps of a reshape: "merge" the next core, "split" off a mode, or "emit".
 
-    The core at hand gives a mode where sizes divide, and is merged with the next one until they do.
+    A mode is split off the current core if its sizes divide; else the next core is merged into it.
     """
     sources, targets = list(given[::-1]), list(asked[::-1])
     rows, columns = sources.pop()
@@ -227,7 +227,7 @@ def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
 def _restructured(
     cores: list[Any], asked: Sequence[Pair], cut: Callable[..., Any], hand_on: Callable[..., Any]
 ) -> list[Any]:
-    """The cores of the pairs of modes asked for."""
+    """Runs the steps of a reshape; returns the cores of the modes asked for."""
     given = [c.shape[1:3] for c in cores]
     sources, targets, out = list(cores[::-1]), list(asked[::-1]), []
     held = sources.pop()
@@ -250,14 +250,14 @@ def _restructured(
 
 
 def _merged(a: Any, b: Any) -> Any:
-    """Two cores as one: rows with rows, columns with columns."""
+    """Merges two neighbouring cores: rows with rows, columns with columns."""
     (r, m, n, _), (_, p, q, s) = a.shape, b.shape
     both = linalg.matmul(tall(a), b.reshape(len(b), -1)).reshape(r, m, n, p, q, s)
     return both.transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
 
 
 def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
-    """The leading mode of a core, and what is left."""
+    """Splits the leading mode off a core; returns its core and the remaining one."""
     (r, rows, columns, s), (m, n) = core.shape, pair
     parts = core.reshape(r, m, rows // m, n, columns // n, s).transpose(0, 1, 3, 2, 4, 5)
     left, right = cut(parts.reshape(r * m * n, -1))
@@ -265,13 +265,13 @@ def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
-    """The core left-orthogonal, its norm in the following one."""
+    """Orthogonalises a core by QR, and moves its norm into the following one."""
     q, r = linalg.qr(tall(core))
     return q.reshape(*core.shape[:3], -1), absorb(r, following)
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """The matrix as a product with the identity, on the shorter side: no arithmetic is needed."""
+    """Factors a matrix exactly, without arithmetic: the identity on the shorter side."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
@@ -283,7 +283,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Cuts host matrices where the energy left out is below error²."""
+    """Truncated factorisation of host matrices that discards at most error² of energy."""
 
     error: float
 
@@ -295,14 +295,14 @@ class _Truncation(NamedTuple):
 
 
 def _relative(t: TT | TTMatrix, tol: float | None) -> float:
-    """The relative error to cut at."""
+    """Returns the relative error to truncate at: ``tol``, or a few times roundoff."""
     if tol is not None:
         return _check.tolerance(tol, t.dtype)
     return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
 
 
 def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
-    """Host cores of folded modes, orthogonal but for one; their exponent; the norm without it."""
+    """Returns host cores of folded modes orthogonal around a centre, an exponent, the norm."""
     _check.finite("t", t)
     flat = [np.asarray(c).reshape(len(c), -1, c.shape[-1]) for c in t.cores]
     cores, exponent = orthogonal_cores(TT._unchecked(tuple(flat)), center)
@@ -315,7 +315,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """A train of cores with rows and columns."""
+    """Builds a TT or TTMatrix of cores that have row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(map(jnp.asarray, cores)))
@@ -329,7 +329,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Places k at which neighbours k, k + 1 are swapped: as many as there are inversions."""
+    """Yields places k at which neighbours k, k + 1 are swapped (insertion sort)."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)
@@ -340,7 +340,7 @@ def _swaps(order: Sequence[int]) -> Iterator[int]:
 def _swapped(
     cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any], centred: bool = True
 ) -> list[Any]:
-    """Cores after swaps, each cut where the norm is: first at the first place."""
+    """Swaps neighbouring modes in turn, each truncated with the norm in the swapped pair."""
     center = swaps[0]
     for k in swaps:
         center = center if centred else k

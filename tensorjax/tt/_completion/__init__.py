@@ -1,1 +1,1 @@
-"""Trains from samples of their entries."""
+"""Tensor completion: trains from samples of their entries."""

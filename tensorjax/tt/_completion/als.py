@@ -1,4 +1,4 @@
-"""Alternating least squares for trains sampled at some entries, on the host.
+"""Alternating least squares (ALS) for tensor completion, by NumPy, on the host.
 
 The sampled entries are linear in one core at a time: x[i] = L_i G[:, i_k, :] R_i, with row vectors
 L_i and column vectors R_i of what lies left and right. Samples that share i_k see the same slice,
@@ -15,7 +15,7 @@ from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 
 
 class Samples(NamedTuple):
-    """Entries of a tensor of d modes.
+    """Sampled entries of a tensor of d modes, sorted by the index of each mode.
 
     Attributes:
       values: (N,).
@@ -37,7 +37,7 @@ def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Sa
 
 
 def entries(cores: Cores, seen: Samples) -> np.ndarray:
-    """The entries of a train at the samples."""
+    """Evaluates a train at the samples."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
         left = _through(left, core.transpose(1, 0, 2), rows)
@@ -45,7 +45,7 @@ def entries(cores: Cores, seen: Samples) -> np.ndarray:
 
 
 def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
-    """Solves for every core from left to right and back, again and again.
+    """Generates ALS sweeps, left to right and back: every core is solved by least squares.
 
     Args:
       cores: to start from.
@@ -91,7 +91,7 @@ def _right_orthogonal(cores: Cores) -> Cores:
 
 
 def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Each sample's vector times the slice at its index."""
+    """Multiplies each sample's vector by the core's slice at its index."""
     out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
     for matrix, at in zip(slices, rows, strict=True):
         out[at] = vectors[at] @ matrix
@@ -101,7 +101,7 @@ def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) ->
 def _solved(
     left: np.ndarray, right: np.ndarray, seen: Samples, k: int, weight: float
 ) -> np.ndarray:
-    """The core k that fits the samples best."""
+    """Solves for core k by regularised least squares, slice by slice."""
     a, b = left.shape[1], right.shape[1]
     slices = []
     for at in seen.rows[k]:

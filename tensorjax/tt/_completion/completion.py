@@ -1,4 +1,4 @@
-"""Tensor trains from samples of their entries: alternating least squares, Riemannian gradients."""
+"""Tensor completion: trains from samples, by ALS or Riemannian conjugate gradients."""
 
 import itertools
 import time
@@ -21,20 +21,20 @@ from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
 from tensorjax.tt._manifold.tangent_vectors import moved, project, split
 
 Method = Literal["als", "riemannian"]
-# A rank stays raised if the held-out error falls by this share of itself.
+# A raised rank is kept if it lowers the held-out error by at least this share.
 _WORTH = 0.003
 # Iterations after a rank was raised, before it is judged.
 _TRIAL = 10
-# Size of the random part that raises a rank, relative to the whole.
+# Size of the random entries that pad cores to a higher rank, relative to the largest entry.
 _SPARK = 1e-3
-# Held-out errors above this call for another start.
+# Held-out errors above this count as a poor local minimum: another random start is tried.
 _STUCK = 0.5
 # Iterations in a row that may raise the held-out error, or hardly lower that of the fit.
 _PATIENCE, _SLOW = 40, 3
 
 
 class CompleteInfo(NamedTuple):
-    """What a completion did.
+    """Report of a completion: status, errors on fitted and held-out samples, ranks, advice.
 
     Attributes:
       status: "reached" (the error is at most ``tol``), "converged" (three iterations lowered it by
@@ -87,7 +87,7 @@ def complete(
     key: jax.Array | None = None,
     callback: Callable[[int, float, float], Any] | None = None,
 ) -> tuple[TT, CompleteInfo]:
-    """A tensor train of low TT-ranks from some of its entries.
+    """Fits a tensor train of low TT-ranks to some entries of a tensor (tensor completion).
 
     Minimises the mean of |x[i] − values|² over the samples, plus ``ridge`` times that over all
     entries of x, in units of the mean square of the values.
@@ -135,7 +135,7 @@ def complete(
     completion in the tensor train format", SIAM J. Sci. Comput. 37 (2015) ("als"); M. Steinlechner,
     "Riemannian optimization for high-dimensional tensor completion", SIAM J. Sci. Comput. 38 (2016)
     ("riemannian", with its linearised step, and the strategy of raising ranks). Ours: the ridge,
-    which in the gauge of the core at hand is the norm of the whole train.
+    which in the gauge of the current core is the norm of the whole train.
     """
     start = time.perf_counter()
     data = _Data(indices, values, shape, held_out, key)
@@ -179,7 +179,7 @@ def complete(
 
 
 class _Data:
-    """Samples, checked, in units of their root mean square, and the part that is held out."""
+    """Checked samples over their root mean square, split into fitted and held-out ones."""
 
     def __init__(self, indices: Any, values: Any, shape: Any, held_out: float, key: Any):
         self.shape = _check.shape("shape", shape)
@@ -208,7 +208,7 @@ class _Data:
         self.unseen = als.samples(where[rest], given[rest], self.shape)
 
     def start(self, x0: TT | None, ranks: Sequence[int]) -> Cores:
-        """x0 in units of the samples, or a random train with entries of about one."""
+        """Returns the initial cores: x0 in units of the samples, or random ones."""
         if x0 is None:
             return self.random(ranks)
         single("x0", x0, TT)
@@ -237,12 +237,12 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """The error to choose by: that on samples held out, if there are any."""
+        """Error by which fits are compared: on held-out samples; without any, on fitted ones."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
 class _Work:
-    """A completion under way."""
+    """Running completion: its samples, options and history."""
 
     def __init__(
         self, data: _Data, method: Method, ridge: float, tol: float, stop: float, callback: Any
@@ -252,7 +252,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """The best of at most so many iterates at the ranks of ``cores``, and why they ended."""
+        """Iterates at fixed ranks; returns the best iterate and why the iteration ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -288,7 +288,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Raises bond after bond, then all together, while that lowers the held-out error."""
+        """Raises the ranks bond by bond, or all at once, while the held-out error falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0
@@ -308,7 +308,7 @@ class _Work:
         return best, status
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """The same train with ranks raised by a small random part."""
+        """Pads cores to higher ranks with small random entries."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -321,7 +321,7 @@ class _Work:
 
 
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Riemannian conjugate gradients with the step that is best to first order."""
+    """Yields iterates of Riemannian conjugate gradients with a linearised exact step."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
     direction, past = None, None
     while True:

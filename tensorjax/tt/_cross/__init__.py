@@ -1,1 +1,1 @@
-"""Cross approximation: trains from entries of a function."""
+"""Cross approximation: tensor trains of black-box functions, from few of their values."""

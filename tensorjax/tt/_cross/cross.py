@@ -36,17 +36,17 @@ _ADVICE: dict[str, str] = {
     "or an x0= that is large where f is",
 }
 _ALL_ZERO = "f is zero: all entries were read"
-# What rounding may use of the squared error that is left; and the error it may add to a train that
-# misses the tolerance anyway.
+# _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
+# _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
-# Of a small tensor, one entry of so many measures the error, but not fewer than so many in all.
+# Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
 _SPARSE, _FEW = 10, 100
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossInfo:
-    """How a cross approximation went.
+    """Report of a cross approximation: status, error estimate, evaluations, ranks, advice.
 
     Attributes:
       status: "converged"; or "max_rank", "budget", "max_sweeps", "stalled", "stopped" (by the
@@ -103,7 +103,7 @@ def cross(
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: Any = None,
 ) -> tuple[TT, CrossInfo]:
-    """A tensor train of f, a function of multi-indices or of points of a grid, from few entries.
+    """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
     the largest residual (greedy two-site cross interpolation). No entry is evaluated twice.
@@ -186,7 +186,7 @@ def cross(
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
-    """Standard error that held-out entries do not show; for ``elsewhere`` see `HeldOut.unseen`."""
+    """Returns the part of the error's standard error that held-out entries cannot show."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.estimate.bound <= search.tol
     )
@@ -228,7 +228,7 @@ def _options(
     held_out = min(asked, max(_FEW, math.prod(sizes) // _FEW))
     if budget is not None:
         budget = _check.integer("max_evaluations", budget, low=1)
-        # Most of a small budget is for the fit.
+        # Most of a small budget is spent on the fit.
         held_out = min(held_out, max(1, budget // 5))
     cap = np.iinfo(np.int64).max
     if max_rank is not None:
@@ -257,7 +257,7 @@ def _generator(key: Any) -> np.random.Generator:
 
 
 def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """The coordinates as rows of one array, filled up with zeros."""
+    """Checks the grid and returns its coordinates as the zero-padded rows of one array."""
     arrays = [np.asarray(g) for g in grid]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -283,7 +283,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
 
 
 def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """Rows of multi-indices, counted from the front."""
+    """Checks the given pivots and returns them as rows of non-negative multi-indices."""
     if value is None:
         return None
     rows = np.asarray(value)
@@ -308,7 +308,7 @@ def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
 
 
 class _Dtype:
-    """The dtype of the result, known once f has been called."""
+    """Dtype of the result, known once f has been called, and casts of cores to it."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle
@@ -331,7 +331,7 @@ class _Dtype:
         _check.tolerance(tol, self.value)
 
     def check_range(self, *, at_end: bool = False) -> None:
-        """Raises if the largest value of f overflows in the dtype; or at the end, if it vanishes.
+        """Raises if the largest value of f overflows in the dtype; or at the end, if it underflows.
 
         JAX takes numbers that are not normal ones for zero.
         """
@@ -346,7 +346,7 @@ class _Dtype:
             )
 
     def finish(self, cores: Cores) -> Cores:
-        """The cores as they will be after a cast to the dtype, still in double precision."""
+        """Casts cores to the result's dtype and back to double, so that errors include the cast."""
         self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
@@ -354,7 +354,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """The cores of the dtype, and of the function's own scale."""
+        """Casts cores to the result's dtype, in the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))
@@ -364,7 +364,7 @@ class _Dtype:
 def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
-    """The train found, of lower ranks where the error allows; and its error."""
+    """Rounds the train found within ``tol`` and to ``max_rank``; returns it with its error."""
     estimate = search.estimate
     if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
         estimate = search.held.estimate(search.cores)

@@ -20,8 +20,8 @@ import numpy as np
 
 from tensorjax.tt._cross.sampled_function import Oracle, Part
 
-# Random entries looked at before a block is taken to be met: so many, and one for each index of its
-# larger mode (up to a limit) and of its bond.
+# Random entries that are evaluated in a block to find large residuals: _PROBES, one for each index
+# of its bond, and one for each index of its larger mode, up to _MODE_PROBES.
 _PROBES, _MODE_PROBES = 8, 64
 # A residual is roundoff up to so many units of what was added and subtracted to make it: sums of r
 # products lose about √r units, and the coefficients of an interpolation as many again.
@@ -29,7 +29,7 @@ _ROUNDOFF = 32 * float(np.finfo(np.float64).eps)
 
 
 class Sets:
-    """Index sets and fibres of all bonds.
+    """Nested index sets (pivots) of all bonds, and the fibres of the tensor through them.
 
     Attributes:
       left: left[k] (r_k, k) multi-indices; left[k + 1] ⊂ left[k] × mode k.
@@ -38,7 +38,7 @@ class Sets:
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Rank one, through one entry (d,) that must not be zero."""
+        """Starts with rank one: the fibres through one entry (d,), which must not be zero."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """|f| at the first pivot."""
+        """Absolute value of f at the first pivot."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """The multi-index of the largest entry on the fibres of a train of rank one."""
+        """Returns the multi-index of the largest entry on the fibres, for a train of rank one."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -70,13 +70,13 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Cores (r_k, n_k, r_{k+1}) of the interpolating train."""
+        """Returns the cores (r_k, n_k, r_{k+1}) of the interpolating train."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Looks for entries that the train misses around bond k, and adds them as pivots.
+        """Searches the block of bond k for large residuals, and adds these entries as pivots.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -118,7 +118,7 @@ class Sets:
         return level, len(block.pivots)
 
     def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
-        """Takes those of the given right multi-indices (m, d − k) whose columns the train misses.
+        """Adds pivots from given right multi-indices (m, d − k) whose columns are not fitted yet.
 
         Returns:
           The number of pivots added at bond k.
@@ -151,7 +151,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Left set k × mode k, r n of them."""
+        """Returns the rows of a block: left set k × mode k, r n multi-indices."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -159,7 +159,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Mode k × right set k + 1, n r of them."""
+        """Returns the columns of a block: mode k × right set k + 1, n r multi-indices."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -167,7 +167,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """The block of bond k; rows and columns that are pivots already are not free in it."""
+        """Returns the block of bond k, rows and columns of earlier pivots marked as not free."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -178,7 +178,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Notes which offered members of right set k are among the columns (n r, d − k) by now."""
+        """Locates right multi-indices from `offer` among the columns (n r, d − k) of the block."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -190,14 +190,14 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The interpolation of the block of bond k is the product of these two."""
+        """Returns the two matrices whose product interpolates the block of bond k."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
     def _probes(
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Random places of the block of bond k, off the rows and columns that are exact already."""
+        """Draws random entries of the block of bond k, off the rows and columns of its pivots."""
         i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
@@ -236,7 +236,7 @@ class Sets:
 
 
 def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
-    """The entries that share all but one index with the point, (1, n_k, 1) for each k."""
+    """Evaluates all fibres through an entry, (1, n_k, 1) each: one index varies at a time."""
     cuts = np.cumsum([0, *oracle.shape])
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
@@ -246,7 +246,7 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """An entry that is the largest of all fibres through it: one mode after the other, in turn."""
+    """Finds a local maximum of |f|, the largest entry of all fibres through it, mode by mode."""
     best = -1.0
     point = point.copy()
     while True:
@@ -262,7 +262,7 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
 
 
 class _Block:
-    """The block of a bond, its interpolation a @ b, and the crosses that are to be added to that.
+    """Block (unfolding) of a bond, its interpolation a @ b, and the crosses added to that.
 
     Attributes:
       rows: R left multi-indices.
@@ -285,17 +285,17 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """At single places, before any cross is added."""
+        """Returns the residual at entries (i, j), before any cross is added."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """The residual at single places after the last cross; zero in its row and column."""
+        """Updates the residual at entries (i, j) by the last cross; zero in its row and column."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j (forward) or in row i, unless it is roundoff after all."""
+        """Adds a pivot in column j (forward) or in row i, unless its residual is only roundoff."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -314,12 +314,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Of the residual at one place."""
+        """Bounds the roundoff of the residual at one entry."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """A column of the tensor and of the residual."""
+        """Returns column j of the tensor and of the residual."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -327,7 +327,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """A row of the tensor and of the residual."""
+        """Returns row i of the tensor and of the residual."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:
@@ -336,13 +336,13 @@ class _Block:
 
 
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
-    """F P⁻¹ with P the picked rows of F: by an orthonormal basis, for P is ill-conditioned."""
+    """Returns F P⁻¹ with P the picked rows of F: through a QR of F, for P is ill-conditioned."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
     return divided(q, q[picked]).reshape(fibres.shape)
 
 
 def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """q R⁻¹ for the square matrix R of some rows of q; by least squares if there is no inverse.
+    """Returns q R⁻¹ for the square matrix R of some rows of q; by least squares if R is singular.
 
     Example:
       >>> import numpy as np
@@ -360,7 +360,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Those rows that are not among the known ones, each once."""
+    """Returns the distinct rows that are not among the known ones."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])
@@ -369,7 +369,7 @@ def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
 def leading_pivots(
     matrix: np.ndarray, threshold: float, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the first pivots of LU with complete pivoting, while above a threshold.
+    """Returns rows and columns of the pivots of LU with complete pivoting above a threshold.
 
     Example:
       >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Entries that measure the error of a cross approximation, and that it was not fitted to.
+"""Error estimate of a cross approximation, from held-out entries that it was not fitted to.
 
 Random entries of the whole tensor tell nothing of a function that is large at few of them. The
 train itself says where that is: entries drawn from |t|² are then looked at too, and each entry is
@@ -15,39 +15,39 @@ from tensorjax._formats.cores import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._cross.sampled_function import Oracle
 
-# One in so many held-out entries is looked at first, and the others if the error is not larger than
-# so many times the tolerance.
+# One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
+# times the tolerance.
 _GLANCE, _FAR = 4, 10
-# Fewer held-out entries than this are no reason to prefer their mean to zero; and fewer that carry
-# the norm of f do not measure it.
+# Least number of held-out entries for their mean to be preferred to zero; and of entries that carry
+# the norm of f, for them to measure it.
 TELLING = 10
-# Norms of f and of the train that differ by more than this factor: one of them is wrong.
+# If the norms of f and of the train differ by more than this factor, one of them is wrong.
 _SAME_NORM = 2.0
 # n random entries miss a part of all entries that is larger than 3 / n with probability 5 %.
 _MISSED = 3.0
-# At most so many entries are drawn from a train.
+# Most entries drawn from a train.
 _DRAWN = 500
-# Times as many, where f has no more values than this: the train is wrong at few entries then, and
-# not by a little.
+# If f has at most _FEW_VALUES distinct values, _JUMPS times as many are drawn: the train is then
+# wrong at few entries, but by much.
 _JUMPS, _FEW_VALUES = 5, 10
-# The error that such a function may have where nobody looked, if it is called known.
+# Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
-# Drawing from a train makes arrays of (entries, n, r): at most so large.
+# Drawing from a train makes arrays (entries, n, r); the most elements of one.
 _DRAWING = 1 << 23
-# A product by groups costs about as much as gathering matrices of so many entries.
+# A product by groups costs about as much as gathering matrices of so many elements.
 _GATHERED = 1 << 14
 _EPS = float(np.finfo(np.float64).eps)
 
 
 class Estimate(NamedTuple):
-    """A relative error in the Frobenius norm, measured at random entries."""
+    """Estimate of a relative error in the Frobenius norm, with its standard error."""
 
     error: float
     std: float
 
     @property
     def bound(self) -> float:
-        """Two standard errors above the estimate."""
+        """Upper bound of the error: two standard errors above the estimate."""
         return self.error + 2 * self.std
 
 
@@ -55,7 +55,7 @@ UNKNOWN = Estimate(math.inf, math.inf)
 
 
 class HeldOut:
-    """Random entries of the tensor, and entries drawn from the train where those see too little.
+    """Held-out entries: random ones, and importance samples from the train where those fail.
 
     All entries, if the tensor has no more than asked for: the error is then exact.
 
@@ -91,7 +91,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """All entries of the tensor, those that are unknown yet being evaluated."""
+        """Evaluates all entries of the tensor; the error is exact from then on."""
         index = self._every()
         self.values = self._oracle.points(index)
         self.index, self.all, self.uniform = index, True, len(index)
@@ -99,7 +99,7 @@ class HeldOut:
         self._weigh()
 
     def extend(self, count: int) -> None:
-        """More random entries of the whole tensor."""
+        """Adds uniformly random entries of the whole tensor."""
         index = self._draw(count)
         values, u = self._oracle.points(index), self.uniform
         self.index = np.concatenate([self.index[:u], index, self.index[u:]])
@@ -108,7 +108,7 @@ class HeldOut:
         self._weigh()
 
     def replace(self, places: np.ndarray) -> None:
-        """Draws new entries for those that have become pivots; drawn ones are left out."""
+        """Draws new random entries for those that became pivots; drops drawn ones that did."""
         if self.all:
             return
         inside = places[places < self.uniform]
@@ -120,18 +120,18 @@ class HeldOut:
         self._weigh()
 
     def reread(self) -> None:
-        """Takes the values in the scale that they have now; random ones only."""
+        """Fetches the values of the random entries again, after their scale has changed."""
         self.index = self.index[: self.uniform]
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
 
     def renew(self) -> None:
-        """Replaces all random ones."""
+        """Replaces all random entries by new ones."""
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
-        """Draws entries from the train if those at hand do not see what it holds.
+        """Draws entries from the train if the present ones miss what it holds.
 
         Returns:
           Whether the entries are others now.
@@ -142,7 +142,7 @@ class HeldOut:
         return self.mix(cores)
 
     def mix(self, cores: Cores) -> bool:
-        """Draws half as many entries from the train as there are random ones, instead of those."""
+        """Draws entries from the train, half as many as random ones, in place of earlier draws."""
         source = _Source(cores)
         asked = min(1 + self.uniform // 2, _DRAWN)
         count = int(min(asked, self._oracle.left // 4))
@@ -157,7 +157,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Weights 1 / (random ones + drawn ones · their density), that of a uniform one being 1."""
+        """Computes the importance weights, 1 / (random entries + drawn ones · their density)."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -166,7 +166,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """The terms w |f|² over the largest of them, |f|² over its largest, and the first one."""
+        """Returns the terms w |f|² and the |f|², each over its maximum, and the largest term."""
         right = _squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -177,22 +177,22 @@ class HeldOut:
 
     @property
     def plain(self) -> bool:
-        """Whether no entries were drawn from a train."""
+        """Whether all entries are uniformly random, none drawn from a train."""
         return self._source is None
 
     @property
     def enough(self) -> float:
-        """Entries that should carry the norm of f, lest others be drawn."""
+        """Number of entries that must carry the norm of f; with fewer, others are drawn."""
         return min(TELLING, self.uniform / 2)
 
     @property
     def jumps(self) -> bool:
-        """Whether f has few values, or one at most entries, and so jumps from one to another."""
+        """Whether f seems to be piecewise constant: few distinct values, or one at most entries."""
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
     def unseen(self, *, elsewhere: bool) -> float:
-        """Standard error of a train that is exact wherever it was looked at, if f jumps.
+        """Returns the standard error of a train that is exact at all entries seen, if f jumps.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -208,18 +208,18 @@ class HeldOut:
 
     @property
     def share(self) -> float:
-        """Part of all entries that carries the norm of f: (mean |f|²)² / mean |f|⁴."""
+        """Fraction of all entries that carries the norm of f: (mean |f|²)² / mean |f|⁴."""
         terms, right, largest = self._terms()
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
     def missing(self) -> float:
-        """Random entries that it takes to meet another part of f that is as small, less those."""
+        """Number of random entries still needed to meet another part of f that is as small."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
-        """Whether the norm of the train is that of f, as the entries show it."""
+        """Whether the norm of the train agrees with that of f, estimated from the entries."""
         right = _squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))
@@ -229,17 +229,17 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def places(self, point: np.ndarray) -> np.ndarray:
-        """Where an entry, its component (if any) behind its multi-index, is held out."""
+        """Returns the positions of a multi-index (any component) among the held-out ones."""
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
-        """Squared errors, of the first ``count`` entries or of all."""
+        """Returns the squared errors of the first ``count`` entries or of all."""
         wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
 
     def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Entries (m, d) that share some indices with pivots, or with entries drawn from a train.
+        """Returns entries (m, d) that share indices with pivots or with samples of the train.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
         right set: the sets hold the rare indices on which f depends in some way of its own, as
@@ -267,18 +267,18 @@ class HeldOut:
         return np.where(one, np.where(d == mode[:, None], random, drawn), out)
 
     def not_zero(self, count: int) -> np.ndarray:
-        """Some random entries (at most ``count``) at which f is not zero, with their component."""
+        """Returns at most ``count`` random entries where f is not zero, with their component."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Errors at entries (m, d) of known values."""
+        """Returns the errors of a train at entries (m, d) of known values."""
         return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """The error, from a part of the entries if those show it far above the tolerance."""
+        """Estimates the error, from a quarter of the entries if that is far above the tolerance."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -287,7 +287,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """√(Σ w |error|² / Σ w |f|²), with its standard error by the delta method."""
+        """Estimates √(Σ w |error|² / Σ w |f|²), its standard error by the delta method."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)
@@ -315,7 +315,7 @@ def _squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """All components, (m, 1) or (m, components), of a train at multi-indices (m, d)."""
+    """Evaluates a train at multi-indices (m, d): all components, (m, 1) or (m, components)."""
     v = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=False):
         v = _times_rows(v, core, i)
@@ -323,7 +323,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """v[m] @ core[:, i[m]] for all m: one after the other, or by groups where that is less."""
+    """Returns v[m] @ core[:, i[m]] for all m: one by one, or by groups of equal i if cheaper."""
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
     if len(v) * slices[0].size < _GATHERED * len(slices):
         return np.matmul(v[:, None], slices[i])[:, 0]
@@ -335,7 +335,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 class _Source:
-    """A train as a distribution of multi-indices, |t|² / ‖t‖².
+    """Sampler of multi-indices with probability |t|² / ‖t‖², for a train t.
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.
@@ -351,7 +351,7 @@ class _Source:
         self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Multi-indices (count, d) or fewer, mode after mode from the conditional distributions.
+        """Draws at most ``count`` multi-indices, mode by mode from the conditional distributions.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
@@ -371,6 +371,6 @@ class _Source:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Log of the probability of multi-indices (m, d), any component."""
+        """Returns the logarithm of the probability of multi-indices (m, d), all components."""
         with np.errstate(divide="ignore"):
             return np.log(_squares(entries(self._cores, index)))

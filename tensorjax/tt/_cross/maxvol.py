@@ -1,14 +1,15 @@
-"""Rows of large volume, and the index sets that they give for the bonds of a train."""
+"""Maxvol: rows of nearly maximal volume, and the index sets that they give for a train's bonds."""
 
 import numpy as np
 
 from tensorjax._formats.cores import Cores, in_range, times_right, wide
 
+# The volume grows by ``growth`` at least in every swap, so few are needed; this only bounds them.
 _MAX_SWAPS = 100
 
 
 def maxvol(matrix: np.ndarray, *, growth: float = 1.05) -> np.ndarray:
-    """Rows of a tall matrix whose square submatrix has nearly the largest |determinant|.
+    """Finds rows of a tall matrix whose square submatrix has nearly the largest |determinant|.
 
     Args:
       matrix: (m, r), m ≥ r, of full column rank.
@@ -50,13 +51,13 @@ def _pivot_rows(matrix: np.ndarray) -> np.ndarray:
 
 
 def right_sets(cores: Cores) -> list[np.ndarray]:
-    """Right multi-indices (r_k, d − k) for the bonds k = 1 … d − 1 of a train of host cores.
+    """Finds right multi-indices (r_k, d − k) for the bonds k = 1 … d − 1 of a train on the host.
 
     From right to left, each set within mode k × the set after it. A bond of rank above what its
     cores span gives some multi-indices that the others determine already.
 
     Source: I. Oseledets, E. Tyrtyshnikov, "TT-cross approximation for multidimensional arrays",
-    Linear Algebra Appl. 432 (2010), its sweep from right to left, on a train at hand.
+    Linear Algebra Appl. 432 (2010), its sweep from right to left, on a given train.
     """
     sets: list[np.ndarray] = []
     right = np.zeros((1, 0), np.int64)

@@ -1,4 +1,4 @@
-"""The black box behind `cross`: called in batches, remembered, counted and checked."""
+"""Black-box function of `cross`: calls in batches, caches, counts and checks its values."""
 
 import functools
 import itertools
@@ -22,15 +22,15 @@ _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class BudgetExhausted(Exception):
-    """The entries asked for would need more evaluations than are left."""
+    """Raised when the requested entries would need more evaluations than are left."""
 
 
 class Rescaled(Exception):
-    """A value came that is too large for the scale of those before: all have another scale now."""
+    """Raised when a value is too large for the scale of the earlier ones, which are rescaled."""
 
 
 class Part(NamedTuple):
-    """The first or the last indices of some entries.
+    """Leading or trailing indices of some entries.
 
     Attributes:
       index: (m, k) multi-indices.
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Oracle:
-    """Entries of the tensor that a function of multi-indices stands for.
+    """Cached evaluations of a function of multi-indices, seen as the entries of a tensor.
 
     Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
 
@@ -94,7 +94,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """All components, (m, 1) or (m, components), at the first multi-indices (m, d)."""
+        """Evaluates the first multi-indices (m, d), and finds the number of components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -103,20 +103,20 @@ class Oracle:
 
     @property
     def left(self) -> float:
-        """Evaluations that the budget still allows."""
+        """Number of evaluations that the budget still allows."""
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """All components, (m, 1) or (m, components), at multi-indices (m, d) without component."""
+        """Evaluates multi-indices (m, d): all components, (m, 1) or (m, components)."""
         rows = self._find(self.part(index, 0).keys, lambda p: index[p])
         return self._values[rows]  # only now: finding may have moved them
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Indices (m, k) of the modes from ``first`` on."""
+        """Returns indices (m, k) of the modes from ``first`` on as a `Part`."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Entries (m,) that begin with ``left`` and end with ``right``, m of both."""
+        """Evaluates the m entries whose indices are ``left[p]`` followed by ``right[p]``."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -125,7 +125,7 @@ class Oracle:
         return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """The matrix (a, b) of all entries that begin with one of a and end with one of b."""
+        """Evaluates the matrix of entries ``left[a]`` followed by ``right[b]``, for all a and b."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -141,7 +141,7 @@ class Oracle:
         return self._values[rows, component if self._components else 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Where the entries lie in the memory; those that are not there yet are evaluated.
+        """Returns the entries' places in the cache, and evaluates those that are missing.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -191,7 +191,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Values, and whether all that were given out before have another scale now."""
+        """Evaluates new entries; also returns whether the earlier ones were rescaled."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -211,7 +211,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _piece(self, points: np.ndarray) -> np.ndarray:
-        """Values (m, 1) or (m, components) in double precision."""
+        """Evaluates one batch: values (m, 1) or (m, components) in double precision."""
         out = self._raw(points)
         values = np.asarray(out)
         if values.dtype.kind not in "biufc":
@@ -256,7 +256,7 @@ class Oracle:
         return self._eager(points) if self.evaluations else self._first(points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """The first values, which show whether this is a function of JAX."""
+        """Evaluates the first batch, and finds whether the function is one of JAX."""
         head = self._eager(points if self._vectorized else points[:1])
         self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
@@ -293,7 +293,7 @@ class Oracle:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`jax.vmap`, the same for the same function, as the cache of `jax.jit` needs it."""
+    """Returns `jax.vmap` of f, cached, so that `jax.jit` finds what it compiled for f before."""
     return jax.vmap(f)
 
 
@@ -309,7 +309,7 @@ def _bucket(count: int) -> int:
 
 
 def _widened(values: np.ndarray) -> np.ndarray:
-    """Half precisions that NumPy does not know, as float32."""
+    """Casts half precisions that NumPy does not know to float32."""
     try:
         return values.astype(np.float32)
     except (TypeError, ValueError):

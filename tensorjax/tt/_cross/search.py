@@ -1,4 +1,4 @@
-"""The search of `cross`: sweeps of greedy pivots, watched by entries that no pivot was made of."""
+"""Search of `cross`: sweeps that add greedy pivots, until held-out entries show the error asked."""
 
 import dataclasses
 import math
@@ -18,31 +18,34 @@ from tensorjax.tt._tt_svd.from_dense import from_dense
 Status = Literal[
     "converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen", "zero"
 ]
-# A sweep lowers the residual that it leaves alone by a factor in this range.
+# Every sweep lowers the threshold, below which residuals are left, by a factor in this range.
 _STEEPEST, _FLATTEST = 0.1, 0.5
-# With fewer pivots a bond than this, the next sweep may lower it by the square of that.
+# After a sweep with fewer pivots per bond than this, it may fall by _STEEPEST².
 _FEW_PIVOTS = 1.5
-# Without an error lower by this factor for so many times the evaluations, the search has stalled.
+# The search has stalled if the error did not fall by the factor _PROGRESS while _PATIENCE times as
+# many evaluations were made as until then, plus AT_LEAST.
 _PROGRESS, _PATIENCE, AT_LEAST = 0.7, 5, 20_000
 # The least tolerance of a TT-SVD.
 _EXACT = 10 * float(np.finfo(np.float64).eps)
 # A train this much more accurate than asked for seems to be exact.
 _LIKE_ZERO = 0.01
-# Entries near those where the train is large that become pivots, where they are wrong.
+# Most entries near pivots, or near large entries of the train, that become pivots at once.
 _NEAR_OFFERED = 16
-# Random entries to climb from, and the part of the largest entry that is as high as the train is.
+# Most and least random entries to climb from; and the share of the largest entry that a local
+# maximum needs to count as part of what the train has found.
 _CLIMBS, _LEAST_CLIMBS, _TOP = 10, 3, 0.1
-# Held-out entries that become pivots, where they are so many times more wrong than the blocks.
+# Most held-out entries that become pivots at once: those with errors above _HIDDEN times the
+# residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
-# Moves of the first pivot along the fibres through it, each at least this much larger.
+# Most moves of the first pivot along its fibres, each to an entry larger by at least this factor.
 _MOVES, _MOVE_GAIN = 4, 2.0
-# Fresh random entries agree with the held-out ones if none is wrong by more than so many times the
-# tolerance, relative to the largest value.
+# New entries contradict the estimate if one has an error above so many times the tolerance,
+# relative to the largest value.
 _AGREES = 100
 
 
 class CrossProgress(NamedTuple):
-    """What `cross` tells its callback after every sweep.
+    """Progress report that `cross` passes to its callback after every sweep.
 
     Attributes:
       sweep: 1, 2, …; odd ones go from left to right.
@@ -63,7 +66,7 @@ class CrossProgress(NamedTuple):
 
 @dataclasses.dataclass
 class Options:
-    """Of a search; ``most_random`` entries may be looked at without a train that asks for them."""
+    """Options of a search, checked; ``most_random`` caps the random entries that are evaluated."""
 
     tol: float
     max_rank: int
@@ -76,7 +79,7 @@ class Options:
 
 
 class Search:
-    """Runs to a status; the best train so far and its error are there at any time.
+    """Search for a cross approximation, with the best train so far and its estimated error.
 
     Attributes:
       cores: of the best train so far.
@@ -129,7 +132,7 @@ class Search:
                 return self._out_of_budget()
 
     def _settle(self) -> None:
-        """The error of a train that did not converge, at entries that no pivots were taken from."""
+        """Measures the error of a train that did not converge, at entries never used as pivots."""
         if self._biased:
             self._biased = False
             self.held.renew()
@@ -152,7 +155,7 @@ class Search:
         return self._whole() if status in ("stalled", "unseen") and self._small else status
 
     def _look(self) -> None:
-        """Looks at the pivots that are given; and where all is zero, at more and more entries."""
+        """Evaluates the given pivots; while f is zero everywhere, more and more random entries."""
         if self._pivots is not None:
             self._oracle.points(self._pivots)
         most = self._options.most_random
@@ -163,7 +166,7 @@ class Search:
 
     @property
     def _one_read(self) -> bool:
-        """Whether the first entries are all, or the first fibre is."""
+        """Whether one read covers the tensor: all entries are held out, or there is one mode."""
         return self.held.all or self.held.index.shape[1] == 1
 
     @property
@@ -173,7 +176,7 @@ class Search:
         return self.held.size <= most
 
     def _whole(self) -> Status:
-        """All entries are read, and their TT-SVD is as good as it says."""
+        """Reads all entries and factors them by TT-SVD."""
         self.held.read_all()
         values = self.held.values.reshape(self._oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -199,14 +202,14 @@ class Search:
         return "budget"
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Of the train of one value, or of one for each component."""
+        """Returns the cores of a constant train: one value, or one for each component."""
         ones = [np.ones((1, n, 1)) for n in self._oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """The train of the mean: what there is when the budget ends before the first cross."""
+        """Returns the constant train of the mean, for a budget that ends before the first cross."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self._finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)
@@ -217,7 +220,7 @@ class Search:
         return self._finish(self._constant_cores(0.0 * mean)), Estimate(1.0, 0.0)
 
     def _start(self) -> Sets:
-        """Rank one through a large entry; then what the given pivots and the first train offer."""
+        """Builds index sets of rank one through a large entry; adds pivots given and from x0."""
         oracle = self._oracle
         offers = [] if self._x0 is None else right_sets(self._x0)
         point = self._larger(oracle.peak, offers)
@@ -240,7 +243,7 @@ class Search:
         return sets
 
     def _offer(self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float) -> int:
-        """Offers entries (m, d) with all their components; returns how many pivots came of it."""
+        """Adds pivots from entries (m, d) with all their components; returns their number."""
         if len(self._oracle.shape) > points.shape[1]:
             component = np.abs(values).argmax(axis=1)
             points = np.concatenate([points, component[:, None]], axis=1)
@@ -251,7 +254,7 @@ class Search:
         return added
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """The point, or a larger one on the offered fibres of the first core."""
+        """Returns the point, or a larger entry on fibres of mode 0 through the index set of x0."""
         if not offers:
             return point
         oracle = self._oracle
@@ -262,13 +265,13 @@ class Search:
         return np.concatenate([first[i], others[j]])
 
     def _floor(self) -> float:
-        """What roundoff makes of a zero."""
+        """Returns the level of roundoff in the values of f."""
         values = float(np.finfo(self._oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self._oracle.largest
 
     def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
-        """The error of the train as it is; keeps the train if there was none better."""
+        """Estimates the error of the present train, and keeps it if it is the best so far."""
         cores = self._finish(sets.cores())
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -340,12 +343,12 @@ class Search:
         tops = self._tops()
         if self._found_wrong(sets, cores, tops):
             return None
-        # Wherever one begins to climb, what the train has found is what there is.
+        # If all climbs end at entries as large as those found, the train has found what there is.
         high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
         return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
 
     def _unbiased(self, sets: Sets) -> bool:
-        """Whether the error holds at new entries.
+        """Whether the error stays below the tolerance at entirely new held-out entries.
 
         Wrong ones were taken out, and those that are left are right more often than others.
         """
@@ -354,7 +357,7 @@ class Search:
         return self._holds(sets)
 
     def _more(self, sets: Sets) -> bool:
-        """Whether the error holds at as many entries as were asked for, and at new drawn ones."""
+        """Whether the error stays below the tolerance at more random and newly drawn entries."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
         if held.size <= max(
@@ -368,7 +371,7 @@ class Search:
         return self._holds(sets)
 
     def _found_wrong(self, sets: Sets, cores: Cores, points: np.ndarray) -> bool:
-        """Whether the train is wrong at some entries (m, d), which then become pivots."""
+        """Whether the train is wrong at some of the entries (m, d); adds those as pivots."""
         points = points[: int(min(len(points), self._oracle.left))]
         if not len(points):
             return False
@@ -382,7 +385,7 @@ class Search:
         return worst.size > 0
 
     def _tops(self) -> np.ndarray:
-        """The entries (m, d) that climbing along fibres ends at, from random ones not zero."""
+        """Returns local maxima (m, d) of |f|, by mode-wise ascent from random non-zero entries."""
         oracle, modes = self._oracle, self.held.index.shape[1]
         climb = 2 * sum(oracle.shape)  # at least
         count = np.clip(self._options.most_random // climb, _LEAST_CLIMBS, _CLIMBS)
@@ -391,7 +394,7 @@ class Search:
         return np.array(tops, np.int64).reshape(len(tops), modes)
 
     def _met(self, sets: Sets) -> Status | None:
-        """Random entries, until another part of f as small as the one found would be met."""
+        """Adds random entries until they would meet another part of f as small as the one found."""
         held = self.held
         while held.missing > 0:
             more = min(held.missing, self._options.most_random - held.uniform, self._oracle.left)
@@ -416,7 +419,7 @@ class Search:
         return bool(self._options.callback(told))
 
     def _offer_wrong(self, sets: Sets, level: float) -> int:
-        """Pivots from the held-out entries that are most wrong, where the blocks look right."""
+        """Adds pivots at the held-out entries with the largest errors, where blocks show none."""
         hidden = _HIDDEN * max(level, self._threshold)
         wrong = self.held.errors(self._finish(sets.cores()))
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
@@ -435,7 +438,7 @@ class Search:
         return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
-        """Lowers the threshold: steeply, more so if that gave few pivots, gently near the end."""
+        """Lowers the residual threshold: steeply, more so after few pivots, gently near the end."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self._threshold
         if not added:

@@ -1,1 +1,1 @@
-"""The lowest eigenpairs of Hermitian TT-matrices, by DMRG."""
+"""Lowest eigenpairs of Hermitian TT-matrices, by DMRG."""

@@ -1,4 +1,4 @@
-"""Block DMRG: several of the lowest states at once, in bases that they share.
+"""Block DMRG: several of the lowest states at once, in shared bases (block tensor train).
 
 A search for one state at a time ends in local minima of the deflated problem: two states that lie
 far apart in space are not joined by changes of one or two sites. A block of random states covers
@@ -22,7 +22,7 @@ from tensorjax.tt._eigen.local_problems import Array, Local, Rule, lowest_block
 
 
 class Block(NamedTuple):
-    """States that share all cores but the first.
+    """Block tensor train: states that share all cores but the first.
 
     Attributes:
       chain: the operator, the shared right-orthogonal cores and all interfaces; its first core is
@@ -36,12 +36,12 @@ class Block(NamedTuple):
     values: Array
 
     def state(self, j: int) -> Cores:
-        """The cores of state j."""
+        """Returns the cores of state j."""
         return [self.centres[j], *self.chain.cores[1:]]
 
 
 def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Block:
-    """A block of random states in the bases of ``chain``.
+    """Draws a block of random states in the bases of ``chain``.
 
     There may be more of them than the centre has room for: a sweep makes them orthonormal.
     """
@@ -51,7 +51,7 @@ def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Blo
 
 
 def joined(trains: Sequence[Cores]) -> Cores:
-    """The sum of trains, ranks added: its bonds hold the left and right parts of all of them."""
+    """Adds trains exactly: block-diagonal cores, TT-ranks add."""
     first, *middle, last = zip(*trains, strict=True)
     out = [np.concatenate(first, axis=2)]
     for cores in middle:
@@ -64,7 +64,7 @@ def joined(trains: Sequence[Cores]) -> Cores:
 
 
 def sweep(block: Block, rule: Rule) -> Block:
-    """One sweep of the block from left to right, and the mirror image of what it leaves.
+    """Sweeps the block once from left to right; returns it mirrored, ready for the sweep back.
 
     As `dmrg.sweep`, but every local problem is solved for as many vectors as there are states, and
     bases are cut by the sum of the states' energies.
@@ -96,7 +96,7 @@ def sweep(block: Block, rule: Rule) -> Block:
 
 
 def _split(thetas: Array, rule: Rule) -> tuple[Array, Array]:
-    """The isometry (r n, s) shared by all states, and what it leaves of each, (b, s, …)."""
+    """Splits states into a shared isometry (r n, s) and one remainder for each, (b, s, …)."""
     count, rows = len(thetas), thetas.shape[1] * thetas.shape[2]
     states = thetas.reshape(count, rows, -1)
     # States as further columns: the basis that is best for all of them together (Dolgov et al.).

@@ -1,4 +1,4 @@
-"""The lowest eigenpairs of Hermitian TT-matrices, by DMRG."""
+"""Eigenvalue solver `eigsh`: lowest eigenpairs of a Hermitian TT-matrix, by DMRG."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ _CHECKS = {
 
 @dataclasses.dataclass(frozen=True)
 class EigInfo:
-    """How far a search for eigenpairs came.
+    """Report of an eigenvalue search: statuses, residuals, ranks, sweeps, advice.
 
     Attributes:
       status: "converged", or the worst among the pairs: "max_rank" (the ranks were the limit),
@@ -76,12 +76,12 @@ class EigInfo:
 
     @property
     def variance(self) -> np.ndarray:
-        """(k,) variances ⟨A²⟩ − ⟨A⟩², which are the squared residuals."""
+        """Variances ⟨A²⟩ − ⟨A⟩², (k,): the squared residuals."""
         return np.square(self.residual)
 
     @property
     def advice(self) -> str:
-        """What to do about the status, in words; empty where all is well."""
+        """Advice for the status, in words; empty where all is well."""
         return _ADVICE.get(self.status, "")
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ def eigsh(
     key: jax.Array | None = None,
     callback: Callable[[Sweep], Any] | None = None,
 ) -> tuple[jax.Array, list[TT], EigInfo]:
-    """The k lowest eigenpairs A x = λ x of a Hermitian TT-matrix, by DMRG.
+    """Computes the k lowest eigenpairs A x = λ x of a Hermitian TT-matrix, by DMRG.
 
     The energy ⟨x|A|x⟩ is lowered core by core (or two at a time), sweeping to and fro; ranks grow
     as the truncation, which follows the residual down, asks for. For each further state the found

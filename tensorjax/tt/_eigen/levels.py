@@ -1,4 +1,4 @@
-"""The k lowest eigenpairs: the searches of single pairs, and of levels that they have missed.
+"""Search for the k lowest eigenpairs: single pairs by DMRG, then levels that were missed.
 
 DMRG finds eigenpairs, not necessarily the lowest ones. So, after the first pair, a block of states
 starts the others (`tensorjax.tt._eigen.block_dmrg`), and at the end the complement of all pairs
@@ -27,9 +27,9 @@ from tensorjax.tt._eigen.single_level import (
 )
 from tensorjax.tt._rounding.rounding import _svd_round
 
-# Directions that one site adds by default.
+# Directions that single-site sweeps add to a bond by default.
 _EXPAND = 8
-# Spaces up to this size are diagonalised at once; if nearly all pairs are wanted, up to the second.
+# Spaces up to _SMALL are diagonalised densely; if nearly all pairs are wanted, up to _LARGEST.
 _SMALL, _LARGEST = 16, 4096
 # A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
 # a few per state: it has to tell the states apart, the searches of single pairs make them exact.
@@ -37,7 +37,7 @@ _MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
 # Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
 # pairs follows that would correct what was left out.
 _BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
-# Fresh starts in a row that must find nothing lower; one more once a level had been missed.
+# Random starts in a row that must find no lower level; one more once a level had been missed.
 _IDLE = 2
 # Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
 _SLACK = 1e-12
@@ -46,9 +46,9 @@ _ROUGH = 1e-4
 # Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts. That
 # takes less than the search for several pairs took; of a single one, in smaller spaces only.
 _VECTORS, _VECTORS_OF_ONE, _VECTOR_STEPS, _RESTARTS = 2**16, 2**14, 120, 12
-# Share in the span of the pairs found up to which a state of a block is another one.
+# A state of a block is new if at most this share of its norm² is in the span of the pairs found.
 _OTHER = 0.5
-# Share of the norm squared of a vector that its train need not have to start a search.
+# Share of a vector's norm² that may be discarded when its train only starts a search.
 _STARTED = 1e-12
 
 
@@ -64,7 +64,7 @@ class Levels(NamedTuple):
 
 
 def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
-    """The k lowest pairs."""
+    """Finds the k lowest eigenpairs; by a dense eigensolver where the space is small."""
     size = math.prod(search.shape)
     fits = max(rank_bounds(search.shape), default=1) <= search.limit
     if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
@@ -79,7 +79,7 @@ def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
 
 
 class _Finder:
-    """The pairs found so far, and the searches for more."""
+    """Search for the k lowest pairs: pairs found so far, and candidate states for more."""
 
     def __init__(self, search: Search, k: int):
         self.search, self.k = search, k
@@ -90,12 +90,12 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the pair that is found from a train of the user's."""
+        """Adds the pair that DMRG finds from a train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds a pair from a random start, or, beside others, from a state of a block."""
+        """Adds a pair, from a random start if it is the first, from a state of a block if not."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -103,7 +103,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, known=known))
 
     def complete(self) -> Check:
-        """Searches for missed levels until none are found; how far that was checked."""
+        """Searches for missed levels until none are found; returns how far that was checked."""
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
@@ -122,7 +122,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """The pair found from a start, of which something is ``known``, beside all others.
+        """Runs one search, with the pairs found deflated; ``known``: the start is a good one.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """
@@ -134,14 +134,14 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """About the lowest ``count`` states beside those found, from a random start."""
+        """Finds at most ``count`` low states orthogonal to the found pairs, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
         return [states.state(j) for j in range(min(count, len(states.centres)))]
 
     def _crossed(self) -> Cores | None:
-        """The lowest state beside those found, of a block whose bonds hold parts of all of them.
+        """Finds a low state outside the found pairs, by block DMRG in their joint bases.
 
         Levels often differ by a stretch of the chain: what is left of it in one state found, and
         right of it, joins what another one has between. Random starts seldom hold such a state.
@@ -158,7 +158,7 @@ class _Finder:
         return None
 
     def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
-        """A block of ``count`` random states in the bases of a chain, after some sweeps."""
+        """Runs block DMRG on ``count`` random states in the bases of a chain."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
@@ -169,11 +169,11 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Deflation that raises found pairs above all others."""
+        """Deflation shift, 2 ‖A‖₂ as far as known: it lifts found pairs above all others."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """A pair below the highest one, or None and how far that was checked."""
+        """Searches for a pair below the highest one; returns it, or None, and the check made."""
         slack = max(*(p.bound for p in self.pairs), _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
         most = _VECTORS_OF_ONE if self.k == 1 else _VECTORS
@@ -190,7 +190,7 @@ class _Finder:
         return self._below(self._block_states(1)[0], highest, "searched")
 
     def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
-        """The pair that a start leads to, if it is lower; ``otherwise`` where it is not."""
+        """Refines a start; returns its pair if that is lower than ``highest``, else None."""
         for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
             pair = self._searched(start, tol, known=True, least=least, above=highest)
             # An eigenvalue is no further from the quotient than the residual.
@@ -202,7 +202,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """A state below ``level`` beside those found, by Lanczos on vectors."""
+        """Searches for a state below ``level`` outside the found pairs, by Lanczos on vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])
@@ -220,7 +220,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """All entries of a train."""
+    """Returns all entries of a train as a vector."""
     out = cores[0]
     for c in cores[1:]:
         out = np.tensordot(out, c, 1)
@@ -228,7 +228,7 @@ def _vector(cores: Cores) -> np.ndarray:
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
-    """The left-orthogonal cores of all entries, but for a share of their norm squared."""
+    """Returns left-orthogonal cores of a vector, up to a share of its squared norm (TT-SVD)."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
         matrix = cores[-1].reshape(-1, cores[-1].shape[2])
@@ -240,7 +240,7 @@ def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Co
 
 
 def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """All pairs at once, where the space is small."""
+    """Computes the k lowest pairs by a dense eigensolver."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
     w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())

@@ -1,4 +1,4 @@
-"""Local eigenproblems of DMRG: A restricted to the tensors of one or two sites.
+"""Local eigenproblems of DMRG on one or two sites: dense, Lanczos and block Krylov solvers.
 
 The interfaces on either side are those of `tensorjax.tt._interfaces`; all arrays are NumPy's.
 """
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray
-# Local spaces up to this size are diagonalised: that is faster there, and never gets stuck.
+# Local spaces up to this size are diagonalised densely: faster there, and without stagnation.
 _DENSE = 64
 
 
 class Rule(NamedTuple):
-    """How a sweep is done.
+    """Options of one DMRG sweep: sites, rank cap, truncation, Lanczos steps, expansion.
 
     Attributes:
       sites: of a local problem, 1 or 2.
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
 
 class Local:
-    """A between two interfaces: an operator on the tensors (r, n, …, r') of one or two sites.
+    """Local operator: A between two interfaces, on tensors (r, n, …, r') of one or two sites.
 
     With ``shadows``, what found states are there as rows, it is A + shift Σ f fᴴ.
     """
@@ -67,7 +67,7 @@ class Local:
         return t
 
     def dense(self) -> Array:
-        """The matrix."""
+        """Returns the local operator as a matrix."""
         left, sites, right = self.parts
         t = left.swapaxes(1, 2)
         for a in sites:
@@ -80,7 +80,7 @@ class Local:
 
 
 class Solved(NamedTuple):
-    """The lowest eigenpair of a local problem, and what its search saw.
+    """Solution of a local eigenproblem: lowest eigenpair, further vectors, initial residual.
 
     Attributes:
       value: the eigenvalue.
@@ -98,7 +98,7 @@ class Solved(NamedTuple):
 
 
 def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
-    """The lowest eigenpair, from the tensor ``x`` on."""
+    """Computes the lowest eigenpair of a local problem: dense if small, else Lanczos from ``x``."""
     if x.size <= _DENSE:
         h = local.dense()
         image = h @ x.ravel()
@@ -113,7 +113,7 @@ def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
 
 
 def lowest_block(local: Local, thetas: Array, steps: int) -> tuple[Array, Array]:
-    """Ritz values, ascending, and as many tensors (b, …) as there are ``thetas``, by block Krylov.
+    """Computes the lowest Ritz pairs of a local problem, as many as ``thetas``, by block Krylov.
 
     In small spaces they are exact eigenpairs; there may be fewer of them than ``thetas``.
     """
@@ -146,7 +146,7 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """The rows without their parts in the span of orthonormal ones."""
+    """Projects rows on the orthogonal complement of an orthonormal basis."""
     return rows - (rows @ basis.conj().T) @ basis
 
 

@@ -1,4 +1,4 @@
-"""The search for one eigenpair: sweeps of DMRG, their accuracies and ranks, and when to stop."""
+"""Search for one eigenpair: sequence of DMRG sweeps, its ranks, accuracies and stopping rule."""
 
 import math
 from collections.abc import Callable
@@ -20,12 +20,12 @@ _STEPS, _MOST_STEPS = 4, 64
 # In the first sweeps with two sites, so many directions are added to every bond, and more steps of
 # Lanczos taken, so that the search sees its way out of local minima.
 _EARLY, _ESCAPE, _ESCAPE_STEPS = 4, 4, 8
-# Overlap with a found state from which on a state is no other one.
+# A state with a larger overlap with a found one does not count as another state.
 _APART = 1e-3
 
 
 class Sweep(NamedTuple):
-    """What a callback is told after each sweep.
+    """Progress report that `eigsh` passes to its callback after each sweep.
 
     Attributes:
       pair: which eigenpair is searched, 0 … k−1.
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """An eigenpair and how it was found; ``bound`` is what was asked of its residual."""
+    """Eigenpair with its measured residual and status; ``bound`` is the residual asked."""
 
     value: float
     cores: Cores
@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the searches of all pairs share; ``operator`` in double precision on the host."""
+    """Arguments shared by the searches of all pairs; ``operator`` in double, on the host."""
 
     operator: Cores
     dtype: Any
@@ -74,12 +74,12 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """The residual asked: relative to ``scale``, or what roundoff leaves of ‖A‖₂ = spread."""
+        """Returns the residual asked: tol · ``scale``, or roundoff for ‖A‖₂ = ``spread``."""
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """The residual that counts as converged.
+        """Returns the largest residual that counts as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -88,7 +88,7 @@ class Search(NamedTuple):
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
-    """A core on the host, in double precision, complex if ``dtype`` is."""
+    """Returns a core on the host in double precision, complex if ``dtype`` is."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     return np.asarray(core).astype(wide, copy=False)
 
@@ -109,7 +109,7 @@ def random_cores(search: Search) -> Cores:
 def one_pair(
     search: Search, course: "Course", start: Cores, given: bool, found: list[Pair]
 ) -> Pair:
-    """Sweeps until the residual is small enough, or will not get smaller."""
+    """Runs DMRG sweeps until the residual is small enough, or stops falling."""
     others = [p.cores for p in found]
     chain = dmrg.prepared(search.operator, start, others, course.shift)
     if given:
@@ -138,7 +138,7 @@ def one_pair(
 
 
 class Course:
-    """The course of one search: truncation follows the residual down, the cap on ranks doubles.
+    """Schedule of one search: truncation follows the residual down, the rank cap doubles.
 
     The tolerance is relative to the largest of the eigenvalue, those ``found`` and ``least``. A
     value that is greater than ``above`` by more than its residual ends the search.
@@ -168,7 +168,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
-        """Takes in how good a given start is, not to spoil it."""
+        """Measures the start, so that the first sweep does not truncate a good one."""
         start, self.value = dmrg.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg.residual(start, self.value)
@@ -181,16 +181,16 @@ class Course:
 
     @property
     def fixed(self) -> bool:
-        """Whether the ranks stay what they are."""
+        """Whether the ranks stay as they are."""
         return self.search.sites == 1 and self.expand == 0
 
     @property
     def hopeful(self) -> bool:
-        """Whether the residual may be small enough by now."""
+        """Whether the estimated residual is small enough for the true one to be measured."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
-        """What to do in the next sweep."""
+        """Chooses the options of the next sweep."""
         s = self.search
         bonds = len(s.operator) - 1
         share, goal = 1e-2, math.inf
@@ -212,7 +212,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
-        """Takes in what a sweep found, and decides whether to go on."""
+        """Records the report of a sweep, and decides whether to go on."""
         settled = abs(self.value - seen.value) <= self.asked
         self.sweeps += 1
         if seen.gradient > 0.5 * self.previous and not seen.capped:
@@ -240,7 +240,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Takes in the residual as it was measured."""
+        """Records the measured residual, and decides whether the search has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:
@@ -250,7 +250,7 @@ class Course:
 
 
 def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
-    """The pair as it will be handed out, rounded to the dtype, with its residual measured."""
+    """Rounds a pair to the result's dtype, measures its residual and sets its status."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
     chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
     apart = dmrg.overlap(chain) <= _APART

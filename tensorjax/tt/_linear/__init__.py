@@ -1,1 +1,1 @@
-"""Linear systems in TT format: AMEn and TT-GMRES."""
+"""Linear systems in TT format: AMEn and TT-GMRES solvers."""

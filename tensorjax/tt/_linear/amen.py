@@ -1,4 +1,4 @@
-"""AMEn for linear systems, on lists of NumPy cores.
+"""AMEn (alternating minimal energy) for linear systems, on lists of NumPy cores.
 
 One pass goes over the train from left to right and solves on one site after the other; the next
 one does the same on the mirrored train, so that there is only one direction to write down.
@@ -18,15 +18,15 @@ from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 
 Array = Any
-# So many passes without progress, and it has stalled.
+# Passes without progress after which the solve has stalled.
 _PATIENCE = 6
-# Singular terms that a cut looks at first: rarely more are to go.
+# Trailing singular vectors that a truncation tests first: it rarely discards more.
 _TAIL = 16
 
 
 @dataclasses.dataclass
 class State:
-    """Trains and interfaces of A x = b; x and z are orthogonal around the site in hand.
+    """Trains and interfaces of A x = b; x and z are orthogonal around the current site.
 
     Attributes:
       a: cores of A, and those of its mirror image.
@@ -46,7 +46,7 @@ class State:
     zb: Cores
 
     def mirrored(self) -> "State":
-        """The same trains from the other end."""
+        """Mirrors all trains and interfaces, for the pass in the other direction."""
         return State(
             (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
@@ -54,7 +54,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Lists of their own; the arrays in them are never changed in place."""
+        """Copies the lists; the arrays in them are shared, for they are never changed in place."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 
@@ -69,7 +69,7 @@ Preconditioner = Callable[[Local], Apply]
 
 
 class Options(NamedTuple):
-    """How the local systems are solved and the bonds cut.
+    """Options of AMEn: local solvers and preconditioners, rank cap, number of passes.
 
     With each preconditioner goes the length of a cycle of GMRES, and how many there may be.
     """
@@ -83,14 +83,14 @@ class Options(NamedTuple):
 
 @dataclasses.dataclass
 class Pass:
-    """What one pass saw."""
+    """Report of one pass: largest residual seen, Krylov iterations."""
 
     residual: float = 0.0  # the largest projection of the residual that was met
     iterations: int = 0
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
-    """State with its center at the first site; x and z must be right-orthogonal."""
+    """Builds the state with its centre at the first site; x and z must be right-orthogonal."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
     s = State(
@@ -105,7 +105,7 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
 
 
 def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
-    """One pass from left to right, in place: solves, cuts and enriches; ``tol`` is for one site."""
+    """Runs one pass from left to right, in place: solve, truncate, enrich; ``tol`` is per site."""
     seen, d = Pass(), len(s.x)
     a = s.a[0]
     for k in range(d):
@@ -128,12 +128,12 @@ def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
 
 
 def _projected(lefts: Array, b: Array, rights: Array) -> Array:
-    """b between interfaces ⟨y|b⟩."""
+    """Projects b between two interfaces ⟨y|b⟩: the right-hand side of a local problem."""
     return times_right(absorb(lefts, b), rights.T)
 
 
 def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
-    """The site's core with its local system solved; or as it was, if that cannot be."""
+    """Solves the local system of one site; returns the old core if that fails."""
     x = s.x[k]
     residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
@@ -155,7 +155,7 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """x = u · carry with orthonormal u, of the least rank that changes B x by no more than tol."""
+    """Truncates x = u · carry, u orthonormal, to the least rank that changes B x by at most tol."""
     q, r = linalg.qr(tall(x))
     u, sigma, vh = linalg.svd(r)
     u = (q @ u).reshape(*x.shape[:2], -1)
@@ -173,7 +173,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r.
+    """Computes ‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r: the error of truncating to rank r.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
@@ -188,7 +188,7 @@ def _changes(local: Local, u: Array, carry: Array) -> Array:
 
 
 def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
-    """Adds the residual, as z sees it from the right, to the basis; and renews z."""
+    """Adds directions of the residual, approximated by z, to the basis; updates z."""
     a, b = s.a[0][k], s.b[k]
     x = times_right(u, carry)
     z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
@@ -211,7 +211,7 @@ def run(
     measure: Measure,
     tol: float,
 ) -> Outcome:
-    """Passes until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
+    """Runs AMEn until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
 
     It is measured once a pass has seen no residual above ``goal``: that is less than all there is,
     so its word is not enough.
@@ -260,7 +260,7 @@ def _candidates(
     measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
-    """Solutions with their residuals: after a pass that only solves and cuts, and before it."""
+    """Yields solutions with measured residuals: after a pass without enrichment, and before."""
     before = s.x
     sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
     for x in (s.x, before):

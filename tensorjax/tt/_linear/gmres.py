@@ -10,12 +10,12 @@ from tensorjax._formats.cores import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._linear.system import Outcome, Report, System
 
-# Sums are rounded on the way once their ranks exceed so many times those of their terms.
+# Partial sums are rounded once their ranks exceed so many times those of the terms.
 _PILE = 4
 
 
 class Options(NamedTuple):
-    """Limits of a solve."""
+    """Options of TT-GMRES: rank cap, restart length, number of cycles."""
 
     max_rank: int | None
     restart: int
@@ -35,7 +35,7 @@ def run(
     options: Options,
     report: Report,
 ) -> Outcome:
-    """Cycles until the measured residual is at most ``tol`` (absolute)."""
+    """Runs restarted TT-GMRES until the measured residual is at most ``tol`` (absolute)."""
     a, b = system.a, system.b
     norm, x = system.first_guess(system.residual, options.max_rank or math.inf)
     best, status, history, iterations = (norm, x), "max_sweeps", [], 0
@@ -65,7 +65,7 @@ def _krylov(
     precondition: Callable[[Cores], Cores],
     options: Options,
 ) -> _Cycle:
-    """One cycle. The rounding error of step j may grow as the residual falls: tol / ‖r_j‖."""
+    """Runs one GMRES cycle; rounding errors may grow as the residual falls (inexact Krylov)."""
     max_rank, restart = options.max_rank, options.restart
     norm = hosted.norm(residual)
     basis = [_scaled(residual, 1 / norm)]
@@ -96,7 +96,7 @@ def _krylov(
 def _updated(
     system: System, x: Cores, cycle: _Cycle, tol: float, max_rank: int | None
 ) -> tuple[Cores, float]:
-    """x with the cycle's correction, rounded as coarsely as its residual allows; and that."""
+    """Adds the cycle's correction to x, rounded as its residual allows; returns that too."""
     target = max(2 * cycle.residuals[-1], tol)
     terms, weights = [x, *cycle.steps], [1.0, *cycle.weights]
     found: tuple[Cores, float] = (x, math.inf)
@@ -112,7 +112,7 @@ def _updated(
 
 
 def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) -> Cores:
-    """Σ w x, rounded; a long sum in parts, so that ranks do not pile up."""
+    """Sums trains with weights, rounded; also on the way, so that ranks stay low."""
     limit = _PILE * max(len(c) for t in terms for c in t)
     share = tol / len(terms)
     total = _scaled(terms[0], weights[0])

@@ -1,4 +1,4 @@
-"""Local systems of the linear solvers, on the host: operator, preconditioners, Krylov iteration.
+"""Local systems of TT linear solvers, on the host: operator, preconditioners, GMRES, dense.
 
 The operator on one site is Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b, with the interfaces L (r, a, r), R (s, b, s)
 and the core A (a, n, n, b); vectors are arrays (r, n, s).
@@ -17,12 +17,12 @@ Array = Any
 Apply = Callable[[Array], Array]
 # Eigenvalues below this share of the largest are taken for zeros of a singular system.
 _NULL = 1e-13
-# Eigenvectors worse conditioned than this are of no use for inverting.
+# Eigenvectors with a larger condition number are not used for inversion.
 _SKEWED = 1e6
 
 
 class Local(NamedTuple):
-    """The operator of one site.
+    """Local operator of one site: Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b.
 
     Attributes:
       lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.
@@ -36,15 +36,15 @@ class Local(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(r, n, s) of the vectors."""
+        """Shape (r, n, s) of the vectors."""
         return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
 
     def __call__(self, x: Array) -> Array:
-        """The operator times a vector (r, n, s)."""
+        """Applies the operator to a vector (r, n, s)."""
         return apply_one(self.lefts, self.core, self.rights, x)
 
     def dense(self) -> Array:
-        """The matrix (r n s, r n s)."""
+        """Returns the operator as a matrix (r n s, r n s)."""
         t = np.tensordot(self.lefts, self.core, (1, 0))  # (y, x, m, n, b)
         t = np.tensordot(t, self.rights, (4, 1))  # (y, x, m, n, y', x')
         size = math.prod(self.shape)
@@ -52,7 +52,7 @@ class Local(NamedTuple):
 
 
 def solve_dense(local: Local, rhs: Array) -> Array:
-    """Solution of the local system; that of least squares and least norm, if it is singular.
+    """Solves the local system by elimination; by least squares if it is singular.
 
     The inverse is checked by what it does to the right-hand side, which costs no condition number.
     """
@@ -74,7 +74,7 @@ def solve_dense(local: Local, rhs: Array) -> Array:
 
 
 def kronecker(local: Local) -> Apply:
-    """Inverse of the Kronecker sum X ⊕ Y ⊕ Z nearest to the operator (in the Frobenius norm).
+    """Preconditioner: inverse of the nearest Kronecker sum X ⊕ Y ⊕ Z (in the Frobenius norm).
 
     Partial traces give the three terms; fast diagonalisation inverts them. For Laplacians and all
     sums of operators on single modes this is the exact inverse, at the price of a few products.
@@ -107,14 +107,14 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """x, y and z applied to the axes of v (z given transposed)."""
+    """Applies x, y and z to the three axes of v (z given transposed)."""
     r, n, s = v.shape
     t = (v.reshape(-1, s) @ zt).reshape(r, -1)
     return y @ (x @ t).reshape(x.shape[0], n, -1)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """(w, v, v⁻¹) of every matrix; of all Hermitian parts, if a v is too badly conditioned."""
+    """Returns (w, v, v⁻¹) of each matrix; of Hermitian parts, if a v is too ill-conditioned."""
     scale = max(np.abs(m).max() for m in matrices)
     if any(np.abs(m - adjoint(m)).max() > 1e-10 * scale for m in matrices):
         out = []
@@ -134,7 +134,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Block Jacobi: the operator between equal bond indices, an n × n matrix for each, inverted."""
+    """Block Jacobi preconditioner: n × n blocks between equal bond indices, inverted."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     t = np.tensordot(left, core, (0, 0))  # (r, m, n, b)
@@ -158,7 +158,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """The inverse diagonal of the operator."""
+    """Jacobi preconditioner: inverse of the operator's diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)
@@ -190,7 +190,7 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """GMRES, preconditioned from the right, to the residual ``tol`` (absolute) if it can be had.
+    """Runs restarted GMRES, right-preconditioned, to the residual ``tol`` (absolute) if it can.
 
     Returns:
       Solution, norm of its residual, count of iterations.

@@ -1,4 +1,4 @@
-"""Linear systems in TT format: the public function, its checks, and what it reports."""
+"""Linear solver `solve`: AMEn or TT-GMRES for A x = b in TT format, checks and report."""
 
 import dataclasses
 import functools
@@ -22,25 +22,25 @@ from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
 from tensorjax.tt._linear.system import Outcome, Report, System
 
 Search = Callable[[System, float, Report], Outcome]
-# Local systems of up to so many unknowns are eliminated: an iteration costs more than it saves.
+# Local systems of up to so many unknowns are solved by elimination, which is faster there.
 _DIRECT = 200
-# Up to so many, elimination is the way out where the iteration fails.
+# Up to so many unknowns, elimination is the fallback where the iteration fails.
 _RESCUED = 1500
-# Local GMRES: steps in a cycle, and cycles; fewer for a preconditioner that is splendid or no good.
+# Local GMRES: steps in a cycle, and cycles; few for "kronecker", which works at once or not at all.
 _STEPS, _TRIAL = (40, 3), (20, 1)
-# No more are eliminated even if asked: the matrix would not fit into memory.
+# Most unknowns eliminated with local="direct": larger matrices would not fit into memory.
 _LARGEST = 12000
-# Operators of higher TT-ranks are not squared for the normal equations.
+# Operators of higher TT-ranks are not squared for the normal equations: too expensive.
 _SQUARABLE = 12
-# A residual that Aᴴ shrinks to so little, beside A's usual effect, lies in its null space.
+# A residual r with ‖Aᴴ r‖ below this share of ‖r‖ σ (see `System.weakness`) is in the null space.
 _NULL = 1e-5
-# A residual so many times what roundoff leaves is as good as it gets.
+# A residual below so many times the roundoff level cannot be lowered further.
 _NEAR = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class SolveInfo:
-    """How a linear solve went.
+    """Report of a linear solve: status, measured residual, sweeps, ranks, advice.
 
     Attributes:
       status: "converged": ``residual`` ≤ tol. "stalled": sweeps no longer help. "singular": they do
@@ -89,8 +89,8 @@ def solve(
       A: TTMatrix with equal rows and columns, real or complex. The cost grows with its TT-ranks: a
         sum of many terms should be rounded first.
       b: TT of shape ``A.row_shape``.
-      tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned: status
-        "converged" is a promise. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
+      tol: asked ‖A x − b‖ / ‖b‖, at least 10 eps. It is measured on the train returned, so status
+        "converged" guarantees it. Roundoff alone leaves about eps·‖A‖·‖x‖/‖b‖.
       x0: first guess, of the shape of ``b``.
       method: "amen": local systems, site after site. "gmres": Krylov vectors as rounded trains; it
         needs a good preconditioner, but no local system has to be solvable.
@@ -189,7 +189,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """The answer, if b is zero or the first guess is good enough."""
+    """Returns the solution without a search, if b is zero or the first guess suffices."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):
@@ -268,7 +268,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether the normal equations could not do better, or would be too dear."""
+    """Whether solving the normal equations is of no use, or too expensive."""
     return (
         _capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE
@@ -298,7 +298,7 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
 
 
 def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """A function of trains as one of cores, with its results checked."""
+    """Wraps a preconditioner TT → TT as a function of cores, its results checked."""
 
     def on_cores(x: Cores) -> Cores:
         train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
@@ -317,7 +317,7 @@ def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
 def _diagnosis(
     system: System, out: Outcome, tol: float, cap: int | None, method: str
 ) -> tuple[Any, str]:
-    """Status and advice for a solution that is not good enough."""
+    """Returns status and advice for a solution that misses the tolerance."""
     if out.residual <= tol * system.size:
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":

@@ -1,4 +1,4 @@
-"""A linear system A x = b on the host: cores in double precision and in range."""
+"""Linear system A x = b on the host: cores in double precision, scaled to stay in range."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """The best solution that a search has found.
+    """Best solution that a solver has found, with residual, status and history.
 
     Attributes:
       x: cores.
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class System:
-    """A and b over powers of two, so that neither long nor ill-scaled trains leave the range.
+    """System A x = b over powers of two, so that ill-scaled trains neither over- nor underflow.
 
     Attributes:
       dtype: of the solution to return.
@@ -66,21 +66,21 @@ class System:
         self.x = x
 
     def cores(self, t: TT | TTMatrix) -> Cores:
-        """Copies in the wide dtype."""
+        """Copies the cores of a train to the host, in the wide dtype."""
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
-        """‖a x − b‖."""
+        """Computes ‖a x − b‖."""
         return hosted.distance(hosted.product(self.a, x), self.b)
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
-        """The better of x and zero, and its measure."""
+        """Returns the better of x and zero, and its measure."""
         zero = [0 * c[:1, :, :1] for c in self.b]
         guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """A right-orthogonal random train of the shape of b."""
+        """Draws a right-orthogonal random train of the shape of b."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -90,7 +90,7 @@ class System:
         return hosted.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
-        """The normal equations aᴴ a x = aᴴ b, to start from x."""
+        """Returns the normal equations aᴴ a x = aᴴ b, with x as first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
         out.a = [_times(p, q) for p, q in zip(adjoint, self.a, strict=True)]
@@ -100,7 +100,7 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """‖Aᴴ r‖ / (‖r‖ · σ) with r = b − A x and σ the root mean square singular value of A.
+        """Computes ‖Aᴴ r‖ / (‖r‖ · σ), r = b − A x, σ the root mean square singular value of A.
 
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
@@ -113,7 +113,7 @@ class System:
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
-        """About the residual that x would have if it were the solution to machine precision."""
+        """Estimates the residual that x would have as solution to machine precision."""
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * hosted.norm(x)
 
     def _sigma(self) -> float:
@@ -122,20 +122,20 @@ class System:
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """b itself, right-orthogonal, at ranks of no more than ``rank`` or little more."""
+    """Rounds b to about ``rank``, right-orthogonal: a first guess as smooth as b."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return hosted.right_orthogonal(hosted.rounded(b, 1e-3, rank))[0]
 
 
 def _times(p: Any, q: Any) -> Any:
-    """The core of a product of TT-matrices."""
+    """Multiplies two cores of TT-matrices."""
     t = np.tensordot(p, q, (2, 1)).transpose(0, 3, 1, 4, 2, 5)
     return t.reshape(t.shape[0] * t.shape[1], *t.shape[2:4], -1)
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """A over 2^e, with interfaces of size one between the right-orthogonal cores of x; and e."""
+    """Scales A by 2^−e so that interfaces with x are of size one; returns it and e."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

@@ -1,1 +1,1 @@
-"""The manifold of trains of fixed TT-ranks."""
+"""Riemannian geometry of the manifold of trains of fixed TT-ranks."""

@@ -1,4 +1,4 @@
-"""The manifold of tensor trains of fixed TT-ranks: projections, retractions, transport, sums."""
+"""Manifold of trains of fixed TT-ranks: tangent projection, retraction, transport, sums."""
 
 import functools
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _EVEN = 16  # powers of two that norms of cores may be off one in a sum of train
 
 @placed
 def tangent_project(x: TT, z: TT) -> TT:
-    """P_x z, the orthogonal projection of z on the tangent space of the manifold at x.
+    """Projects z orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
       x: TT of shape n and TT-ranks r_k, which are its true ones: where a bond is not of full rank,
@@ -76,7 +76,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 @placed
 def transport(x: TT, xi: TT) -> TT:
-    """Moves a tangent vector of another point to the tangent space at x, by projection.
+    """Transports a tangent vector of another point to the tangent space at x, by projection.
 
     Args:
       x: TT, the point to move to.
@@ -93,7 +93,7 @@ def transport(x: TT, xi: TT) -> TT:
 
 @placed
 def tangent_inner(xi: TT, eta: TT) -> jax.Array:
-    """⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
+    """Computes ⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
     Args:
       xi: TT that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
@@ -117,7 +117,7 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
 
 @placed
 def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) -> TT:
-    """Σ_i w_i ξ_i of tangent vectors at one point: the ranks stay twice those of the point.
+    """Sums tangent vectors at one point, Σ_i w_i ξ_i; ranks stay twice those of the point.
 
     Args:
       tangents: one or more TT that `tangent_project`, `tangent_sum` or `riemannian_grad` returned,
@@ -171,7 +171,7 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 def retract(
     x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> TT:
-    """A train of low TT-ranks near x + ξ: the way from a tangent vector back to the manifold.
+    """Retracts x + ξ to the manifold: a train of low TT-ranks near it.
 
     Args:
       x: TT.
@@ -220,7 +220,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """The same train with cores near one: parts of two trains that meet in a sum are alike then."""
+    """Rescales the cores near one, so that trains whose parts meet in a sum are balanced."""
     if _evaluate_on_host.is_hosted(t):
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
@@ -236,7 +236,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """One step of projector splitting, left to right, with the increment ξ."""
+    """Runs one step of projector splitting, left to right, with the increment ξ."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)
@@ -262,7 +262,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """a·2^p + b·2^q over the power of two of the larger one, and its exponent."""
+    """Adds a·2^p + b·2^q over the larger one's power of two; returns the sum and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

@@ -1,4 +1,4 @@
-"""Riemannian gradients by automatic differentiation, and optimisers on trains of fixed TT-ranks."""
+"""Riemannian gradients by automatic differentiation, and optimisers at fixed TT-ranks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from tensorjax.tt._manifold.tangent_vectors import (
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
-    """The value of f and its Riemannian gradient, as `riemannian_grad` finds it."""
+    """Returns a function that computes f and its Riemannian gradient."""
 
     def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
         dtype = getattr(x, "dtype", None)
@@ -44,7 +44,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
 
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
-    """The Riemannian gradient of a function of tensor trains: P_x ∇f(x), without forming ∇f(x).
+    """Returns a function that computes P_x ∇f(x), without materialising ∇f(x).
 
     Args:
       f: takes a TT first and returns a real scalar; written with JAX, for trains of any ranks.
@@ -127,7 +127,7 @@ class _Conjugate(NamedTuple):
 
 
 def riemannian_cg() -> Any:
-    """Riemannian conjugate gradient with a line search on trains of fixed ranks, in Optax's form.
+    """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
     does: the present loss, and the loss as a function of the train. The gradient is that of
@@ -196,7 +196,7 @@ def _no_tangent(x: TT) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """The gradient, if it has the form of a tangent vector at x."""
+    """Checks that the gradient has the form of a tangent vector at x, and returns it."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

@@ -1,4 +1,4 @@
-"""Tangent vectors of the manifold of trains of fixed TT-ranks: frames, variations, projections.
+"""Tangent vectors of the manifold of fixed TT-ranks: frames, variations, projections.
 
 A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
 the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train
@@ -32,12 +32,12 @@ from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
-# Exponent of a zero: far below that of anything else.
+# Exponent that stands for a zero: far below that of any number.
 NOTHING = -(2**20)
 
 
 class Frame(NamedTuple):
-    """The orthogonal cores of a point on the manifold.
+    """Frame of a point on the manifold: its left- and right-orthogonal cores.
 
     Attributes:
       left: U_1 … U_{d−1}, left-orthogonal.
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """The arrays of a frame, and the variations behind them, are sharded as the train's cores."""
+    """Returns the shardings of a frame and the variations behind it: those of the cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -61,7 +61,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """The frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
+    """Returns the frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
     left, exponent = orthogonal_cores(x, x.order - 1)
     exponent = settled(exponent)
     *others, last = x.cores
@@ -72,7 +72,7 @@ def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
 
 @placed
 def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: Any = 0) -> TT:
-    """The tangent vector of the variations 2^exponent δ_1 … δ_d, a train of twice the ranks.
+    """Builds the tangent vector of variations 2^exponent δ_1 … δ_d: a train of twice the ranks.
 
     Every core takes 2^share of that: see `shared`.
     """
@@ -89,7 +89,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """All arrays times 2^exponent; as they are for an exponent known to be 0."""
+    """Multiplies arrays by 2^exponent; returns them as they are for a static 0."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -101,7 +101,10 @@ def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """The power of two that all cores take of variations 2^exponent δ, up to 2^top in size."""
+    """Returns the power of two that each core takes, so that variations stay in range.
+
+    The variations are 2^exponent δ, with entries of size up to 2^top.
+    """
     low, high = linalg.exponents_held(dtype)
     whole = top + exponent
     fits = (low < whole) & (whole < high) | (top < NOTHING // 2) | (order == 1)
@@ -110,7 +113,7 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
 
 @placed_by(_like_cores)
 def split(xi: TT) -> tuple[Frame, Arrays, Any]:
-    """The frame, the variations and the exponent of a tangent vector, as `tangent` was given."""
+    """Returns the frame, variations and exponent of a tangent vector; the inverse of `tangent`."""
     left, deltas, right = _blocks(xi)
     share = _share_of(xi)
     at = Frame(*(tuple(times_power(cores, -share)) for cores in (left, right)))
@@ -133,7 +136,7 @@ def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
 
 
 def _share_of(xi: TT) -> Any:
-    """The power of two that all cores of a tangent vector take: U_1 has orthonormal columns."""
+    """Reads off the power of two in each core of a tangent vector, from the norm of U_1."""
     if xi.order == 1:
         return 0
     first = xi.cores[0]
@@ -150,7 +153,7 @@ def _share_of(xi: TT) -> Any:
 
 @placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
 def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
-    """The variations with what lies in the span of U_k taken out, for all k but the last."""
+    """Projects the span of U_k out of the variations (gauge condition), for all k but the last."""
     out = []
     for u, delta in zip(at.left, deltas[:-1], strict=True):
         u, flat = tall(u), tall(delta)
@@ -160,7 +163,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether cores on the host are so near one that no product of them can leave the range."""
+    """Whether host cores are so near one that products of them neither over- nor underflow."""
     if not _evaluate_on_host.is_hosted(trains):
         return False
     for t in trains:
@@ -179,7 +182,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """The orthogonal projection of z on the tangent space at a frame.
+    """Projects z orthogonally on the tangent space of a frame.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -204,7 +207,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
 
 
 def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Cores over powers of two with which products of neighbours seldom grow or shrink; and these.
+    """Scales cores so that products of neighbours keep their size; returns the exponent too.
 
     The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
     """
@@ -220,7 +223,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """What a sweep carries on, brought near one where that is due; and the exponent so far."""
+    """Rescales the matrix carried by a sweep near one if asked; updates its exponent."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -228,10 +231,10 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """After which of many cores near one that what a sweep carries has to be brought near one.
+    """Returns after which cores a sweep has to rescale the matrix that it carries.
 
-    By how far a core may make it grow, in powers of two; as far it may shrink. From both sides of
-    a core, and squared, it stays in range then.
+    Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
+    rescalings it stays in range, also squared and taken from both sides of a core.
     """
     most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
     for c in cores:
@@ -243,7 +246,7 @@ def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
 
 @placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
-    """x + step·ξ for a tangent vector at x, retracted to the ranks of x by SVD."""
+    """Moves x along a tangent vector, x + step·ξ, and retracts to the ranks of x by SVD."""
     return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
 
 
@@ -268,7 +271,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Checks that x can be a point of the manifold of its ranks, in a dtype to factor in."""
+    """Checks that x is a possible point of the manifold of its ranks; returns it for factoring."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Rounding of trains, and of sums and products that are rounded without being formed."""
+"""Rounding of trains, and of sums and products of trains without materialising them."""

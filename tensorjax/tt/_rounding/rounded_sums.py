@@ -1,4 +1,4 @@
-"""Sums and products of trains, projected to low TT-ranks without being formed.
+"""Rounded sums and products of trains, without materialising the exact ones.
 
 A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
 bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
@@ -33,7 +33,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """The mode sizes of a term."""
+    """Returns the mode sizes of a term."""
     return [_mode(factors) for factors in term]
 
 
@@ -44,7 +44,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Σ_i ω[i, f] core[:, i, :] F[:, f]: the sketch of one bond from that of the next.
+    """Sketches a bond from the sketch F of the next: Σ_i ω[i, f] core[:, i, :] F[:, f].
 
     Args:
       cores: of one mode n.
@@ -67,7 +67,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """W (f, r) times a core: (f, n, s); bonds are pairs for two cores."""
+    """Multiplies W (f, r) by a core: (f, n, s); for two cores, by both, bonds being pairs."""
     if len(cores) == 1:
         return dot(w, cores[0], (1, 0))
     first, second = cores
@@ -82,12 +82,12 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """The bond at either end of a term, with one column or row."""
+    """Returns the interface at either end of a term: a one."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Terms with all cores near one, and for each mode the exponents of two of all terms."""
+    """Scales the cores of all terms near one; returns terms and binary exponents by mode."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -100,7 +100,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Right sketches of the bonds 0 … d−2, for each a list of one per term, and of exponents.
+    """Sketches the right unfoldings of bonds 0 … d−2, term by term, by one random train.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -125,7 +125,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """The weighted sum of terms on the range of its sketches.
+    """Computes the weighted sum of terms, projected on the range of its sketches.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -164,7 +164,7 @@ def projected(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Σ a·2^e over the largest of the powers, and its exponent."""
+    """Sums a·2^e over the largest of the powers; returns the sum and that power's exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -173,13 +173,13 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Each array over a power of two, and the exponents."""
+    """Scales each array near one by a power of two; returns the arrays and the exponents."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Right Gram matrices of the bonds 0 … d−2 of a weighted sum, and its squared norm.
+    """Computes right Gram matrices of bonds 0 … d−2 of a weighted sum, and its squared norm.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """
@@ -202,7 +202,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Slice n of all terms' cores, block-diagonal, times a matrix over their right bonds."""
+    """Multiplies slice n of all terms' cores, block-diagonal, by a matrix on their right bonds."""
     out = []
     start = 0
     for factors in cores:
@@ -223,7 +223,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
 
 
 def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
-    """The sum of terms, on the host, with at most ``share`` of its energy discarded: proven.
+    """Rounds a sum of terms by Gram matrices; discards at most ``share`` of its energy.
 
     Returns:
       The cores, and the exponent of two to scale them back by.
@@ -260,7 +260,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """About ‖sum − train‖ / ‖train‖ for a sum of terms; on the host, for two modes or more.
+    """Estimates ‖sum − train‖ / ‖train‖ by a random train; on the host, for two modes or more.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

@@ -1,4 +1,4 @@
-"""Rounding: lower TT-ranks at a given error, or to given ranks.
+"""Rounding: lower TT-ranks within a relative error, or to given ranks (TT-rounding).
 
 One sweep serves all methods. At bond k the train is A_k (…, R) times the cores on its right; those
 are summed up in a *right factor* F_k with F_k F_kᴴ equal to (or, for a sketch, about) their Gram
@@ -39,7 +39,7 @@ from tensorjax.tt._constructors import feasible_ranks, pad, padded_ranks, rank_b
 from tensorjax.tt._rounding import sweeps as sweeps
 
 Train = TypeVar("Train", TT, TTMatrix)
-# Host arithmetic takes a core as it is whose norm has an exponent up to this, of either sign.
+# Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
@@ -47,7 +47,7 @@ _BUCKET = 16
 
 @placed
 def orthogonalize(t: Train, center: int) -> Train:
-    """The same tensor, left-orthogonal left of ``center`` and right-orthogonal right of it.
+    """Makes a train left-orthogonal left of ``center`` and right-orthogonal right of it.
 
     Args:
       t: TT or TTMatrix.
@@ -90,7 +90,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Cores of a train orthogonal around ``center``, whose own is over a power of two, 2^e; and e.
+    """Returns cores orthogonal around ``center``, that one over 2^e; and e.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
@@ -124,7 +124,7 @@ def round(
     key: jax.Array | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """The train of lower TT-ranks nearest to ``t``, up to the usual √(d−1).
+    """Rounds a train to lower TT-ranks, quasi-optimally: within √(d−1) of the best error.
 
     Args:
       t: TT or TTMatrix.
@@ -223,7 +223,7 @@ def _on_host(t: TT, tol: Any) -> bool:
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """The rule of `linalg.choose`, with the choice that only a rank leaves open."""
+    """Chooses the method for static ranks; "auto" is "randomized" where the sketch is narrow."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
@@ -254,7 +254,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """On the host: in double precision, exact ranks, no compilation."""
+    """Rounds to a tolerance by NumPy, on the host: exact ranks, double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -272,7 +272,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Host cores, those far from 1 over a power of two; and the exponent of all these together."""
+    """Scales host cores that are far from 1 by powers of two; returns them and the exponent."""
     with (
         np.errstate(over="ignore"),
         _blas_threads.one_thread(True),
@@ -302,7 +302,7 @@ def _compress(
     key: Any,
     extra: int = linalg.OVERSAMPLE,
 ) -> tuple[list[Any], Any]:
-    """Rounds to ``ranks``, to a ``share`` of the energy that may go, or to both.
+    """Rounds scaled cores to ``ranks``, to a discarded ``share`` of the energy, or to both.
 
     Returns the cores, and the exponent of two by which to scale them back.
     """
@@ -332,7 +332,7 @@ _random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2, 3))
 
 @_random_round.defjvp
 def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Random bases have no derivative at rank-deficient trains: the exact sweep takes over.
+    """Differentiates the exact sweep: random bases have no derivative at deficient ranks.
 
     It truncates from right to left too, so that the values agree where the sketch misses nothing.
     """
@@ -357,7 +357,7 @@ def _either_round(
 def _by_sweeps(
     ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
 ) -> list[Any]:
-    """In C++, for cores of any scale; without a sketch for "svd"."""
+    """Rounds by the compiled C++ sweeps, for cores of any scale; "svd" needs no sketch."""
     width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
 
@@ -366,7 +366,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """The exact sweep in XLA, for both kinds of bases."""
+    """Differentiates the exact sweep in XLA, whichever implementation gave the value."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

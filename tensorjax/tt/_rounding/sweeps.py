@@ -1,4 +1,4 @@
-"""The sweeps of rounding, on lists of cores (r, n, s), NumPy or JAX alike.
+"""Sweeps of TT-rounding on lists of cores (r, n, s): sketched, Gram-matrix and truncating.
 
 Bonds are numbered 0 … d−2; bond k lies between cores k and k+1. A *right factor* F of bond k is a
 matrix (r_k, f) with F Fᴴ the Gram matrix of everything right of the bond, exactly or by a sketch.
@@ -16,16 +16,16 @@ from jax import lax
 from tensorjax import _native, linalg
 from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 
-_VECTOR = 8  # numbers that a processor's vector instructions take at once, at most
+_VECTOR = 8  # float64 elements of the widest SIMD vectors (AVX-512)
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
 
 
 class InaccurateGram(ArithmeticError):
-    """The Gram matrices of these cores are too coarse for the error asked."""
+    """Raised when roundoff in Gram matrices is too large for the error asked."""
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
-    """Multiplies a train by 2^exponent: in its last core, or in all if one could not hold it."""
+    """Multiplies a train by 2^exponent: the last core, or all if one would over- or underflow."""
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
@@ -33,14 +33,14 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
 
 
 class RightFactor(NamedTuple):
-    """F (r, m) with F Fᴴ a Gram matrix up to roundoff, m its rank to roundoff; and its norm."""
+    """Factor F (r, m) of a Gram matrix, F Fᴴ, m its numerical rank; and the matrix's norm."""
 
     matrix: Any
     norm: float
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Right factors of host cores by Gram matrices, and ‖t‖².
+    """Computes right factors of host cores by Gram matrices, and ‖t‖².
 
     Raises:
       InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.
@@ -58,7 +58,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
-    """Right factors from a random train with cores diag(ω_i) H, of TT-rank ``width``.
+    """Computes sketched right factors: images of a random train with cores diag(ω_i) H.
 
     ω_i are the rows of a random matrix for every mode and H is one random orthogonal matrix: each
     step costs one small product more than a Khatri–Rao sketch of as many columns, but mixes them,
@@ -80,7 +80,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
 
 
 def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
-    """The ω (Σn, width) and H (width, width) of `sketches`."""
+    """Draws the random train of `sketches`: ω (Σn, width) and orthogonal H (width, width)."""
     modes = sum(c.shape[1] for c in cores)
     if width == 0:
         return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
@@ -110,7 +110,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """uᴴ matrix; on the host corrected for what the columns of u lack to being orthonormal.
+    """Computes uᴴ matrix; on the host corrected for the loss of orthogonality in u.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -119,14 +119,14 @@ def _coordinates(u: Any, matrix: Any) -> Any:
 
 
 def oversampled(ranks: Sequence[int], asked: int | None) -> int:
-    """Columns of a sketch above the highest rank: as asked, or at least ten, in whole vectors."""
+    """Returns the extra columns of a sketch: as asked, or at least ten, in full SIMD vectors."""
     widest = max(ranks, default=1)
     least = -(-(widest + linalg.OVERSAMPLE) // _VECTOR) * _VECTOR - widest
     return least if asked is None else asked
 
 
 def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tuple[Cores, Any]:
-    """Rounds to ``ranks``: a random range finder left to right, then a truncation back.
+    """Rounds to ``ranks``: a random range finder left to right, then truncation back.
 
     The first sweep leaves a left-orthogonal train, ``extra`` ranks wider than asked; the second
     takes those off again, bond after bond, by the singular values of the whole unfolding. Returns
@@ -153,7 +153,7 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tu
 
 
 def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) -> Cores:
-    """Truncates a train that is left-orthogonal but for its last core, from right to left.
+    """Truncates a train, left-orthogonal but for its last core, from right to left.
 
     Args:
       cores: JAX arrays.
@@ -171,7 +171,7 @@ def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) ->
 
 
 def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
-    """The adjoint w @ q of a basis of the range of matrix @ f, or of all if that is no larger."""
+    """Returns w, q: w @ q is the adjoint of an orthonormal basis of range(matrix @ f)."""
     rows, inner = matrix.shape
     if rows <= f.shape[1]:
         eye = linalg.identity_like(rows, matrix)
@@ -184,7 +184,7 @@ def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """As `truncate_back`; ``cut`` chooses the subspaces.
+    """Truncates as `truncate_back` by ``cut``; also returns whether a cut was too deep.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
@@ -212,7 +212,7 @@ def _svd_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
-    """Host rounding by Gram matrices that discards at most ``share`` of the energy.
+    """Rounds on the host by Gram matrices; discards at most ``share`` of the energy.
 
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
@@ -235,7 +235,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
-    """The leading left subspace of matrix · F, which leaves out at most ``tail``.
+    """Returns the leading left subspace of matrix · F that leaves out at most ``tail``.
 
     Raises:
       InaccurateGram: roundoff is not small beside ``tail``.
@@ -248,7 +248,7 @@ def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
 
 
 def _spectral_energy(a: Any) -> float:
-    """About ‖a‖_2², by three power steps: enough to bound roundoff."""
+    """Estimates ‖a‖_2² by three power iterations: enough to bound roundoff."""
     v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
     estimate = 0.0
     for _ in range(3):
@@ -260,7 +260,7 @@ def _spectral_energy(a: Any) -> float:
 
 
 def gram_factor(g: Any) -> RightFactor:
-    """Of a host Gram matrix: by Cholesky, with pivots as far as they are more than roundoff.
+    """Factors a host Gram matrix by Cholesky, pivoted where C++ serves, else shifted.
 
     Raises:
       InaccurateGram: there is no factor, or the matrix is far from one in size.
@@ -273,7 +273,7 @@ def gram_factor(g: Any) -> RightFactor:
 
 
 def in_reach(energy: Any) -> Any:
-    """An energy as it is; products of two such, and small shares of them, are in range.
+    """Checks that an energy is neither too large nor too small for products; returns it.
 
     Raises:
       InaccurateGram: it overflows, or is so small that what is left out of it may vanish.
@@ -284,7 +284,7 @@ def in_reach(energy: Any) -> Any:
 
 
 def _cholesky(g: Any, shift: float) -> Any:
-    """Lower factor of a positive semi-definite matrix, shifted by no more than roundoff needs."""
+    """Returns the Cholesky factor of a semi-definite matrix, shifted as roundoff requires."""
     eye = np.eye(len(g), dtype=g.dtype)
     for _ in range(8):
         try:

@@ -1,1 +1,1 @@
-"""TT-SVD: dense arrays into tensor trains."""
+"""TT-SVD: tensor trains of dense arrays."""

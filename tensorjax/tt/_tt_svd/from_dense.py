@@ -1,4 +1,4 @@
-"""Dense arrays into tensor trains: TT-SVD, on the host or as a program of static shapes."""
+"""TT-SVD: dense arrays to tensor trains, on the host or as a program of static shapes."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tensorjax.tt._constructors import _mode_pairs, feasible_ranks, pad, rank_bo
 from tensorjax.tt._tt_svd.on_host import tt_svd
 from tensorjax.tt._tt_svd.small_arrays import serves, small_tt_svd
 
-# The rank that is expected of data nothing is known of.
+# Rank expected of unknown data.
 _GUESS = 12
 # By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
@@ -37,7 +37,7 @@ def from_dense(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> TT:
-    """TT-SVD of a dense array.
+    """Decomposes a dense array into a tensor train (TT-SVD), to a tolerance or to ranks.
 
     Args:
       x: (n_1, …, n_d), d ≥ 1, floating or complex. NumPy arrays of double precision keep it only
@@ -112,7 +112,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
-    """On the host, to ranks: nothing is compiled, and cuts are chosen by what is known of them."""
+    """Decomposes to given ranks on the host, by NumPy; nothing is compiled."""
     host = np.asarray(x)
     if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
         host = host.astype(np.float32)
@@ -124,7 +124,7 @@ def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method,
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
-    """On the host: LAPACK, exact ranks, no compilation."""
+    """Decomposes to a tolerance on the host, by LAPACK: exact ranks; nothing is compiled."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
         x = x.astype(np.float32)
     bonds = max(x.ndim - 1, 1)
@@ -141,9 +141,10 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
 def _in_range(
     x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """x over a power of two, 1 if squares are in range as it is; its exponent; cores of the TT-SVD.
+    """Runs the TT-SVD, on x over a power of two if its squares over- or underflow.
 
-    That is seen afterwards, in the last core, which has the norm: no pass over the data is spent.
+    Returns the array (scaled or not), the exponent, and the cores. Whether squares fit is seen in
+    the last core, which has the norm: no pass over the data is spent.
     """
 
     def compress(x: np.ndarray, asked: Asked) -> list[Any]:
@@ -168,7 +169,7 @@ def _in_range(
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether the train is near x · 2^exponent."""
+    """Whether the train agrees with x · 2^exponent within the relative error ``tol``."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
@@ -180,7 +181,7 @@ def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
 
 
 def _lossless(x: np.ndarray) -> TT:
-    """Exact at full rank: identity cores around one core that holds the data."""
+    """Returns the exact train of full rank: identity cores around one that holds the data."""
     ranks = (1, *rank_bounds(x.shape), 1)
     cores, middle = [], None
     for k, n in enumerate(x.shape):
@@ -201,7 +202,7 @@ def _energy(x: Any) -> Any:
 
 
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
-    """Cores of the TT-SVD; ``ranks``, a ``share`` of the energy at each bond, or both cut them."""
+    """Computes TT-SVD cores, truncated to ``ranks``, to a ``share`` of the energy, or to both."""
     shape = x.shape
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
@@ -248,7 +249,7 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
 
 
 def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
-    """How many leading modes the first cut groups, for the least work."""
+    """Returns how many leading modes the first cut merges, for the least predicted time."""
     bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
 
     def seconds(lead: int) -> float:
@@ -276,7 +277,7 @@ def matrix_from_dense(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> TTMatrix:
-    """TT-SVD of a matrix whose rows and columns are folded into modes.
+    """Decomposes a matrix into a TT-matrix, its rows and columns folded into modes (TT-SVD).
 
     Args:
       w: (∏ m_k, ∏ n_k), floating or complex.

@@ -1,4 +1,4 @@
-"""TT-SVD of arrays in host memory: which bond is cut next, from which end, is chosen by cost.
+"""TT-SVD on the host: the order of cuts, from either end, is chosen by predicted time.
 
 At every step one bond of the array that is left is cut, and the modes beyond it are split off: on
 the left as cores whose columns are orthonormal, on the right as cores whose rows are. A long side
@@ -32,25 +32,26 @@ from tensorjax.linalg._subspaces_on_host import (
     times,
 )
 
-# The rank that is expected of data nothing is known of.
+# Rank expected of unknown data.
 _GUESS = 6
-# Arrays from this size on are probed for their rank first: at a bond of so many rows at most, on
-# so many pieces, at least, of so many columns.
+# Arrays from _PROBED entries on are probed for their rank first: an unfolding of at most
+# _PROBED_ROWS rows is sampled in at least _PIECES pieces of _PIECE columns.
 _PROBED, _PROBED_ROWS, _PIECES, _PIECE = 2**19, 64, 8, 64
-# Bonds on the right that are wider than this are not cut a second time.
+# Bonds on the right wider than this are not truncated a second time.
 _CLEANED = 256
 # Smaller arrays are cut from left to right.
 _PLAIN = 2**16
 # Factors with more rows go to Gram matrices.
 _LONG = 32
-# A factor lacks this part of what its bonds may discard.
+# Share of a bond's allowed energy that a basis of several modes may lack before these are split.
 _FACTOR = 0.01
-# Bonds with more rows than this, or fewer, are looked at only if there is no other on their side.
+# Sides shorter than _FEW are candidates only where no longer one is left; from either end, none is
+# after the first that is longer than _MANY.
 _FEW, _MANY = 4, 1024
 
 
 class _Group(NamedTuple):
-    """Modes that were split off together.
+    """Modes split off together at one bond, with their cores and discarded energies.
 
     Attributes:
       modes: their sizes, in order.
@@ -66,14 +67,14 @@ class _Group(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """So many modes, on the right or on the left."""
+    """Candidate cut: so many modes, from the right or from the left."""
 
     modes: int
     right: bool
 
 
 def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Cores of the TT-SVD, orthonormal columns in all but the last.
+    """Computes the TT-SVD cores of a host array, orthonormal columns in all but the last.
 
     Args:
       x: (n_1, …, n_d).
@@ -125,7 +126,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
 
 
 def _next_guess(rank: int, side: int) -> int:
-    """Of the next bond: as the last one, with room, or more than that if it needed all."""
+    """Guesses the rank of the next bond from the last one, with room to spare."""
     return 2 * rank if rank == side else rank + rank // 4 + 2
 
 
@@ -138,7 +139,7 @@ def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
 
 
 def _group(found: Subspace, modes: tuple[int, ...], bond: int) -> _Group:
-    """Modes that stay as they are, for the bond needs its full rank: so do all beyond it."""
+    """Returns a group left uncompressed: its bond needs full rank, so all beyond it do too."""
     return _Group(modes, [], [0.0] * (len(modes) - 1) + [found.discarded], bond)
 
 
@@ -150,7 +151,7 @@ def _split_off(
     caps: Sequence[int] | None,
     right: bool,
 ) -> tuple[_Group, Any]:
-    """The cores of a basis of several modes, and their product."""
+    """Splits a basis of several modes into cores; returns their group and their product."""
     basis, count = found.basis, len(group.modes)
     rank = basis.shape[1]
     if count == 1:
@@ -182,9 +183,9 @@ def _split_off(
 def _split(
     basis: Any, found: Subspace, asked: Asked, caps: Sequence[int] | None
 ) -> tuple[list[Any], list[float]]:
-    """Isometric cores (r, n, s) of a basis (r_0, n_1, …, n_k, m): their span holds its columns.
+    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores whose span holds its columns.
 
-    Also the energies lost at the bonds, of which some is so at the last one already.
+    Also returns the energies lost at the bonds; the last includes what the basis had left out.
     """
     left, *modes, columns = basis.shape
     gone, rows = found.discarded, left * math.prod(modes)
@@ -215,7 +216,7 @@ def _split(
 
 
 def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[Any]:
-    """Cores with orthonormal columns but for the last, of a core and of groups on its right.
+    """Moves the norm to the last core, and truncates the right groups once more on the way.
 
     Their bonds were cut before those on the left had taken their noise off. What was left of the
     energy that they may discard is used now.
@@ -233,7 +234,7 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 
 
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
-    """q r ≈ a, but for an energy of ``spare``."""
+    """Factors a ≈ q r with orthonormal q; discards at most an energy of ``spare``."""
     if a.shape[0] <= a.shape[1]:
         q, r = np.eye(len(a), dtype=a.dtype), a
     else:
@@ -245,7 +246,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether the least singular value is surely too large to be left out."""
+    """Whether the least singular value is surely too large to be discarded."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:
@@ -257,7 +258,7 @@ def _needed(r: Any, spare: float) -> bool:
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
-    """The rank to expect, from some columns of an unfolding; None if that is not worth its time."""
+    """Estimates the rank from sampled columns of an unfolding; None if that would not pay."""
     if caps is not None:
         return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":
@@ -278,14 +279,14 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """The cheapest; of small arrays always the first, for a choice costs more than it saves."""
+    """Chooses the next cut: the cheapest; the first mode of small arrays."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """The cut after which, with one more cut, the least time has been spent."""
+    """Returns the cut with the least predicted time, looking one further cut ahead."""
     return _best(left, modes, right, guess, ahead=1)[1]
 
 
@@ -312,7 +313,7 @@ def _best(
 def _candidates(
     left: float, modes: Sequence[int], right: float, guess: int
 ) -> list[tuple[_Cut, float]]:
-    """Cuts and the lengths of their sides, the other side being no shorter.
+    """Lists cuts and the lengths of their sides, the other side being no shorter.
 
     A side that is no longer than the rank would stay whole: a pass over the data for nothing.
     """

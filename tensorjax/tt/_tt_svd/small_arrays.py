@@ -1,8 +1,8 @@
-"""TT-SVD of small arrays in host memory, where a call of NumPy costs as much as its arithmetic.
+"""TT-SVD of small host arrays by Gram matrices, where NumPy's call overhead dominates.
 
 One Gram matrix and its eigenvectors a bond, in double precision, from whichever end has the shorter
-side: no choice between methods, no attempt that may fail. `_tt_svd` has all of these, and the
-same results otherwise.
+side: no choice between methods, no attempt that may fail. `on_host.tt_svd` has all of these, and
+the same results otherwise.
 """
 
 import functools
@@ -16,21 +16,21 @@ from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
 from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, sketched
 from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right
 
-# Larger arrays are worth a choice, and a sketch.
+# Larger arrays are left to `on_host.tt_svd`, whose choice of cuts and sketches pays there.
 _SMALL = 2**16
-# Up to so many entries an SVD takes less than a Gram matrix, its eigenvectors, and what these lack
-# to be orthonormal.
+# Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
+# reorthogonalisation.
 _TINY = 2**9
-# From so many rows on it is worth asking first whether all are needed; and so many go to a sketch
-# of this many columns more than twice the rank that is expected.
+# From _WHOLE rows on it pays to test first whether the full rank is needed. From _SKETCHED rows on
+# a random sketch is tried, of _MORE columns more than twice the expected rank.
 _WHOLE, _SKETCHED, _MORE = 32, 96, 8
-# The rank that is expected of the rest of an array; nanoseconds that a core takes to be
-# orthogonalised once more, if it was split off on the right.
+# Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
+# that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
 
 
 def serves(x: np.ndarray, asked: Asked) -> bool:
-    """Whether an array is small, and Gram matrices in double precision resolve what is asked."""
+    """Whether an array is small, and double-precision Gram matrices resolve the error asked."""
     if x.size >= _SMALL or asked.method == "svd" or asked.share is None:
         return False
     return asked.share >= 2 * GRAM_NOISE * _floor(np.result_type(x.dtype, np.float64))
@@ -42,7 +42,7 @@ def _floor(dtype: Any) -> float:
 
 
 def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
-    """Cores of the TT-SVD, orthonormal columns in all but the last, in double precision.
+    """Computes the TT-SVD cores of a small array, in double precision, by Gram matrices.
 
     Args:
       x: (n_1, …, n_d).
@@ -81,16 +81,16 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
 
 
 def _after(asked: Asked, rank: int, side: int) -> Asked:
-    """What is asked of the next bond: a rank as the last one, if that did not need its whole side.
+    """Updates the options for the next bond: expected rank, whether full rank is tested.
 
-    Where one did not, no later one is asked whether it does.
+    Once a bond did not need its full rank, later bonds are not tested for it.
     """
     return asked if rank == side else asked._replace(guess=rank, whole=False)
 
 
 @functools.lru_cache(maxsize=4096)
 def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
-    """Whether the last mode, of a side of n, is to be split off next, not the first one, of m.
+    """Whether splitting off the last mode next is predicted to be faster than the first.
 
     A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
     it then.
@@ -104,7 +104,7 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
 
 
 def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """The leading subspace of rows or columns; the identity, without energies, if all is needed."""
+    """Returns the leading subspace of rows or columns; the identity if all of it is needed."""
     side = a.shape[right]
     columns = 2 * asked.guess + _MORE if asked.guess else side // 8
     if side >= _SKETCHED and 5 * columns <= side:

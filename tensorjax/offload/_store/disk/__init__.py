@@ -1,1 +1,1 @@
-"""What a store keeps on disk: folder, index, extents, checksums."""
+"""Files of a store on disk: folder, index, extents, data files, checksums."""

@@ -1,1 +1,1 @@
-"""Parameter groups: parameters that are updated together, and where they begin."""
+"""Parameter groups: parameters that are updated together, and their initial values."""

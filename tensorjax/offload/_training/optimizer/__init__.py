@@ -1,1 +1,1 @@
-"""The optimiser on the host, and checks of what it may look at."""
+"""Optax optimiser on the host, its labels and masks, and a check that groups are independent."""

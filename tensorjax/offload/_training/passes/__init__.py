@@ -1,1 +1,1 @@
-"""Forward and backward passes by layers, and the weights and gradients they move."""
+"""Forward and backward passes by layers, with transfers of parameters and gradients."""
