@@ -113,7 +113,7 @@ def test_a_training_on_the_device_goes_on_from_its_store(tmp_path: Path, device:
 
 def test_first_states_are_made_on_the_host(device: Any) -> None:
     """Those of Adam depend on no number of the parameters: JAX would take any device for them."""
-    optimizer = offload._training._optimizer.HostOptimizer(optax.adam(1e-3))
+    optimizer = HostOptimizer(optax.adam(1e-3))
     params = {"w": np.ones((3, 4), np.float32)}
     state = optimizer.init(params)
     assert {d for x in jax.tree.leaves(state) for d in x.devices()} == {host_arrays.cpu()}

@@ -41,7 +41,7 @@ _ALL_ZERO = "f is zero: all entries were read"
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
 # Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
-_SPARSE, _FEW = 10, 100
+_FEW = 100
 
 
 @dataclasses.dataclass(frozen=True)

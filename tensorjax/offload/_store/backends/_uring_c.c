@@ -252,7 +252,7 @@ static PyMethodDef methods[] = {
 
 static PyTypeObject RingType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensorjax.offload._store.store._backends._uring_c.Ring",
+    .tp_name = "tensorjax.offload._store.backends._uring_c.Ring",
     .tp_doc = "Ring(entries, *, sqpoll=False, iopoll=False)",
     .tp_basicsize = sizeof(Ring),
     .tp_flags = Py_TPFLAGS_DEFAULT,
