@@ -45,18 +45,7 @@ from tensorjax.tt._arrays.reductions import (
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
-from tensorjax.tt._constructors import (
-    effective_ranks,
-    identity,
-    ones,
-    pad,
-    random,
-    random_matrix,
-    rank_one,
-    to_dense,
-    trim,
-    zeros,
-)
+from tensorjax.tt._constructors import identity, ones, random, random_matrix, rank_one, zeros
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluate import contract_modes, evaluate
@@ -76,6 +65,7 @@ from tensorjax.tt._manifold.riemannian_gradients import (
     value_and_riemannian_grad,
 )
 from tensorjax.tt._normalize import log_norm, normalize
+from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quantics import (
     QuanticsGrid,
@@ -86,6 +76,7 @@ from tensorjax.tt._quantics import (
 from tensorjax.tt._rounding.rounding import orthogonalize, round
 from tensorjax.tt._sample import sample
 from tensorjax.tt._streaming_sums import Stream, stream, stream_add, stream_train
+from tensorjax.tt._to_dense import to_dense
 from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
 
 __all__ = [

@@ -12,7 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._placement import placed
-from tensorjax.tt._constructors import trim
+from tensorjax.tt._padding import trim
 
 
 @placed

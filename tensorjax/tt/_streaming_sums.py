@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._formats.core_scaling import settled
+from tensorjax._formats.ranks import feasible_ranks
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.linalg._scaling import normalized
-from tensorjax.tt._constructors import feasible_ranks
 from tensorjax.tt._products import factors_of, shape_of, term_of
 from tensorjax.tt._rounding import rounded_sums as fused
 

@@ -11,9 +11,9 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.core_scaling import balanced, shared_out
 from tensorjax._formats.cores import absorb, tall, times_right
+from tensorjax._formats.ranks import feasible_ranks
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._constructors import feasible_ranks
 from tensorjax.tt._evaluate_on_host import is_hosted
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._formats.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._constructors import rank_bounds
 from tensorjax.tt._eigen.levels import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_level import Pair, Search, Status, Sweep, widened
 from tensorjax.tt._inner import _distance

@@ -28,6 +28,7 @@ from tensorjax._formats.cores import (
     triangles,
     wide,
 )
+from tensorjax._formats.ranks import feasible_ranks, rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
@@ -35,7 +36,7 @@ from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._subspaces_on_host import budget
 from tensorjax.tt._algebra import as_train
-from tensorjax.tt._constructors import feasible_ranks, pad, padded_ranks, rank_bounds, trim
+from tensorjax.tt._padding import pad, padded_ranks, trim
 from tensorjax.tt._rounding import sweeps as sweeps
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -10,13 +10,15 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._formats.core_scaling import balanced
+from tensorjax._formats.ranks import feasible_ranks, rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
 from tensorjax.tt._algebra import unfold
-from tensorjax.tt._constructors import _mode_pairs, feasible_ranks, pad, rank_bounds
+from tensorjax.tt._constructors import _mode_pairs
+from tensorjax.tt._padding import pad
 from tensorjax.tt._tt_svd.on_host import tt_svd
 from tensorjax.tt._tt_svd.small_arrays import serves, small_tt_svd
 

@@ -1,0 +1,22 @@
+"""Ranks that bonds can need, and ranks asked for cut to these."""
+
+import math
+from collections.abc import Sequence
+
+from tensorjax import _check
+from tensorjax._formats.cores import cut_ranks
+
+
+def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the largest rank each interior bond can need: its unfolding's shorter side."""
+    left = [math.prod(sizes[:k]) for k in range(1, len(sizes))]
+    right = [math.prod(sizes[k:]) for k in range(1, len(sizes))]
+    return tuple(map(min, left, right))
+
+
+def feasible_ranks(
+    rank: int | Sequence[int], sizes: Sequence[int], caps: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Returns ``rank`` bond by bond, cut to what neighbours, sizes and ``caps`` allow."""
+    ranks = _check.bond_ranks(rank, rank_bounds(sizes))
+    return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
