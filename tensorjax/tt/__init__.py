@@ -48,7 +48,7 @@ from tensorjax.tt._completion.completion import CompleteInfo, complete
 from tensorjax.tt._constructors import identity, ones, random, random_matrix, rank_one, zeros
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
-from tensorjax.tt._evaluate import contract_modes, evaluate
+from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
 from tensorjax.tt._inner import distance, inner, norm
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.projections import (

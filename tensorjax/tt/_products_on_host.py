@@ -17,7 +17,7 @@ from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.cores import Cores, absorb, factors_in_range, tall
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluate_on_host import _near_one, _on_host
+from tensorjax.tt._evaluation.on_host import _near_one, _on_host
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60

@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import by_axes, placed_by
-from tensorjax.tt import _evaluate_on_host
+from tensorjax.tt._evaluation import on_host
 
 # Exponents of all cores together up to which their products are in the range of single precision.
 _TAME = 100
@@ -40,7 +40,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 def _is_tame(t: TT | TTMatrix) -> bool:
     """Whether concrete cores are so near one that no product of them can over- or underflow."""
-    if not _evaluate_on_host.is_hosted(t):
+    if not on_host.is_hosted(t):
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
     # Sums over the bonds make products larger; smaller ones than these bounds are lost anyway.

@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._cross.cross import CrossInfo, cross
-from tensorjax.tt._evaluate import evaluate
+from tensorjax.tt._evaluation.evaluate import evaluate
 
 
 @placed

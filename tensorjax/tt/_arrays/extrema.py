@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax.tt._evaluate import evaluate
+from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
 # Number of best candidates from which local searches start.

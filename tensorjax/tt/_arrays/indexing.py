@@ -14,8 +14,8 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._ids import counted
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import fold, unfold
-from tensorjax.tt._evaluate import contract_modes, evaluate
-from tensorjax.tt._evaluate_on_host import is_hosted
+from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
+from tensorjax.tt._evaluation.on_host import is_hosted
 
 _WHOLE = slice(None)
 

@@ -17,7 +17,7 @@ from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale
 from tensorjax.tt._arrays.reshaping import permute
-from tensorjax.tt._evaluate import contract_modes
+from tensorjax.tt._evaluation.evaluate import contract_modes
 from tensorjax.tt._inner import distance
 from tensorjax.tt._products import hadamard
 

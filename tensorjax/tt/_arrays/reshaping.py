@@ -14,7 +14,7 @@ from tensorjax._formats.cores import absorb, tall, times_right
 from tensorjax._formats.ranks import feasible_ranks
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._evaluate_on_host import is_hosted
+from tensorjax.tt._evaluation.on_host import is_hosted
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -15,7 +15,7 @@ from tensorjax._formats.ranks import feasible_ranks
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._completion import als as als
-from tensorjax.tt._evaluate import _evaluate
+from tensorjax.tt._evaluation.evaluate import _evaluate
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
 from tensorjax.tt._manifold.tangent_vectors import moved, project, split

@@ -13,9 +13,9 @@ from tensorjax._formats.core_scaling import near_one, settled, shared_out
 from tensorjax._formats.cores import absorb, tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax.tt import _evaluate_on_host
 from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
+from tensorjax.tt._evaluation import on_host
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
     Arrays,
@@ -221,7 +221,7 @@ def retract(
 
 def _evened(t: TT) -> TT:
     """Rescales the cores near one, so that trains whose parts meet in a sum are balanced."""
-    if _evaluate_on_host.is_hosted(t):
+    if on_host.is_hosted(t):
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
         if all(4.0**-_EVEN < s < 4.0**_EVEN for s in squares):

@@ -27,8 +27,8 @@ from tensorjax._formats.core_scaling import near_one, settled
 from tensorjax._formats.cores import absorb, cut_ranks, tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed, placed_by, spec_like
-from tensorjax.tt import _evaluate_on_host
 from tensorjax.tt import _interfaces as interfaces
+from tensorjax.tt._evaluation import on_host
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
@@ -140,7 +140,7 @@ def _share_of(xi: TT) -> Any:
     if xi.order == 1:
         return 0
     first = xi.cores[0]
-    hosted = _evaluate_on_host.is_hosted(first)
+    hosted = on_host.is_hosted(first)
     u = np.asarray(first) if hosted else jax.lax.stop_gradient(first)
     xp: Any = np if hosted else jnp
     u = u[..., first.shape[-1] // 2 :]
@@ -164,7 +164,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 def is_tame(*trains: TT) -> bool:
     """Whether host cores are so near one that products of them neither over- nor underflow."""
-    if not _evaluate_on_host.is_hosted(trains):
+    if not on_host.is_hosted(trains):
         return False
     for t in trains:
         low = high = now = 0.0

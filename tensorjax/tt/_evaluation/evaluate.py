@@ -17,7 +17,7 @@ from tensorjax._ids import counted
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.tt import _evaluate_on_host
+from tensorjax.tt._evaluation import on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Elements gathered at a time by `evaluate`: 256 MiB of float64.
@@ -54,10 +54,10 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
-    if _evaluate_on_host.is_hosted(t, indices):
+    if on_host.is_hosted(t, indices):
         host = np.asarray(indices).reshape(-1, t.order)
-        if _evaluate_on_host.pays(t, host):
-            out = _evaluate_on_host.entries(t, host, _groups(t, len(host)))
+        if on_host.pays(t, host):
+            out = on_host.entries(t, host, _groups(t, len(host)))
             out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
             return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
@@ -176,8 +176,8 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
             )
         kind = jax.dtypes.canonicalize_dtype(v.dtype)
         chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
-    if _evaluate_on_host.is_hosted(t, chosen):
-        return _evaluate_on_host.contracted(t, chosen)
+    if on_host.is_hosted(t, chosen):
+        return on_host.contracted(t, chosen)
     return _contract_modes(t, chosen)
 
 
