@@ -352,7 +352,6 @@ def as_array(x: Any) -> Any:
 
 
 def test_saved_programs_hold_formats() -> None:
-    pytest.importorskip("flatbuffers")
     operands = given(jnp.dtype("float64"))
     for name in ("x", "a", "t", "u", "m", "p", "s"):
         saved = exported_for(lambda x: x, operands[name], platform="cpu").serialize()
