@@ -227,7 +227,7 @@ class TensorStore:
         Raises:
             StoreError: if one has.
         """
-        with self._mutex, self._transport.paused():
+        with self._mutex, self._transport.writer.paused():
             self._check_open()
             if written := self.written:
                 raise StoreError(
@@ -236,6 +236,7 @@ class TensorStore:
                     "store to begin anew"
                 )
             if self._tensors:
+                # Reads of what was reverted since; none begins meanwhile, as nothing is written.
                 self._transport.queue.drain(everything=True)
                 index = replace(self._index, places={})
                 self._save(index)
@@ -256,13 +257,13 @@ class TensorStore:
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **opened(places, {})}
-        pools = self._transport.larger(tensors)
+        larger = self._transport.larger(tensors)
         self._backend.allocate(index.end)
         self._save(index)
+        if larger is not None:
+            self._transport.queue.enlarge(larger)
         # Only now can they be used: after a failure, others may get their place.
         self._tensors, self._index = tensors, index
-        if pools is not None:
-            self._transport.restart(pools)
 
     # Moving tensors.
 
