@@ -119,16 +119,15 @@ def test_threads_in_callbacks_stop_no_reservation(
     """The callback waits for a lock, whose holder reads or reserves while another one reserves."""
     with opened(tmp_path, backend, x=4, y=4) as store:
         before, lock = serving(store), threading.Lock()
-        lock.acquire()
-        futures = stopped(store, lock, ["x", "y"])
-        if holder != "reserves":
-            other = Call(store.reserve, {"large": spec(300)})
-            futures += [Call(store.read, "y").get() for _ in range(5)]
-            other.get()  # though the lock is held
-        if holder != "reads":
-            Call(store.reserve, {"larger": spec(700)}).get()
-            futures += [Call(store.read, "x").get()]
-        lock.release()
+        with lock:
+            futures = stopped(store, lock, ["x", "y"])
+            if holder != "reserves":
+                other = Call(store.reserve, {"large": spec(300)})
+                futures += [Call(store.read, "y").get() for _ in range(5)]
+                other.get()  # though the lock is held
+            if holder != "reads":
+                Call(store.reserve, {"larger": spec(700)}).get()
+                futures += [Call(store.read, "x").get()]
         released(futures)
         assert serving(store) == before
         name = "large" if holder == "reads" else "larger"
@@ -144,14 +143,14 @@ def test_threads_in_callbacks_keep_no_reader_waiting_for_forget(
 ) -> None:
     with opened(tmp_path, backend, x=4, y=4) as store:
         lock = threading.Lock()
-        lock.acquire()
-        futures = stopped(store, lock, ["x", "y"])
-        Call(store.revert).get()
-        forget = Call(store.forget)
-        for _ in range(20):  # at any point of it
-            with pytest.raises((StoreError, KeyError)):
-                Call(store.read, "x").get()
-        lock.release()
+        with lock:
+            futures = stopped(store, lock, ["x", "y"])
+            futures += [store.read("x"), store.read("y")]  # which no thread is left for
+            Call(store.revert).get()
+            forget = Call(store.forget)
+            for _ in range(20):  # at any point of it
+                with pytest.raises((StoreError, KeyError)):
+                    Call(store.read, "x").get()
         forget.get()
         released(futures)
         assert not store.names

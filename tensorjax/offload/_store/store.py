@@ -199,6 +199,7 @@ class TensorStore:
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
         blocks of its own, and writes the index. A tensor that has its place already is left there.
+        Other threads may read and write meanwhile, also where the staging memory has to grow.
 
         Args:
             tensors: Anything with ``shape`` and ``dtype``, by name.
@@ -283,7 +284,7 @@ class TensorStore:
         Returns:
             A future that is done when the tensor is in the file (durable after `commit`). Callbacks
             of futures run in the store's own threads: they must not wait for the store, and not
-            write.
+            write. This call waits for these threads: hold no lock that a callback takes.
 
         Raises:
             StoreError: if the block that it shares cannot be read; write all tensors in it.
@@ -303,9 +304,9 @@ class TensorStore:
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Starts reading what was written last, committed or not.
 
-        Does not block: a read waits in the queue for its staging memory. Leases that are not
-        released keep later reads waiting. A tensor that shares a block and that the disk refused is
-        read from memory.
+        Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
+        take may be held. Leases that are not released keep later reads waiting. A tensor that
+        shares a block and that the disk refused is read from memory.
 
         Args:
             name: Of a tensor that was written.
