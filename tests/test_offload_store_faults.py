@@ -22,7 +22,7 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store.backends import choose, uring
+from tensorjax.offload._store.backends import uring
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 
@@ -560,7 +560,7 @@ def test_a_forbidden_io_uring_falls_back_and_says_so(
 def test_auto_takes_what_the_probe_allows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with made(folder, "auto") as store:
         assert store.statistics().backend == "io_uring"
-    monkeypatch.setattr(choose._uring, "probe", lambda _: {"io_uring": "forbidden"})
+    monkeypatch.setattr(uring, "probe", lambda _: {"io_uring": "forbidden"})
     with pytest.warns(offload.StoreWarning, match=r"io_uring does not work here \(forbidden\)"):
         store = made(folder, "auto")
     with store:

@@ -3,8 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 from tensorjax.offload._errors import CapacityError, StoreError
 from tensorjax.offload._store.backends import Backend
@@ -54,12 +53,19 @@ class Transport:
         Raises:
             CapacityError: if it is too little, or not to be had.
         """
-        return _pools(*self._sizes(tensors))
+        reading, writing = _pools(*self._sizes(tensors))
+        return reading, writing
 
-    def larger(self, tensors: Mapping[str, Tensor]) -> Pools | None:
-        """Allocates larger staging pools if the tensors need them; else returns None."""
-        reading, writing = self._sizes(tensors)
-        return _pools(reading, writing) if reading > self.queue.reading.size else None
+    def larger(self, tensors: Mapping[str, Tensor]) -> Pool | None:
+        """Allocates a larger pool for reads, as for `Queue.enlarge`, if tensors need it; else None.
+
+        What writes take is a block at a time, whatever the tensors are.
+
+        Raises:
+            CapacityError: if it is too little, or not to be had.
+        """
+        size, _ = self._sizes(tensors)
+        return _pools(size)[0] if size > self.queue.reading.size else None
 
     def _sizes(self, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
         largest = max((t.slots.extent.size for t in tensors.values()), default=0)
@@ -73,23 +79,6 @@ class Transport:
         self._finalizer = weakref.finalize(
             self, _abandon, self.queue, self._backend, self._lock, os.getpid()
         )
-
-    def restart(self, pools: Pools) -> None:
-        """Replaces the queue and both pools by larger ones; leases of the old ones stay valid."""
-        with self.paused():
-            before = self.queue
-            before.drain(everything=True)
-            before.close()
-            self._backend.stop()
-            self._finalizer.detach()
-            self.start(pools)
-            self.queue.inherit(before)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Blocks new writes and reads within a context."""
-        with self.writer.paused(), self.reader.paused():
-            yield
 
     def close(self) -> None:
         """Finishes pending transfers and closes the backend; reads without memory are refused."""
@@ -112,12 +101,12 @@ class Transport:
             self._lock.release()
 
 
-def _pools(reading: int, writing: int) -> Pools:
+def _pools(*wanted: int) -> list[Pool]:
     try:
-        return Pool(reading), Pool(writing)
+        return [Pool(size) for size in wanted]
     except (OSError, MemoryError) as error:
         raise CapacityError(
-            f"staging, block: {reading + writing} bytes of memory are not to be had ({error}); "
+            f"staging, block: {sum(wanted)} bytes of memory are not to be had ({error}); "
             "give a smaller staging=, of at least the largest tensor and a third of it, and of a "
             "few blocks"
         ) from error

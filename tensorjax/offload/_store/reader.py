@@ -1,7 +1,6 @@
 """Reader of the store: queues reads, verifies checksums, and makes leases of what was read."""
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
@@ -28,17 +27,34 @@ class Reader:
 
     def __init__(self, layouts: Layouts):
         self._layouts = layouts
-        self._gate = threading.Lock()
-
-    def paused(self) -> threading.Lock:
-        """Returns a context in which no read begins."""
-        return self._gate
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        """Starts reading what was written last of tensors."""
-        with self._gate:
-            check_there(tensors)
-            return self._read(tensors, deadline)
+        """Starts reading what was written last of tensors; waits for nothing but `Queue.lock`.
+
+        A caller may hold a lock that the callback of a future takes.
+        """
+        queue, batch = self.queue, ReadBatch([])
+        try:
+            with queue.lock:
+                check_there(tensors)
+                asked, aside, places = self._asked(tensors)
+                found = self._layouts.runs(places)
+                total = sum(run.size for run in found)
+                if total > queue.reading.size:
+                    raise CapacityError(
+                        f"read: {total} bytes at once, the staging pool for reads has "
+                        f"{queue.reading.size}; read fewer at a time, or open the store with a "
+                        "larger staging"
+                    )
+                countdown = self._requests(batch, asked, aside, found, deadline)
+                queue.reads.tensors += len(tensors)
+                if batch.requests:
+                    queue.enter(batch.requests)
+                    queue.read(batch)
+        except BaseException as error:
+            queue.cut(batch.requests, error)
+            raise
+        return countdown.future
 
     def remember(self, several: Iterable[Slots]) -> None:
         """Reads packed extents whose bytes are not in memory yet, without verifying them.
@@ -56,7 +72,7 @@ class Reader:
         queue, batch, ended = self.queue, ReadBatch([]), []
         found = self._layouts.runs([(slots.extent, c.slot) for slots, c in unknown.items()])
         try:
-            with self._gate, queue.lock:
+            with queue.lock:
                 batch.requests = [
                     _reading(batch, run, [at[begin] for begin in run.begins], -math.inf,
                              ended.append)
@@ -79,29 +95,6 @@ class Reader:
             for extent, begin in zip(run.members, run.begins, strict=True):
                 start = begin - run.offset
                 at[begin][0].memory = buffer.memory[start : start + extent.size]
-
-    def _read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        queue, batch = self.queue, ReadBatch([])
-        try:
-            with queue.lock:
-                asked, aside, places = self._asked(tensors)
-                found = self._layouts.runs(places)
-                total = sum(run.size for run in found)
-                if total > queue.reading.size:
-                    raise CapacityError(
-                        f"read: {total} bytes at once, the staging pool for reads has "
-                        f"{queue.reading.size}; read fewer at a time, or open the store with a "
-                        "larger staging"
-                    )
-                countdown = self._requests(batch, asked, aside, found, deadline)
-                queue.reads.tensors += len(tensors)
-                if batch.requests:
-                    queue.enter(batch.requests)
-                    queue.read(batch)
-        except BaseException as error:
-            queue.cut(batch.requests, error)
-            raise
-        return countdown.future
 
     def _asked(
         self, tensors: Sequence[Tensor]

@@ -199,6 +199,7 @@ class TensorStore:
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
         blocks of its own, and writes the index. A tensor that has its place already is left there.
+        Other threads may read and write meanwhile, also where the staging memory has to grow.
 
         Args:
             tensors: Anything with ``shape`` and ``dtype``, by name.
@@ -227,7 +228,7 @@ class TensorStore:
         Raises:
             StoreError: if one has.
         """
-        with self._mutex, self._transport.paused():
+        with self._mutex, self._transport.writer.paused():
             self._check_open()
             if written := self.written:
                 raise StoreError(
@@ -236,6 +237,7 @@ class TensorStore:
                     "store to begin anew"
                 )
             if self._tensors:
+                # Reads of what was reverted since; none begins meanwhile, as nothing is written.
                 self._transport.queue.drain(everything=True)
                 index = replace(self._index, places={})
                 self._save(index)
@@ -256,13 +258,13 @@ class TensorStore:
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **opened(places, {})}
-        pools = self._transport.larger(tensors)
+        larger = self._transport.larger(tensors)
         self._backend.allocate(index.end)
         self._save(index)
+        if larger is not None:
+            self._transport.queue.enlarge(larger)
         # Only now can they be used: after a failure, others may get their place.
         self._tensors, self._index = tensors, index
-        if pools is not None:
-            self._transport.restart(pools)
 
     # Moving tensors.
 
@@ -282,7 +284,7 @@ class TensorStore:
         Returns:
             A future that is done when the tensor is in the file (durable after `commit`). Callbacks
             of futures run in the store's own threads: they must not wait for the store, and not
-            write.
+            write. This call waits for these threads: hold no lock that a callback takes.
 
         Raises:
             StoreError: if the block that it shares cannot be read; write all tensors in it.
@@ -302,9 +304,9 @@ class TensorStore:
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
         """Starts reading what was written last, committed or not.
 
-        Does not block: a read waits in the queue for its staging memory. Leases that are not
-        released keep later reads waiting. A tensor that shares a block and that the disk refused is
-        read from memory.
+        Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
+        take may be held. Leases that are not released keep later reads waiting. A tensor that
+        shares a block and that the disk refused is read from memory.
 
         Args:
             name: Of a tensor that was written.

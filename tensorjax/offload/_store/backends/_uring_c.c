@@ -149,6 +149,24 @@ static PyObject *Ring_register(Ring *self, PyObject *buffers)
     Py_RETURN_NONE;
 }
 
+static PyObject *Ring_unregister(Ring *self, PyObject *unused)
+{
+    int error = 0;
+
+    (void)unused;
+    if (!check_open(self))
+        return NULL;
+    if (self->count) {
+        Py_BEGIN_ALLOW_THREADS
+        error = io_uring_unregister_buffers(&self->ring);
+        Py_END_ALLOW_THREADS
+        if (error < 0)
+            return fail(error);
+        drop_views(self);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *Ring_prepare(Ring *self, PyObject *args)
 {
     unsigned long long token, address, offset;
@@ -239,6 +257,8 @@ static PyObject *Ring_wake(Ring *self, PyObject *unused)
 static PyMethodDef methods[] = {
     {"register", (PyCFunction)Ring_register, METH_O,
      "register(buffers): pins writable buffers, each of at most 1 GiB."},
+    {"unregister", (PyCFunction)Ring_unregister, METH_NOARGS,
+     "unregister(): lets go of the registered buffers, of which no transfer is under way."},
     {"prepare", (PyCFunction)Ring_prepare, METH_VARARGS,
      "prepare(token, write, file, address, size, offset, buffer): queues one transfer; buffer is "
      "the number of the registered buffer that holds the address, or -1."},

@@ -10,6 +10,9 @@ from tensorjax.offload._store.transfers.queue import Queue
 class Backend(Protocol):
     """Protocol of an I/O backend, which moves bytes between the data file and staging memory.
 
+    It is started once: `Queue.reading`, the pool of staging memory for reads, may be replaced by a
+    larger one meanwhile (``op.pool`` is that of a transfer).
+
     A backend takes `Op`s from the queue, in the queue's order, moves ``op.memory`` whole from or to
     ``op.offset`` of the file (looping on short transfers), and reports each by ``queue.done(op,
     error)`` from any thread. Memory, offset and size are multiples of 4096. It may move several at

@@ -13,7 +13,8 @@ from tensorjax import _check
 from tensorjax.offload._errors import StoreError
 from tensorjax.offload._store.disk.files import DiskFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
-from tensorjax.offload._store.transfers.requests import Op
+from tensorjax.offload._store.transfers.requests import Op, nothing
+from tensorjax.offload._store.transfers.staging import Pool
 
 MIB = 1 << 20
 _BUFFER = 1 << 30  # the most that one registered buffer may have
@@ -81,7 +82,8 @@ class UringBackend:
         """Sets up the ring and starts its thread."""
         ring = self._make()
         starts = _registered(ring, queue, self._say) if self._fixed else {}
-        driver = _Driver(ring, queue, self._file, self._depth, starts, polls=self._flags["iopoll"])
+        driver = _Driver(ring, queue, self._file, self._depth, starts, polls=self._flags["iopoll"],
+                         say=self._say)  # fmt: skip
         queue.wake = driver.wake
         self._thread = threading.Thread(target=driver.run, name="tensorjax-store-ring", daemon=True)
         self._thread.start()
@@ -101,13 +103,14 @@ class UringBackend:
         self._file.close()
 
 
-def _registered(ring: Any, queue: Queue, say: Say) -> dict[bool, int]:
+def _registered(ring: Any, queue: Queue, say: Say) -> dict[Pool, int]:
     """Registers both staging pools as fixed buffers; returns the index of the first one of each."""
     parts, starts = [], {}
-    for write, pool in ((False, queue.reading), (True, queue.writing)):
-        starts[write] = len(parts)
+    for pool in (queue.reading, queue.writing):
+        starts[pool] = len(parts)
         parts += [pool.memory[a : a + _BUFFER] for a in range(0, pool.size, _BUFFER)]
     try:
+        ring.unregister()
         ring.register(parts)
     except OSError as error:
         say(
@@ -127,12 +130,13 @@ class _Driver:
         queue: Queue,
         file: DiskFile,
         depth: int,
-        starts: dict[bool, int],
+        starts: dict[Pool, int],
         *,
         polls: bool,
+        say: Say = nothing,
     ):
         self._ring, self._queue, self._file = ring, queue, file
-        self._depth, self._starts, self._polls = depth, starts, polls
+        self._depth, self._starts, self._polls, self._say = depth, starts, polls, say
         self._asleep = False
 
     def wake(self) -> None:
@@ -148,7 +152,8 @@ class _Driver:
         token = 0
         try:
             while True:
-                ops = self._take(len(flight), wait=not flight and not landed)
+                busy = bool(flight or landed)
+                ops = [] if self._renewing(busy=busy) else self._take(len(flight), wait=not busy)
                 if ops is None and not flight and not landed:
                     return
                 for op in ops or ():
@@ -171,6 +176,17 @@ class _Driver:
                 self._queue.wake = None  # it holds this, and this the queue and its pools
             self._ring.close()
 
+    def _renewing(self, *, busy: bool) -> bool:
+        """Whether nothing may start, as staging memory was replaced and old one is in use.
+
+        Once that is over, the new one is registered. Transfers that have it before use it as it is.
+        """
+        if not self._starts or self._queue.reading in self._starts:
+            return False
+        if not busy:
+            self._starts = _registered(self._ring, self._queue, self._say)
+        return busy
+
     def _take(self, flying: int, *, wait: bool) -> list[Op] | None:
         room = self._depth - flying
         if room <= 0:
@@ -189,9 +205,9 @@ class _Driver:
     def _prepare(self, token: int, op: Op) -> None:
         assert op.memory is not None
         buffer = -1
-        if self._starts and op.place >= 0:
+        if op.place >= 0 and op.pool in self._starts:
             number, last = op.place // _BUFFER, (op.place + op.size - 1) // _BUFFER
-            buffer = self._starts[op.write] + number if number == last else -1
+            buffer = self._starts[op.pool] + number if number == last else -1
         self._ring.prepare(token, op.write, self._file.descriptor, op.memory.ctypes.data, op.size,
                            op.offset, buffer)  # fmt: skip
 
@@ -245,7 +261,6 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 def _tried(path: Path, options: dict[str, bool]) -> str:
     """Tries to write and read one block by a ring, and returns what failed."""
     from tensorjax.offload._store.backends import _uring_c  # type: ignore[attr-defined]
-    from tensorjax.offload._store.transfers.staging import Pool
 
     notes: list[str] = []
     file, pool = DiskFile(path, direct=True, say=notes.append), Pool(4096)

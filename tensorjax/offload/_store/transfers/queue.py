@@ -63,7 +63,7 @@ class Queue:
     def enter(self, requests: Iterable[Request]) -> None:
         """Registers requests, each behind those it conflicts with; the caller holds the lock."""
         if self._closed:
-            raise StoreError("the store was closed, or is being enlarged; try again")
+            raise StoreError("the store was closed")
         for request in requests:
             before: dict[int, Request] = {}
             for slot in request.slots:
@@ -207,12 +207,18 @@ class Queue:
                 self._overflow(batch)
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
-    def inherit(self, other: "Queue") -> None:
-        """Takes over the statistics of a queue that was closed."""
+    def enlarge(self, pool: Pool) -> None:
+        """Gives further reads the memory of a larger pool; waits for nothing but the lock.
+
+        What has memory of the pool before keeps it: reads under way, and leases.
+        """
         with self.lock:
-            self.reads, self.writes, self.deepest = other.reads, other.writes, other.deepest
-            self.blocked, self.overflow = other.blocked, other.overflow
-            self.staged = other.staged
+            self.reading = pool
+            # Reads that wait get it from the watching thread, which no Ctrl-C can cut off half-way.
+            if self._watched:
+                self.orphans.put(None)
+            if self.wake:
+                self.wake()
 
     def close(self) -> list[Request]:
         """Closes the queue, so that backend threads end; returns reads that never got memory."""
@@ -326,6 +332,7 @@ class Queue:
                 if start is None:
                     break
                 op.place = start
+            op.pool = self.writing
             op.memory = self.writing.memory[op.place : op.place + op.size]
             self._wanting.remove(op)
             served = True
@@ -340,7 +347,8 @@ class Queue:
         """Rebuilds the free ranges of both staging pools, after a call was interrupted."""
         writes = (op for request in self._pending for op in request.ops)
         self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
-        self.reading.reset([(buffer.start, buffer.size) for buffer in self._buffers])
+        here = [buffer for buffer in self._buffers if buffer.pool is self.reading]
+        self.reading.reset([(buffer.start, buffer.size) for buffer in here])
 
     def _offer(self, op: Op) -> None:
         if op.request.waits:
@@ -468,7 +476,7 @@ class Queue:
                 self._buffers.add(buffer)
             for op in request.ops:
                 op.memory = part[op.position : op.position + op.size]
-                op.place = op.position + start if pool is not None else -1
+                op.pool, op.place = pool, op.position + start if pool is not None else -1
                 self._offer(op)
             self._unblock(request)
 

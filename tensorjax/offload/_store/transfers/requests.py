@@ -28,19 +28,21 @@ class Op:
         memory: What to move; of reads set when they get their staging memory.
         pieces: The blocks of extents in it.
         position: First byte within the run.
-        place: First byte within the pool, or -1 if the memory is not of the pool.
+        place: First byte within the pool, or -1 if the memory is not of a pool.
+        pool: That the memory is of, if any. That of reads may be another one than before, larger.
         started: Whether the backend has it.
         ended: Whether it is done, well or not.
     """
 
-    __slots__ = ("begun", "ended", "memory", "offset", "pieces", "place", "position", "queued",
-                 "request", "size", "started", "write")  # fmt: skip
+    __slots__ = ("begun", "ended", "memory", "offset", "pieces", "place", "pool", "position",
+                 "queued", "request", "size", "started", "write")  # fmt: skip
 
     def __init__(self, request: "Request", transfer: Transfer):
         self.request, self.write = request, request.write
         self.position, self.size, self.pieces, _ = transfer
         self.offset, self.place = request.run.offset + self.position, -1
         self.memory: np.ndarray | None = None
+        self.pool: Pool | None = None
         self.started, self.ended, self.queued, self.begun = False, False, 0.0, 0.0
 
 
