@@ -1,13 +1,16 @@
-"""What `bench/solvers` asks of a library, and what it reads off the answer."""
+"""Problems, the ways in which libraries solve them, and their timing by turns."""
 
+import gc
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from experiments.bench import _timing
+from experiments.bench._timing import Timing
 from tensorjax import tt
 
 Answer = dict[str, Any]
@@ -44,6 +47,36 @@ class Problem:
     name: str
     ways: list[Way]
     goal: float | None = None
+
+
+def by_turns(
+    ways: Sequence[Way], repeats: int, name: str, *, threads: int | None = None
+) -> list[tuple[Way, Answer, Timing]]:
+    """Times all ways of a problem by turns, and reads the answers of their first calls.
+
+    Args:
+        ways: Of all libraries.
+        repeats: Turns of every way, unless its calls are long.
+        name: Of the problem, for the message.
+        threads: Threads that BLAS and OpenMP may use; None leaves the defaults.
+
+    Returns:
+        Every way with its answer, empty where it failed, and its timing.
+
+    Raises:
+        RuntimeError: A way of tensorjax failed.
+    """
+    timings, answers = [], []
+    for way in ways:
+        lane = _timing.Lane(way.library, way.variant, way.call, threads=threads)
+        timing, value = _timing.first_call(lane)
+        if timing.failure and way.library == "tensorjax":
+            raise RuntimeError(f"{name}: {timing.failure}")
+        timings.append(timing)
+        answers.append({} if timing.failure else way.answer(value))
+    _timing.interleave(timings, repeats)
+    gc.collect()
+    return list(zip(ways, answers, timings, strict=True))
 
 
 def found(name: str) -> Any:

@@ -8,7 +8,6 @@ the measurement is our own. Run it on a quiet machine with the peers installed::
 All run in one process, by turns, warm; see README.md in this folder for what is measured and how.
 """
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +15,8 @@ from typing import Any, Literal
 import jax
 
 from experiments import Run
-from experiments.bench import _encoders, _linears, _lookups, _timing
-from experiments.bench._solving import Problem
+from experiments.bench import _encoders, _linears, _lookups
+from experiments.bench._solving import Problem, by_turns
 
 Group = Literal["linear", "embedding", "encoder"]
 GROUPS: dict[str, Callable[[bool], list[Problem]]] = {
@@ -81,30 +80,18 @@ def run(config: Config, run: Run) -> None:
 
 def measure(problem: Problem, repeats: int, columns: Sequence[str]) -> list[dict[str, Any]]:
     """One row for every way, timed by turns."""
-    timings, answers = [], []
-    for way in problem.ways:
-        lane = _timing.Lane(way.library, way.variant, way.call)
-        timing, value = _timing.first_call(lane)
-        if timing.failure and way.library == "tensorjax":
-            raise RuntimeError(f"{problem.name}: {timing.failure}")
-        timings.append(timing)
-        answers.append({} if timing.failure else way.answer(value))
-    _timing.interleave(timings, repeats)
-    rows = []
-    for way, answer, timing in zip(problem.ways, answers, timings, strict=True):
-        rows.append(
-            {
-                "problem": problem.name,
-                "library": way.library,
-                "variant": way.variant,
-                **{name: answer.get(name) for name in columns},
-                "ms": None if timing.failure else 1e3 * timing.median,
-                "first call s": None if timing.failure else timing.first,
-                "note": timing.failure,
-            }
-        )
-    gc.collect()
-    return rows
+    return [
+        {
+            "problem": problem.name,
+            "library": way.library,
+            "variant": way.variant,
+            **{name: answer.get(name) for name in columns},
+            "ms": None if timing.failure else 1e3 * timing.median,
+            "first call s": None if timing.failure else timing.first,
+            "note": timing.failure,
+        }
+        for way, answer, timing in by_turns(problem.ways, repeats, problem.name)
+    ]
 
 
 def verdict(problem: Problem, rows: list[dict[str, Any]]) -> dict[str, Any]:

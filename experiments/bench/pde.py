@@ -9,19 +9,18 @@ measured and how, and for results. Compared are seconds of the processor: on a m
 other work those of the clock favour short calls, which are over before another process is let in.
 """
 
-import gc
 import importlib.metadata
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments import Run
-from experiments.bench import _stepping, _timing
-from experiments.bench._solving import Way, found
+from experiments.bench import _stepping
+from experiments.bench._solving import Way, by_turns, found
 from experiments.bench._stepping import Task
 from experiments.bench.core import double_precision
 from experiments.pde import cases, solve
@@ -136,18 +135,11 @@ class Processor:
 
 def timed(ways: Sequence[Way], repeats: int, name: str) -> list[dict[str, Any]]:
     """What every way found, its seconds and programs; one thread each, by turns."""
-    timings, answers = [], []
     processors = [Processor(way.call) for way in ways]
-    for way, processor in zip(ways, processors, strict=True):
-        timing, value = _timing.first_call(
-            _timing.Lane(way.library, way.variant, processor, threads=1)
-        )
-        if timing.failure and way.library == "tensorjax":
-            raise RuntimeError(f"{name}: {timing.failure}")
-        timings.append(timing)
-        answers.append({} if timing.failure else way.answer(value))
-    _timing.interleave(timings, repeats)
-    gc.collect()
+    clocked = [
+        replace(way, call=processor) for way, processor in zip(ways, processors, strict=True)
+    ]
+    results = by_turns(clocked, repeats, name, threads=1)
     return [
         {
             **answer,
@@ -157,7 +149,7 @@ def timed(ways: Sequence[Way], repeats: int, name: str) -> list[dict[str, Any]]:
             "programs": timing.programs if way.library == "tensorjax" else None,
             "note": timing.failure,
         }
-        for way, answer, timing, processor in zip(ways, answers, timings, processors, strict=True)
+        for (way, answer, timing), processor in zip(results, processors, strict=True)
     ]
 
 

@@ -8,13 +8,12 @@ All run in one process, by turns, warm; see README.md in this folder for what is
 and for results.
 """
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from experiments import Run
-from experiments.bench import _problems, _solving, _timing
+from experiments.bench import _problems, _solving
 from experiments.bench._solving import Problem
 from experiments.bench.core import double_precision
 
@@ -88,28 +87,18 @@ def run(config: Config, run: Run) -> None:
 
 def measure(problem: Problem, repeats: int) -> list[dict[str, Any]]:
     """One row for every way, timed by turns."""
-    ways, timings, rows = [], [], []
-    for way in problem.ways:
-        lane = _timing.Lane(way.library, way.variant, way.call, threads=1)
-        timing, value = _timing.first_call(lane)
-        if timing.failure and way.library == "tensorjax":
-            raise RuntimeError(f"{problem.name}: {timing.failure}")
-        ways.append((way, {} if timing.failure else way.answer(value)))
-        timings.append(timing)
-    _timing.interleave(timings, repeats)
-    for (way, answer), timing in zip(ways, timings, strict=True):
-        rows.append(
-            {
-                "problem": problem.name,
-                "library": way.library,
-                "variant": way.variant,
-                **{name: answer.get(name) for name in ("error", "rank", "evaluations", "energy")},
-                "seconds": None if timing.failure else timing.median,
-                "first call": None if timing.failure else timing.first,
-                "note": timing.failure,
-            }
-        )
-    gc.collect()
+    rows = [
+        {
+            "problem": problem.name,
+            "library": way.library,
+            "variant": way.variant,
+            **{name: answer.get(name) for name in ("error", "rank", "evaluations", "energy")},
+            "seconds": None if timing.failure else timing.median,
+            "first call": None if timing.failure else timing.first,
+            "note": timing.failure,
+        }
+        for way, answer, timing in _solving.by_turns(problem.ways, repeats, problem.name, threads=1)
+    ]
     return [{k: v for k, v in row.items() if any(r[k] is not None for r in rows)} for row in rows]
 
 

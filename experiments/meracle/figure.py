@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments._panels import grid, letter
 from experiments.meracle.image import Picture
 
 Rows = Sequence[dict[str, Any]]
@@ -25,11 +26,8 @@ def overview(stored: Rows, picture: Picture, found: Rows) -> Figure:
     """
     figure = Figure(figsize=SIZE)
     axes = figure.subplots(2, 3)
-    for axis, letter in zip(axes.flat, "abcdef", strict=True):
-        axis.set_title(f"({letter})", loc="left", fontweight="bold", fontsize=10)
-        axis.tick_params(labelsize=8)
-    for axis in axes[0]:
-        axis.grid(alpha=0.25, linewidth=0.6)
+    letter(axes.flat)
+    grid(axes[0])
     _storage(axes[0, 0], stored)
     _ranks(axes[0, 1], found)
     _recovery(axes[0, 2], found)

@@ -33,7 +33,7 @@ from experiments.offload.emulated import Emulated, emulated
 from experiments.offload.main import SIZES
 from experiments.offload.memory import peak, resident
 from experiments.offload.resident import Resident
-from experiments.offload.variants import forgetting
+from experiments.offload.variants import forgetting, traffic
 from tensorjax import offload
 from tensorjax.models import gpt2
 
@@ -317,11 +317,3 @@ def measured(
         "first loss": losses[0],
         "last loss": losses[-1],
     }
-
-
-def traffic(store: Any) -> tuple[int, int]:
-    """Bytes that a store has read and written."""
-    if store is None:
-        return 0, 0
-    found = store.statistics()
-    return found.reads.bytes, found.writes.bytes

@@ -238,17 +238,18 @@ def _train(
     took, moved, batch = [], [], setting.data()
     with setting.trainer(variant, engine) as (trainer, store):
         for _ in range(steps):
-            moved.append(_moved(store))
+            moved.append(traffic(store))
             start = time.perf_counter()
             trainer.step(batch)
             if variant.backend == "buffered":
                 _flush(trainer, setting.folder)
             took.append(time.perf_counter() - start)
-        moved.append(_moved(store))
+        moved.append(traffic(store))
         return took, {**trainer.statistics(), "moved": moved}, trainer.trace
 
 
-def _moved(store: Any) -> tuple[int, int]:
+def traffic(store: Any) -> tuple[int, int]:
+    """Bytes that a store has read and written."""
     if store is None:
         return 0, 0
     found = store.statistics()

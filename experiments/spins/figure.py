@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments._panels import grid, letter
 from experiments.spins.measure import Measured
 
 SIZE = (13.0, 4.2)  # inches
@@ -31,10 +32,8 @@ def overview(
     """
     figure = Figure(figsize=SIZE)
     correlations, field, storage = figure.subplots(1, 3)
-    for axis, letter in zip((correlations, field, storage), "abc", strict=True):
-        axis.set_title(f"({letter})", loc="left", fontweight="bold", fontsize=10)
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.tick_params(labelsize=8)
+    letter((correlations, field, storage))
+    grid((correlations, field, storage))
     correlations.loglog(distances, truth.correlations, color="black", label="exact")
     sites = np.arange(1, len(truth.field) + 1)
     for k, ((name, m), row) in enumerate(zip(measured.items(), rows, strict=True)):

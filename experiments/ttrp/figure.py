@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments._panels import grid, letter
 from experiments.ttrp import distances, images, scaling
 from experiments.ttrp.methods import METHODS, Method
 
@@ -31,10 +32,8 @@ def overview(
     """
     figure = Figure(figsize=SIZE)
     axes = figure.subplots(2, 3)
-    for axis, letter in zip(axes.flat, "abcdef", strict=True):
-        axis.set_title(f"({letter})", loc="left", fontweight="bold", fontsize=10)
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.tick_params(labelsize=8)
+    letter(axes.flat)
+    grid(axes.flat)
     _distances(axes[0, 0], measured)
     _accuracy(axes[0, 1], projected, "M", f"output size M\n{data}")
     _accuracy(axes[0, 2], projected, "storage", f"numbers stored\n{data}")
