@@ -54,7 +54,7 @@ class Notices(list[str]):
             _LOG.warning(message)
 
     def once(self, message: str) -> None:
-        """Keeps a notice for `statistics`, and logs it once per process."""
+        """Keeps a notice of the store for `statistics`, and logs the warning once per process."""
         self.append(message)
         _logged(message)
 
