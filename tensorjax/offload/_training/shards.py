@@ -146,11 +146,11 @@ class Shards:
             }
 
     def shapes(self, name: str, tree: Any) -> Any:
-        """Returns the shapes of parts, from those of whole arrays."""
+        """Returns the shapes of this process's parts, from those of whole arrays."""
         return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
 
     def cut(self, name: str, tree: Any) -> Any:
-        """Returns the parts of whole arrays of the host."""
+        """Returns this process's parts of whole arrays of the host."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
     def take(self, name: str, tree: Any) -> Any:
@@ -164,11 +164,11 @@ class Shards:
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """Returns the pieces that this process counts; over all processes, each counts once."""
+        """Returns the pieces of parts that this process counts; over all, each counts once."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:
-        """Gathers whole NumPy arrays from parts; all processes have to call this together."""
+        """Gathers whole NumPy arrays from all processes' parts; all have to call this together."""
         if not self._parts:
             return tree
         return self._map(

@@ -218,7 +218,7 @@ def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> No
 
 
 def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
-    """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
+    """Reads a pytree of a trainer's group; its arrays go through ``copy`` before they are freed."""
     reading = home.read(bundle, deadline=0.0, step=-1)
     try:
         return bundle.unflatten([copy(x) for x in reading.arrays()[0]])

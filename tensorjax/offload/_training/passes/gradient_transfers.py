@@ -112,7 +112,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Hands a layer's gradients to the transfer thread, once the last layer's are done.
+        """Hands a layer's gradients to the transfer thread, after those of the layer before.
 
         They are used up.
         """

@@ -47,7 +47,7 @@ class Order:
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Returns the deadline for writing a version: the position of its last layer.
+        """Returns the deadline for writing a version: the position of the last layer to use it.
 
         A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
