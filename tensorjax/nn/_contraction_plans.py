@@ -77,7 +77,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """Formats the choice and the costs of all candidates as a text table."""
+        """Formats a layer's contraction plan as a table: the choice and all candidates' costs."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]
@@ -183,7 +183,7 @@ def _cost(plan: contract.Plan) -> float:
 
 
 def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Returns the einsum expression x, arrays → y, and the shapes of its operands."""
+    """Returns the einsum expression x, arrays → y of a layer, and its operands' shapes."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
 
@@ -207,7 +207,7 @@ def _trees(network: Network) -> dict[str, Tree]:
 
 
 def _forms_weight(network: Network, plan: contract.Plan) -> bool:
-    """Checks whether a contraction materialises W, or a product as large, without x."""
+    """Checks whether a contraction plan materialises W, or a product as large, without x."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}

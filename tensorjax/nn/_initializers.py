@@ -17,7 +17,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Checks the option ``init``: "normal" or "orthogonal"."""
+    """Checks the option ``init`` for random weights: "normal" or "orthogonal"."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init
@@ -144,7 +144,7 @@ def _drawn(
 
 
 def _orthonormal(parts: Sequence[jax.Array], folds: Sequence[_Fold]) -> list[jax.Array]:
-    """Orthonormalises normal matrices to Haar isometries, rescaled where a shape admits none."""
+    """Orthonormalises normal draws to Haar isometries, rescaled where a shape admits none."""
     out: list[jax.Array] = []
     for part, (rows, columns, tall) in zip(parts, folds, strict=True):
         matrix = part.reshape(rows, columns)

@@ -16,7 +16,7 @@ _BLOCKS = 2
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
-    """Computes attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
+    """Computes GPT-2's attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
 
     `causal` is used if no implementation is asked for and the mask is causal; in half precision
     only in programs for CPUs. The platform of a program is known when it is lowered, not when it is

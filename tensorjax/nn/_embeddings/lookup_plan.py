@@ -55,7 +55,7 @@ class LookupPlan:
 
 
 def default_capacity(count: int) -> int:
-    """Estimates how many of ``count`` ids are distinct, for frequencies like those of words.
+    """Estimates how many of ``count`` ids to look up are distinct, for frequencies as of words.
 
     Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
     enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are

@@ -35,7 +35,7 @@ class PaddedEmbed(nnx.Embed):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
-        """Looks up rows: zeros for the padding id, NaN for ids out of range."""
+        """Looks up embedding rows: zeros for the padding id, NaN for ids out of range."""
         inputs = jnp.asarray(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             return super().__call__(inputs, out_sharding)  # Flax says what is wrong

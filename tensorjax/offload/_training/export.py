@@ -79,7 +79,7 @@ def to_safetensors(
 
 
 def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
-    """Exports parameters, states, number of steps and position in the data to Orbax.
+    """Exports parameters, states, steps done and position in the data as Orbax checkpoints.
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
     ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat

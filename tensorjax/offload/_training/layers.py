@@ -374,7 +374,7 @@ def widened(gradients: Any) -> Any:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Returns the factor 1 / weight of the last layer's loss; 0 for a weight of 0."""
+    """Returns the factor 1 / weight of the last layer's loss; 0 for 0: no gradients."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))

@@ -223,7 +223,7 @@ class Trainer:
                 raise
 
     def _begin(self, params: trainer_groups.Params, *, spills: bool) -> bool:
-        """Resumes the trainer from the store, or writes its initial state; returns which."""
+        """Resumes the trainer from the store, or writes its initial state; tells if resumed."""
         self._progress = Progress()
         resumed = self._store is not None and "trainer" in (self._store.meta or {})
         if self._store is not None and self._home is not None:
@@ -320,7 +320,7 @@ class Trainer:
             self._turn.release()
 
     def evaluate(self, batch: Any) -> float:
-        """Returns the model's loss of a batch by a forward pass that trains nothing.
+        """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
         read for the next step and has no room beside them is read again.
@@ -399,7 +399,7 @@ class Trainer:
         self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields name, parameters and optimiser state of the trainer's groups, as copies.
+        """Yields name, parameters and optimiser state of the trainer's groups, as NumPy copies.
 
         Of several processes, each gets its own part.
 
@@ -444,7 +444,7 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Ends the trainer's threads after updates under way; the store stays open.
+        """Closes the trainer: waits for updates, ends the threads; the store stays open.
 
         What has not been committed is lost once the store is closed; steps that are so are logged
         as a warning.

@@ -141,7 +141,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Returns the bytes of a store's data file for tensors: two slots each, in whole blocks.
+    """Returns the bytes a `TensorStore` takes on disk for tensors: two slots, in blocks of 4096.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -165,7 +165,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Lays tensors out side by side in the data file: all first slots, then all second ones.
+    """Lays tensors out in the data file from ``start``: all first slots, then all second ones.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """

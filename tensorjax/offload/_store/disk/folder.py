@@ -198,7 +198,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the folder's committed one, and keeps the one until now.
+    """Makes a prepared index the folder's committed one; keeps that until now as the one before.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """

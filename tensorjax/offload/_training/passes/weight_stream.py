@@ -274,7 +274,7 @@ class WeightStream:
         self.peak = max(self.peak, self._used)
 
     def _guarded(self, body: Callable[[], None]) -> None:
-        """Runs the body of a stream thread; its error makes all waiting calls raise."""
+        """Runs a stream thread, without the lock; its error makes all waiting calls raise."""
         try:
             body()
         except BaseException as error:

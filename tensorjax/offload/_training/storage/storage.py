@@ -235,7 +235,7 @@ class StoreHome:
             return self._known(bundle) is not None
 
     def starved(self) -> bool:
-        """Whether reads of bundles wait for staging memory that others hold."""
+        """Whether bundles' reads wait for the store's staging memory, without transfers."""
         return self._store.starved()
 
     def settle(self) -> None:

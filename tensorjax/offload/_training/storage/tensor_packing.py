@@ -106,11 +106,11 @@ class Bundle:
         return found
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Returns the pytree of the arrays that its tensors held."""
+        """Returns the pytree of the arrays that were packed in tensors."""
         return jax.tree.unflatten(self.tree, list(arrays))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """Checks a pytree that is to become tensors, and returns its arrays."""
+        """Checks a pytree to be packed, and returns its arrays; raises ValueError."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.tree:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")

@@ -29,7 +29,8 @@ class Shares:
 def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
     """Divides the staging memory of reads between early parameters and optimiser states.
 
-    Parameters are read early only where two of the largest states remain.
+    An eighth is left free, as leases fragment it. Parameters are read early only where two of the
+    largest states remain.
 
     Args:
       store: a `TensorStore`.

@@ -185,7 +185,7 @@ class Updater:
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Returns the group to update whose gradient should move to the store, or None."""
+        """Picks a gradient waiting for its update to move to the store; the lock is held."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
