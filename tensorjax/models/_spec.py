@@ -143,13 +143,13 @@ def with_spread(layer: Any, spread: float) -> Any:
 
 
 def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
-    """Builds a linear layer of any spec with initial weights of variance 1 / N."""
+    """Builds a model's linear layer, of any spec, with initial weights of variance 1 / N."""
     layer = spec.linear(in_features, out_features, **options)
     return with_linear_spread(layer, in_features**-0.5)
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a fresh linear layer, of any spec, to standard deviation ``spread``."""
+    """Rescales a model's fresh linear layer, of any spec, to a standard deviation."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 

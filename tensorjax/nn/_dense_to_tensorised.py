@@ -50,7 +50,7 @@ class Certificate:
 
     @property
     def compression(self) -> float:
-        """Compression ratio: parameters of the dense layer over those of the new layer."""
+        """Compression ratio of a conversion: parameters of the dense layer over the new one's."""
         return self.numbers_before / self.numbers
 
     def __str__(self) -> str:
@@ -315,7 +315,7 @@ def _folded(kernel: np.ndarray, new: TensorLinear) -> np.ndarray:
 
 
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Returns a dense matrix's left-orthonormal TT cores, truncated by tolerance or ranks."""
+    """Returns left-orthonormal TT cores for a dense layer, truncated by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -326,7 +326,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 
 def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Returns a dense weight's ST-HOSVD core and factors, by tolerance, ranks, or both."""
+    """Returns ST-HOSVD core and factors for a dense layer, by tolerance, ranks, or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

@@ -89,7 +89,7 @@ def canonical(
 def normals(
     rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws normal arrays, scaled so that sums of ``terms`` products have the given variance."""
+    """Draws initial normal arrays, so that sums of ``terms`` products have the given variance."""
     scale = (variance / terms) ** (0.5 / len(shapes))
     return _params(rngs, shapes, None, scale, dtype)
 

@@ -181,7 +181,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a model or module."""
+    """Counts the parameters of a model, as in the summary of a tensorised one."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
@@ -210,12 +210,12 @@ def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, li
 
 
 def _replaceable(module: Any) -> bool:
-    """Checks whether rules may replace a module: a plain dense layer without batch axes."""
+    """Checks whether `tensorize` may replace a module: plain, dense, without batch axes."""
     return type(module) in _DENSE and not getattr(module, "batch_axis", ())
 
 
 def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> None:
-    """Raises ValueError if a layer to replace shares a parameter with another module."""
+    """Raises ValueError if a layer to tensorize shares a parameter with another module."""
     holders: dict[int, list[tuple[int, str]]] = {}
     for module, paths in _places(model).values():
         for name, value in vars(module).items():

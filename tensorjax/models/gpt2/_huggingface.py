@@ -330,7 +330,7 @@ def _config(
 
 
 def checked_end(config: GPT2Config, end: int | None) -> int | None:
-    """Checks the end-of-text id for ``config.json``; by default 50256 or None."""
+    """Checks the end-of-text id of ``config.json``: by default 50256, None for other models."""
     if end is None:
         return _END if config.vocabulary == _END + 1 else None
     return _check.integer("end", end, low=0, high=config.vocabulary - 1)

@@ -263,7 +263,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a compiled function that draws the parameters of a block's layer; cached."""
+    """Returns a compiled function that draws a GPT-2 block's parameters for `layers`; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:

@@ -244,7 +244,7 @@ class GPT2(nnx.Module):
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of the model, without the padding of the vocabulary."""
+        """Number of parameters of this GPT-2 model, without the padding of the vocabulary."""
         held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return held - (self.config.padded - self.config.vocabulary) * self.config.features
 

@@ -114,41 +114,41 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises an embedding's parameters, for table entries of the given variance."""
+        """Initialises an embedding of any format, for table entries of the given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], Network]:
-        """Returns the embedding's arrays without gates, and their tensor-network structure."""
+        """Returns any embedding's arrays without gates, and their tensor-network structure."""
 
     def _gated(self) -> tuple[list[jax.Array], Network]:
-        """Returns the embedding's arrays with gates absorbed, and their network structure."""
+        """Returns any embedding's arrays with gates absorbed, and their network structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the embedding's bonds that have a gate."""
+        """Ranks of the bonds with a gate, for an embedding of any format."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of an embedding converted from a dense one; else None."""
+        """Error certificate of an embedding, in any format, from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of the embedding, gates included."""
+        """Number of parameters of an embedding of any format, gates included."""
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans a lookup of ``count`` ids on this process's devices, and estimates its cost."""
+        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
         _check.integer("count", count, low=0)
         return self._plan(*self._network(), count, _native.is_default())
 
     def _plan(
         self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans the embedding's lookup, with compiled CPU code where that is possible."""
+        """Plans any embedding's lookup, with compiled CPU code where that is possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = {x.dtype for x in (*operands, *values(self.gates))}
@@ -165,7 +165,7 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
-        """Looks up the embedding's rows of integer ids.
+        """Looks up the rows of integer ids, for an embedding of any format.
 
         Args:
           ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
@@ -198,7 +198,7 @@ class Embedding(nnx.Module):
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
-        """Returns the logits query · Eᵀ with all rows of the table, as `flax.nnx.Embed.attend`.
+        """Returns an embedding's logits query · Eᵀ of all rows, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
@@ -242,7 +242,7 @@ class Embedding(nnx.Module):
         return logits.reshape(*lead, self.num_embeddings)
 
     def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the embedding's dense table (num_embeddings, features), in its own dtype.
+        """Returns the dense table (num_embeddings, features) of an embedding of any format.
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.

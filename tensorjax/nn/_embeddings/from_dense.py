@@ -151,7 +151,7 @@ def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
 
 
 def _folded(table: np.ndarray, new: TTEmbedding, max_bytes: int) -> np.ndarray:
-    """Folds a dense table for TT-SVD to one axis for each pair of a row and a column mode."""
+    """Folds a dense embedding's table to one axis for each pair of row and column modes."""
     rows, columns = math.prod(new.num_shape), math.prod(new.feature_shape)
     check_bytes(rows * columns, np.float64, max_bytes)
     whole = np.pad(table, [(0, rows - table.shape[0]), (0, columns - table.shape[1])])

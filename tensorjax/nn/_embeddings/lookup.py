@@ -46,23 +46,23 @@ class Network(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number D of row modes, into which the lookup splits ids."""
+        """Number D of row modes, into which an embedding lookup splits ids."""
         return len({axis for term in self.terms for axis in term if axis < _ROWS})
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Size of each axis of the looked-up matrix's arrays, by its label."""
+        """Size of each axis in the embedding lookup's network, by its label."""
         pairs = zip(self.terms, self.shapes, strict=True)
         return {a: n for term, shape in pairs for a, n in zip(term, shape, strict=True)}
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Sizes of the row modes of the looked-up matrix."""
+        """Sizes of the row modes in the embedding lookup's network."""
         return tuple(self.sizes[k] for k in range(self.order))
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Sizes of the column modes of the looked-up matrix."""
+        """Sizes of the column modes in the embedding lookup's network."""
         return tuple(self.sizes[column(k)] for k in range(self.order))
 
 
@@ -73,12 +73,12 @@ _IDS = _ROWS
 
 
 def bond(k: int) -> int:
-    """Returns the label of the bond to the left of mode k in a lookup's network."""
+    """Returns the label of the bond to the left of mode k in an embedding lookup's network."""
     return _ROWS + 1 + 2 * k
 
 
 def column(k: int) -> int:
-    """Returns the label of column mode k in a lookup's network."""
+    """Returns the label of column mode k in an embedding lookup's network."""
     return _ROWS + 2 + 2 * k
 
 
@@ -93,7 +93,7 @@ def train(shapes: Sequence[tuple[int, ...]]) -> Network:
 
 
 def is_train(network: Network) -> bool:
-    """Checks whether a lookup's network is the one that `train` makes of its shapes."""
+    """Checks whether an embedding lookup's network is what `train` makes of its shapes."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
@@ -119,7 +119,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings for a lookup's gated arrays: those of the arrays before."""
+    """Returns shardings for an embedding lookup's gated arrays: those of the arrays before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 
@@ -131,7 +131,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Multiplies gates into a lookup's arrays, except the gates listed in ``spared``."""
+    """Multiplies gates into an embedding lookup's arrays, except those in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -140,13 +140,13 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array of a lookup by a gate along the axis of the given label."""
+    """Multiplies an array of an embedding lookup by a gate along the given label's axis."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 
 
 def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Selects gates that are cheaper to multiply into gathered slices than into whole arrays."""
+    """Selects a lookup's gates that are cheaper to multiply into slices than whole arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -156,7 +156,7 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
 
 
 def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Selects arrays to gather rows from along the mode's own axis, without a transpose.
+    """Selects arrays to look up rows in along the mode's own axis, without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -215,7 +215,7 @@ class Tree:
 
 @functools.lru_cache(maxsize=4096)
 def search(network: Network, count: int) -> Tree:
-    """Finds the cheapest contraction tree for ``count`` ids; the root may be the dense matrix."""
+    """Finds the cheapest lookup of ``count`` ids, as a contraction tree or by the dense matrix."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
     return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
@@ -297,7 +297,7 @@ class _Search:
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns a partial product's least cost as a table to gather rows from, and parts."""
+        """Returns a lookup's least cost of a partial product as a table, and its parts, if any."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -308,7 +308,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product per id, and its parts; None for a gather."""
+        """Returns a lookup's least cost of a partial product, id by id, and its parts, if any."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):
@@ -321,7 +321,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """Builds the cheapest contraction tree of some arrays, as a table or id by id."""
+        """Builds the cheapest lookup tree of some arrays, as a table or id by id."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:
@@ -380,7 +380,7 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Gathers and multiplies the rows of ids: (number of ids, number of columns).
+    """Looks up the rows of ids, gathered and multiplied: (number of ids, number of columns).
 
     Args:
       tree: of `search`.

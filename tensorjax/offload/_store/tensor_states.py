@@ -28,7 +28,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether a tensor of this content was to be written, and was not."""
+        """Whether the state of a tensor was to be written in this content, and was not."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 

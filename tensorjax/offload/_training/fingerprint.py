@@ -130,7 +130,7 @@ def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]
 
 
 def _states(group: Group) -> list[str]:
-    """Returns what identifies an optimiser's state: the names of its named tuples, outer first."""
+    """Returns, to identify a training, its state's classes of named tuples, outer ones first."""
     state = group.state.unflatten(group.state.leaves)
     found: list[str] = []
 

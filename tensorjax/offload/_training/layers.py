@@ -269,7 +269,7 @@ class Engine:
         return host_arrays.lends(self.device)
 
     def add(self, sums: Any, gradient: Any) -> Any:
-        """Adds a layer's gradient to its group's sum on the device, in the sum's memory."""
+        """Adds up the gradients of layers that share a group, on the device, in one memory."""
         return _add(sums, gradient)
 
     def finite(self, gradient: Any) -> Any:

@@ -69,7 +69,7 @@ def looks_across(
 
 @functools.lru_cache(maxsize=16)
 def _updates(transformation: Any) -> Any:
-    """Returns the compiled function for the updates of all trial steps of the dependence check.
+    """Returns the compiled function for the updates of all trial steps of the cross-group check.
 
     It is compiled once for a transformation and structures.
     """

@@ -139,18 +139,18 @@ class HostOptimizer:
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients on the host, in the memory of the first if not lent."""
+        """Adds two gradients by the host optimiser, in the memory of the first if not lent."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
-        """Returns a gradient's sum of squares, computed by one pass on the host.
+        """Returns the host optimiser's sum of squares of a gradient, by one pass over it.
 
         Not finite if one of them is not, or is too large for its square.
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
     def sound(self, params: Any) -> bool:
-        """Whether no updated parameter on the host is NaN or infinite."""
+        """Whether the host optimiser's new parameters have no NaN or infinite entry."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
 

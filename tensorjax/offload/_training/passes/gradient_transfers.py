@@ -101,7 +101,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """Adds a gradient to its group's sum on the device; returns it once complete, else None."""
+        """Adds a gradient to its group's sum before the transfer; returns it once complete."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -121,7 +121,7 @@ class Gradients:
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Waits until all gradients taken have been offered; raises the thread's error."""
+        """Waits until all gradients taken for transfer have been offered; raises the error."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -155,7 +155,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a layer's gradient of a group on the host; returns the sum if complete, or None."""
+        """Adds a gradient transferred from a layer to its group's sum; returns that if complete."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)

@@ -300,7 +300,7 @@ class WeightStream:
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a group's prefetched or handed-over parameters, or None; unlocked."""
+        """Returns a group's prefetched or handed-over parameters; called without the lock."""
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:

@@ -209,7 +209,7 @@ class StoreHome:
         return [arrays for _, arrays in parts]
 
     def _forget(self, bundles: Iterable[Bundle]) -> None:
-        """Forgets shared reads of bundles, which are not the newest for later users."""
+        """Forgets the store's shared reads of bundles, as newer arrays are in storage."""
         with self._lock:
             for bundle in bundles:
                 self._shares.pop(bundle.name, None)

@@ -27,7 +27,7 @@ class Shares:
 
 
 def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides the staging memory of reads between early parameters and optimiser states.
+    """Divides the read budget, the staging memory, between early parameters and states.
 
     An eighth is left free, as leases fragment it. Parameters are read early only where two of the
     largest states remain.

@@ -185,7 +185,7 @@ class Updater:
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks a gradient waiting for its update to move to the store; the lock is held."""
+        """Returns the updater's gradient that should move to the store; the lock is held."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -278,7 +278,7 @@ class Updater:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Starts the next read for an update, once there is one; returns None at the end."""
+        """Starts the next read of the updater's thread; returns None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._turns.lacking()) is not None:
