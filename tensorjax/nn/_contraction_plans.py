@@ -106,7 +106,7 @@ def plan_layer(
     precision: Any,
     memory_limit: int | None,
 ) -> LayerPlan:
-    """Plans the contraction y = x W for ``batch`` rows; results are cached.
+    """Plans a layer's contraction y = x W for ``batch`` rows; results are cached.
 
     Raises:
       ValueError: no candidate keeps ``memory_limit``, which holds for forward + backward.

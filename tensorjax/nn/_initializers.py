@@ -31,7 +31,7 @@ def train(
     variance: float,
     dtype: Any,
 ) -> list[nnx.Param]:
-    """Draws the cores (r, …, s) of a tensor train whose entries have the given variance.
+    """Draws initial cores (r, …, s) of a tensor train whose entries have the given variance.
 
     "orthogonal": isometries left of bond ``split``, adjoint isometries right of it, so that all
     singular values of the unfolding at that bond are one. Where ranks grow faster than modes admit,
@@ -55,7 +55,7 @@ def tucker(
     variance: float,
     dtype: Any,
 ) -> list[nnx.Param]:
-    """Draws core (s_1, …, s_d) and factors (…, s_k) of a Tucker tensor of the given variance.
+    """Draws an initial Tucker core (s_1, …, s_d) and factors (…, s_k) of the given variance.
 
     "orthogonal": factors are isometries, and the core is one or its adjoint, where its first
     ``split`` axes are rows and the others columns.
@@ -73,7 +73,7 @@ def tucker(
 def canonical(
     init: Init, rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws the factors (…, R) of a CP tensor whose entries have the given variance.
+    """Draws initial factors (…, R) of a CP tensor whose entries have the given variance.
 
     Raises:
       ValueError: ``init`` is "orthogonal".

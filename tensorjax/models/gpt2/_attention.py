@@ -45,7 +45,7 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes causal self-attention in two query blocks, without the keys later than a block.
+    """Computes GPT-2's causal attention in two query blocks, without keys later than a block.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
     that all come later. The head axis is moved before the length, and the softmax is normalised

@@ -112,7 +112,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """Returns the block's output from its input and the attention output."""
+        """Returns the GPT-2 block's output from its input and the attention output."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))

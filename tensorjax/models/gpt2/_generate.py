@@ -25,7 +25,7 @@ def generate(
     top_k: int | None = None,
     key: jax.Array | None = None,
 ) -> np.ndarray:
-    """Generates tokens that continue each prompt, by sampling or greedily.
+    """Generates GPT-2 tokens that continue each prompt, by sampling or greedily.
 
     The prompts go through the model once; every further token costs one position, which attends to
     the keys and values kept of those before it. One program is compiled for each batch size,

@@ -188,7 +188,7 @@ def new_folder(path: Any) -> Iterator[Path]:
 
 
 def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes arrays as a safetensors file that PyTorch reads."""
+    """Writes GPT-2 weights as a safetensors file that PyTorch reads."""
     _safetensors().numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
 
 

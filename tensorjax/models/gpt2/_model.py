@@ -305,7 +305,7 @@ def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callabl
 
 
 def axes_of(path: Any, leaf: jax.Array) -> PartitionSpec:
-    """Returns the logical axes of a parameter of the model or of one block, from its path."""
+    """Returns the logical axes of a parameter of the GPT-2 model or of one block, from its path."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     stack = ("layer",) if names[0] == "blocks" else ()
     if "layer" in names:  # of a tensorised one

@@ -22,7 +22,7 @@ _Arrays = Sequence[jax.Array]
 
 
 def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up rows (n, features) for ids (n,) in [0, size + 1], by compiled code if planned."""
+    """Looks up embedding rows for ids (n,) in [0, size + 1], by compiled code if planned."""
     if request.cuts:
         return _rows(request, operands, gates, ids)
     return lookup_by_xla(request, operands, gates, ids)

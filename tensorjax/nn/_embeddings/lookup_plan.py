@@ -115,7 +115,7 @@ def make_plan(
 
 
 def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
-    """Plans a lookup of an unknown number of ids (from `jax.export`) as one of 1024.
+    """Plans an embedding lookup of an unknown number of ids as one of 1024.
 
     Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
     default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
@@ -127,7 +127,7 @@ def symbolic_plan(network: Network, features: int, capacity: int | None, rows: i
 
 
 def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
-    """Plans a lookup of ``distinct`` distinct ids by compiled code."""
+    """Plans an embedding lookup of ``distinct`` distinct ids by compiled code."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

@@ -46,7 +46,7 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
-        """Returns the logits of all rows, as `flax.nnx.Embed.attend`; 0 for the padding id."""
+        """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero."""
         logits = super().attend(query, out_sharding)
         padding = jnp.arange(self.num_embeddings) == self.padding_idx
         lead = (1,) * (logits.ndim - 1)

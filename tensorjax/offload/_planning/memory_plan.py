@@ -313,7 +313,7 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Returns the placement for each activation strategy, and the fastest that fits, or None."""
+    """Returns the plan's choice for each activation strategy, and the fastest that fits, if any."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)

@@ -33,7 +33,7 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Returns the latency quantile ``q`` in seconds, to a factor of two."""
+        """Returns a latency quantile of the statistics in seconds, to a factor of two."""
         if not 0 <= q <= 1:
             raise ValueError(f"q: expected a fraction in [0, 1], got {q!r}")
         seen, total = 0, sum(self.latency)

@@ -56,7 +56,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Blocks new writes within a context, once those that are copying have ended."""
+        """Blocks new writes to the store within a context, once those copying have ended."""
         me = object()
         try:
             with self._lock:
@@ -141,7 +141,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write, and the new contents of the slots that are not committed."""
+        """Returns the bytes to write, and the new contents of the uncommitted slots."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}

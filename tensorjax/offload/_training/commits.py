@@ -143,7 +143,7 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for the commit that `begin` started."""
+        """Waits for the commit of the training that `begin` started."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -197,7 +197,7 @@ def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
-    """Writes a group's initial parameters, and then its initial state."""
+    """Writes the initial parameters, and then the initial state, of a trainer's group."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made

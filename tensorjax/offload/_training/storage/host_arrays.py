@@ -27,7 +27,7 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Starts the transfer of arrays to the host, through pinned memory if there is some."""
+    """Starts the transfer of device arrays to the host, through pinned memory if there is some."""
     leaves, structure = jax.tree.flatten(tree)
     going = [n for n, x in enumerate(leaves) if _goes(x)]
     where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
@@ -78,7 +78,7 @@ def view(x: Any) -> np.ndarray:
 
 
 def elsewhere(x: Any) -> bool:
-    """Whether an array lies on devices that are not the host."""
+    """Whether an array lies on devices that are not the host, so that it has to be transferred."""
     return isinstance(x, jax.Array) and cpu() not in x.sharding.device_set
 
 

@@ -53,7 +53,7 @@ class Home(Protocol):
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Stores the arrays of bundles; returns arrays whose memory may be reused, or None.
+        """Writes bundles' arrays to storage; returns arrays whose memory may be reused, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
@@ -127,7 +127,7 @@ class _Share:
         return self.bundle.arrays({name: found[name].array for name in self.bundle.specs})
 
     def release(self, read: Any) -> None:
-        """Releases the memory of this bundle, of all that were read together."""
+        """Releases a bundle's memory, of all bundles read from storage together."""
         if read.exception() is None:
             for name in self.bundle.specs:
                 read.result()[name].release()
@@ -179,12 +179,12 @@ class StoreHome:
         return _Leased([(joined | asked)[bundle.name] for bundle in bundles], self._let_go)
 
     def _known(self, bundle: Bundle) -> _Share | None:
-        """Returns the pending or held read of a bundle, or None; the lock is held."""
+        """Returns a bundle's pending or held read from the store, or None; the lock is held."""
         share = self._shares.get(bundle.name)
         return None if share is None or share.failed() else share
 
     def _ask(self, bundles: Sequence[Bundle], deadline: float, step: int) -> dict[str, _Share]:
-        """Starts one read of several bundles, which get their memory together; the lock is held."""
+        """Starts one read of several bundles from the store; the lock is held."""
         if not bundles:
             return {}
         start, names = time.perf_counter(), [name for b in bundles for name in b.specs]

@@ -143,7 +143,7 @@ class Updater:
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Accepts the gradient of a group, whose update makes its parameters those of ``version``.
+        """Accepts a group's gradient for the update that makes its parameters ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -323,7 +323,7 @@ class Updater:
         return self._together and here and self._turns.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Thread: updates one group at a time."""
+        """Thread: updates one group at a time on the host."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
