@@ -196,7 +196,7 @@ def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], .
 
 
 def _trees(network: Network) -> dict[str, Tree]:
-    """Returns the fixed contraction orders "halves", "chain" and "dense"; x is operand 0."""
+    """Returns the candidate contraction orders "halves", "chain" and "dense"; x is operand 0."""
     count = len(network.terms)
     left, right = (fold([k + 1 for k in half]) for half in network.halves)
     return {

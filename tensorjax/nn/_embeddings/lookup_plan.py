@@ -115,7 +115,7 @@ def make_plan(
 
 
 def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
-    """Plans an embedding lookup of an unknown number of ids as one of 1024.
+    """Plans an embedding lookup of unknown length (from `jax.export`) as one of 1024 ids.
 
     Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
     default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
