@@ -24,7 +24,7 @@ class Spec(Protocol):
         param_dtype: Any = ...,
         rngs: nnx.Rngs,
     ) -> Any:
-        """Builds a linear layer x ↦ x W + b."""
+        """Builds a model's linear layer x ↦ x W + b of this layer spec."""
         ...
 
     def embedding(
@@ -37,12 +37,12 @@ class Spec(Protocol):
         rngs: nnx.Rngs,
         padding_idx: int | None = None,
     ) -> Any:
-        """Builds an embedding layer, which looks up rows by id."""
+        """Builds a model's embedding layer of this spec, which looks up rows by id."""
         ...
 
 
 def check_spec(name: str, spec: Any) -> Spec:
-    """Checks that an argument is a layer specification; raises TypeError otherwise."""
+    """Checks that a model's argument is a layer specification; raises TypeError otherwise."""
     if isinstance(spec, type) or not (hasattr(spec, "linear") and hasattr(spec, "embedding")):
         raise TypeError(
             f"{name}: expected a spec of tensorjax.nn, such as nn.Dense() or nn.TT(rank=30), "
@@ -52,7 +52,7 @@ def check_spec(name: str, spec: Any) -> Spec:
 
 
 def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
-    """Checks that fields of a configuration are integers of at least ``low``.
+    """Checks that fields of a model's configuration are integers of at least ``low``.
 
     NumPy integers are replaced by Python's.
     """
@@ -68,7 +68,7 @@ def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
 def check_ids(
     name: str, ids: Any, counts: int | tuple[int, ...], ndim: int, *, ignored: bool = False
 ) -> jax.Array:
-    """Converts ids to an array with ``ndim`` axes; checks that concrete ids are in [0, count).
+    """Checks a model's ids: ``ndim`` axes and, if concrete, in [0, count); returns an array.
 
     Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
 
@@ -103,7 +103,7 @@ def check_ids(
 
 
 def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
-    """Looks up rows of an embedding; traced ids outside [0, count) give NaN."""
+    """Looks up rows of a model's embedding; traced ids outside [0, count) give NaN."""
     if not _check.is_traced(ids):
         return layer(ids)  # `check_ids` has seen them
     ids = _ids.as_int32(ids, count)
@@ -114,7 +114,7 @@ def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, weights: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weighted sum of cross-entropy losses, and the sum of the weights.
+    """Returns a model's weighted sum of cross-entropy losses, and the sum of the weights.
 
     Args:
       logits: (…, classes).
@@ -132,7 +132,7 @@ def cross_entropy(
 
 
 def with_spread(layer: Any, spread: float) -> Any:
-    """Rescales a fresh embedding of any format to entries of standard deviation ``spread``.
+    """Rescales a model's fresh embedding, of any spec, to standard deviation ``spread``.
 
     Dense and factorised tables are drawn with different variances; a model has to begin the same.
     All factors take an equal part, so that none of them is much smaller than the others.
@@ -143,18 +143,18 @@ def with_spread(layer: Any, spread: float) -> Any:
 
 
 def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
-    """Builds a linear layer with initial weights of variance 1 / N, as Flax draws dense ones."""
+    """Builds a model's linear layer, of any spec, with initial weights of variance 1 / N."""
     layer = spec.linear(in_features, out_features, **options)
     return with_linear_spread(layer, in_features**-0.5)
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a fresh linear layer of any format to weights of standard deviation ``spread``."""
+    """Rescales a model's fresh linear layer, of any spec, to a standard deviation."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 
 def _rescaled(layer: Any, factor: float) -> Any:
-    """Multiplies a layer's weight by a factor, shared equally among its parameters."""
+    """Multiplies the initial weight of a spec's layer by a factor, shared by its parameters."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
     for param in params:

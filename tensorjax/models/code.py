@@ -66,7 +66,7 @@ class CodeModel(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Returns logits (batch, count, vocabulary) at the given positions.
+        """Returns logits of code tokens at the given positions (batch, count, vocabulary).
 
         Args:
           tokens: integers (batch, length), some of them replaced.
@@ -97,7 +97,7 @@ class CodeModel(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the weighted sum of −log p(target) over the positions, and the sum of weights.
+        """Returns the weighted sum of −log p(code token) over the positions, and of weights.
 
         Args:
           tokens, positions, mask: as for a call.
@@ -110,7 +110,7 @@ class CodeModel(nnx.Module):
 
 
 def _rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers vectors (batch, count, features) of x at positions; NaN out of range."""
+    """Gathers the encoder's vectors (batch, count, features) at masked positions."""
     length = x.shape[1]
     places = _ids.as_int32(positions, length)
     valid = _ids.inside(places, length)

@@ -56,7 +56,7 @@ class DLRMConfig:
     linear_from: int = 4096
 
     def __post_init__(self) -> None:
-        """Checks the sizes."""
+        """Checks the sizes of a DLRM."""
         check_sizes(self, ("dense", "features"))
         check_sizes(self, ("table_from", "linear_from"), low=0)
         for name in ("tables", "bottom", "top"):
@@ -70,12 +70,12 @@ class DLRMConfig:
 
     @classmethod
     def criteo(cls) -> "DLRMConfig":
-        """Returns the sizes for Criteo Kaggle data: 26 tables, 540 million parameters."""
+        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters."""
         return cls(dense=13, tables=_CRITEO)
 
     @classmethod
     def tiny(cls, **changes: Any) -> "DLRMConfig":
-        """Returns a small configuration for tests: three tables and narrow MLPs."""
+        """Returns a small DLRM configuration for tests: three tables and narrow MLPs."""
         sizes = {"dense": 4, "tables": (5, 60, 3000), "features": 8, "bottom": (16,), "top": (32,)}
         return cls(**{**sizes, "table_from": 50, "linear_from": 256, **changes})
 
@@ -168,7 +168,7 @@ class DLRM(nnx.Module):
         self.top = _MLP((width + pairs, *top), linear, config.linear_from, end=False, **options)
 
     def __call__(self, dense: jax.Array, categories: jax.Array) -> jax.Array:
-        """Returns logits (batch,) of dense and categorical features.
+        """Returns the DLRM's logits (batch,) of dense and categorical features.
 
         Args:
           dense: floats (batch, dense).

@@ -70,7 +70,7 @@ class EncoderConfig:
     norm_first: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the sizes and the dropout rate."""
+        """Checks the sizes and the dropout rate of an encoder."""
         names = ("vocabulary", "features", "layers", "heads", "hidden", "length", "segments")
         check_sizes(self, (*names, "classes"))
         if self.features % self.heads:
@@ -82,7 +82,7 @@ class EncoderConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> "EncoderConfig":
-        """Returns a small configuration for tests: two blocks of width 32."""
+        """Returns a small encoder configuration for tests: two blocks of width 32."""
         sizes = {"vocabulary": 128, "features": 32, "layers": 2, "heads": 4, "hidden": 64}
         return cls(**{**sizes, "length": 16, "dropout": 0.0, **changes})
 
@@ -130,14 +130,14 @@ class _Block(nnx.Module):
 
 
 def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
-    """Returns linear distance biases of attention logits (ALiBi), (1, heads, length, length)."""
+    """Returns the encoder's linear distance biases (ALiBi), (1, heads, length, length)."""
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     distances = np.abs(np.arange(length)[:, None] - np.arange(length)[None])
     return jnp.asarray(-slopes[:, None, None] * distances, dtype)[None]
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Returns sinusoidal position embeddings, scaled to the spread of the other embeddings."""
+    """Returns the encoder's sinusoidal position embeddings, with the spread of the others."""
     length, features = shape
     rates = 1e4 ** (-np.arange(0, features, 2) / features)
     angles = np.arange(length)[:, None] * rates[None]
@@ -295,7 +295,7 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns logits (batch, classes); the arguments are those of `Trunk`."""
+        """Returns the encoder's class logits (batch, classes); arguments are `Trunk`'s."""
         first = self.trunk(tokens, segments, mask)[:, 0]
         return self.head(self.dropout(jnp.tanh(self.pooler(first))))
 
@@ -308,7 +308,7 @@ class Encoder(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the weighted sum of −log p(label) over the batch, and the sum of the weights.
+        """Returns the encoder's weighted sum of −log p(class label), and the sum of weights.
 
         Args:
           tokens, segments, mask: as for `Trunk`.

@@ -77,7 +77,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """Formats the choice and the costs of all candidates as a text table."""
+        """Formats a layer's contraction plan as a table: the choice and all candidates' costs."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]
@@ -106,7 +106,7 @@ def plan_layer(
     precision: Any,
     memory_limit: int | None,
 ) -> LayerPlan:
-    """Plans the contraction y = x W for ``batch`` rows; results are cached.
+    """Plans a layer's contraction y = x W for ``batch`` rows; results are cached.
 
     Raises:
       ValueError: no candidate keeps ``memory_limit``, which holds for forward + backward.
@@ -183,7 +183,7 @@ def _cost(plan: contract.Plan) -> float:
 
 
 def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Returns the einsum expression x, arrays → y, and the shapes of its operands."""
+    """Returns the einsum expression x, arrays → y of a layer, and its operands' shapes."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
 
@@ -196,7 +196,7 @@ def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], .
 
 
 def _trees(network: Network) -> dict[str, Tree]:
-    """Returns the fixed contraction orders "halves", "chain" and "dense"; x is operand 0."""
+    """Returns the candidate contraction orders "halves", "chain" and "dense"; x is operand 0."""
     count = len(network.terms)
     left, right = (fold([k + 1 for k in half]) for half in network.halves)
     return {
@@ -207,7 +207,7 @@ def _trees(network: Network) -> dict[str, Tree]:
 
 
 def _forms_weight(network: Network, plan: contract.Plan) -> bool:
-    """Checks whether a contraction materialises W, or a product as large, without x."""
+    """Checks whether a contraction plan materialises W, or a product as large, without x."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}

@@ -34,7 +34,7 @@ def check_plain(layer: Any) -> None:
 
 
 def concrete(parameter: Any) -> jax.Array:
-    """Returns the array of a parameter; raises TypeError for shapes and traced values."""
+    """Returns a dense layer's parameter to be converted; TypeError for shapes and tracers."""
     value = parameter.get_value()
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')

@@ -50,7 +50,7 @@ class Certificate:
 
     @property
     def compression(self) -> float:
-        """Compression ratio: parameters of the dense layer over those of the new layer."""
+        """Compression ratio of a conversion: parameters of the dense layer over the new one's."""
         return self.numbers_before / self.numbers
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a folded matrix by TT-SVD into the cores and gates of a tensor train.
+    """Compresses a dense layer's folded matrix by TT-SVD into a train's cores and gates.
 
     Args:
       x: in double precision.
@@ -223,7 +223,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns a zero train that can still be trained: only its last core is zero."""
+    """Returns a train for a zero dense matrix that can still be trained: its last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -233,7 +233,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values of every bond of a left-orthonormal train into gates.
+    """Moves the singular values of a converted layer's left-orthonormal train into gates.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -258,7 +258,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales cores to equal norms; the tensor train stays the same."""
+    """Rescales a converted layer's cores to equal norms; the tensor train stays the same."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -267,14 +267,14 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits the gates into the neighbouring cores, half each, and returns gates of ones."""
+    """Splits a converted layer's gates into the neighbouring cores; returns gates of ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
 
 
 def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """Returns the kernel of a dense layer in double precision, after checks."""
+    """Returns the kernel of a dense layer to be converted, in double precision, after checks."""
     if type(layer) is not nnx.Linear:
         raise TypeError(
             f"layer: expected a flax.nnx.Linear, got {type(layer).__name__}; a subclass may do "
@@ -288,7 +288,7 @@ def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
 def to_compress(
     name: str, parameter: nnx.Param, sides: tuple[int, int], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns a dense matrix in double precision; checks its shape, size, ``tol`` and ``rank``."""
+    """Returns a dense layer's matrix to be converted, in double precision, after checks."""
     matrix = concrete(parameter)
     if matrix.shape != sides:
         raise ValueError(
@@ -303,7 +303,7 @@ def to_compress(
 
 
 def check_gates(gates: str) -> None:
-    """Raises ValueError if ``gates`` is not one of the options `Gates`."""
+    """Raises ValueError if ``gates`` is no option for conversions of dense layers."""
     if gates not in get_args(Gates):
         raise ValueError(f'gates: expected "singular values" or "ones", got {gates!r}')
 
@@ -315,7 +315,7 @@ def _folded(kernel: np.ndarray, new: TensorLinear) -> np.ndarray:
 
 
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Returns left-orthonormal TT cores, truncated by tolerance, by ranks, or by both."""
+    """Returns left-orthonormal TT cores for a dense layer, truncated by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -326,7 +326,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 
 def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Returns the core and orthonormal factors of an ST-HOSVD, by tolerance, ranks, or both."""
+    """Returns ST-HOSVD core and factors for a dense layer, by tolerance, ranks, or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

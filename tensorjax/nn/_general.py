@@ -46,7 +46,7 @@ class TensorLinearGeneral(nnx.Module):
         self.axis = axis
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer to the axes ``axis`` of the input.
+        """Applies the tensorised layer to the axes ``axis`` of the input.
 
         Args:
           inputs: with axes of the sizes ``in_features`` at ``axis``; all others are batch axes.
@@ -73,7 +73,7 @@ class TensorLinearGeneral(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
-    """Applies a layer to the last ``count`` axes, folded into one."""
+    """Applies a linear layer to the last ``count`` axes, folded into one."""
     return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
 
 

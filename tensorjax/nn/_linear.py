@@ -87,15 +87,15 @@ class TTLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds."""
+        """TT-ranks of the interior bonds of the linear layer's weight."""
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> Network:
-        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
+        """Returns the structure of a TT linear layer's weight as a tensor network."""
         return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the cores with the gates absorbed."""
+        """Returns the cores of a TT linear layer with the gates absorbed."""
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
@@ -146,15 +146,15 @@ class TuckerLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks."""
+        """Multilinear ranks of the linear layer's Tucker weight."""
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> Network:
-        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
+        """Returns the structure of a Tucker linear layer's weight as a tensor network."""
         return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns input factors, core and output factors, with the gates absorbed."""
+        """Returns a Tucker linear layer's factors and core, with the gates absorbed."""
         factors, gates = values(self.factors), values(self.gates)
         return _weight_networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
 
@@ -204,13 +204,13 @@ class CPLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank as a tuple, (R,): the number of terms."""
+        """CP-rank of the linear layer's weight as a tuple, (R,): the number of terms."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> Network:
-        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
+        """Returns the structure of a CP linear layer's weight as a tensor network."""
         return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the factors with the gate absorbed."""
+        """Returns the factors of a CP linear layer with the gate absorbed."""
         return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])

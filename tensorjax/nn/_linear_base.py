@@ -86,38 +86,38 @@ class TensorLinear(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises the parameters so that the entries of the weight have the given variance."""
+        """Initialises a linear layer of any format, for weights of the given variance."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of the conversion from a dense layer; None if there is none."""
+        """Error certificate of a linear layer, in any format, from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of the weight tensor: those of the input, then those of the output."""
+        """Mode sizes of any tensorised linear layer's weight: the input's, then the output's."""
         return (*self.in_shape, *self.out_shape)
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds, read from the shapes of the parameters."""
+        """Ranks of the bonds of any tensorised linear layer, from its parameters' shapes."""
 
     @property
     def numbers(self) -> int:
-        """Number of parameters, gates and bias included."""
+        """Number of parameters of any tensorised linear layer, gates and bias included."""
         return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of the network with the gates absorbed, in the order of `network`."""
+        """Returns the arrays of a linear layer of any format, with the gates absorbed."""
 
     @abc.abstractmethod
     def network(self) -> Network:
-        """Returns the structure of the weight as a tensor network, from the parameters' shapes."""
+        """Returns the structure of any linear layer's weight as a tensor network."""
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:
-        """Plans the contraction of the layer for a batch size, and estimates its cost.
+        """Plans any tensorised linear layer's contraction for a batch, and estimates its cost.
 
         Args:
           batch: rows of the input: one number, or all leading axes.
@@ -150,7 +150,7 @@ class TensorLinear(nnx.Module):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer to the last axis of the input: y = x W + bias.
+        """Applies any tensorised linear layer to the input's last axis: y = x W + bias.
 
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
@@ -186,7 +186,7 @@ class TensorLinear(nnx.Module):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Multiplies rows (b, N) by the weight, by the contraction that `plan` chooses."""
+        """Multiplies rows (b, N) by any linear layer's weight, contracted as planned."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features
@@ -199,7 +199,7 @@ class TensorLinear(nnx.Module):
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the weight W as a dense matrix (N, M), in the dtype of the parameters.
+        """Returns the weight W of any tensorised linear layer as a dense matrix (N, M).
 
         Args:
           max_bytes: the largest array that may be made.
@@ -221,7 +221,7 @@ class TensorLinear(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
-    """Multiplies (…, N) by the weight and adds the bias; returns (…, M)."""
+    """Multiplies (…, N) by any linear layer's weight and adds the bias; returns (…, M)."""
     lead = x.shape[:-1]
     y = contracted(x, arrays)
     return _biased(y.reshape(*lead, y.shape[-1]), bias)
@@ -232,7 +232,7 @@ def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Checks that a dtype is real or complex floating-point; raises TypeError otherwise."""
+    """Checks that a linear layer's dtype is real or complex floating-point."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -243,35 +243,35 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_rngs(rngs: Any) -> None:
-    """Checks that ``rngs`` is a `flax.nnx.Rngs`; raises TypeError otherwise."""
+    """Checks that a linear layer's ``rngs`` are a `flax.nnx.Rngs`; else raises TypeError."""
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
 
 
 def gate_dtype(param_dtype: Any) -> Any:
-    """Returns the dtype of gates: single precision at least, which resolves small steps near 1."""
+    """Returns the dtype of a linear layer's gates: at least single, for small steps near 1."""
     return linalg.factor_dtype(param_dtype)
 
 
 def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
-    """Returns one gate vector of ones for each size, in the gate dtype for these parameters."""
+    """Returns a linear layer's gates, a vector of ones for each size, in the gate dtype."""
     return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
 
 
 def values(parameters: Any) -> list[jax.Array]:
-    """Returns the arrays of a list of parameters."""
+    """Returns the arrays of a linear layer's list of parameters."""
     return [parameter[...] for parameter in parameters]
 
 
 def settle(layer: nnx.Module, given: nnx.Param) -> None:
-    """Replicates a new layer on the devices of the parameter that it was converted from."""
+    """Replicates a new linear layer on the devices of the parameter it was made from."""
     where = replicated(given.get_value())
     if where is not None:
         nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Raises ValueError if a dense weight would need more than ``most`` bytes."""
+    """Raises ValueError if a linear layer's dense weight would need over ``most`` bytes."""
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:
         raise ValueError(

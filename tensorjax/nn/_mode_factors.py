@@ -15,7 +15,7 @@ _MODE = 16
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Returns near-equal factors of n, or of the next larger integer that has such factors.
+    """Returns near-equal factors of n as modes, or of the next larger integer that has such.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -75,7 +75,7 @@ def _factor(n: int, order: int) -> tuple[int, ...]:
 def modes(
     features: int, shape: Sequence[int] | None, order: int | None, name: str
 ) -> tuple[int, ...]:
-    """Returns the factors of a feature count: those given, after checks, or those of `factor`.
+    """Returns the modes of a feature count: factors given, after checks, or those of `factor`.
 
     Args:
       features: how many there are.
@@ -103,7 +103,7 @@ def modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the TT-ranks of the interior bonds; an int is cut to what each bond can use."""
+    """Returns the interior TT-ranks that the modes admit; an int is cut to their bounds."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """Returns one rank per place: an int is cut to the bounds, explicit ranks must keep them.
+    """Returns one rank per mode or bond: an int is cut to the bounds, a sequence checked.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

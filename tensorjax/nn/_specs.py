@@ -35,7 +35,7 @@ class Spec(abc.ABC):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> Any:
-        """Builds a linear layer with fresh parameters.
+        """Builds a linear layer of this specification with fresh parameters.
 
         Args:
           in_features: N.
@@ -67,7 +67,7 @@ class Spec(abc.ABC):
         padding_idx: int | None = None,
         rngs: nnx.Rngs,
     ) -> Any:
-        """Builds an embedding with fresh parameters.
+        """Builds an embedding of this specification with fresh parameters.
 
         Args:
           num_embeddings: rows; ids are in [0, num_embeddings).
@@ -90,7 +90,7 @@ class Spec(abc.ABC):
     def from_linear(
         self, layer: nnx.Linear, *, tol: float | None = None
     ) -> tuple[TensorLinear, Certificate]:
-        """Converts a dense linear layer to this format by `tensorjax.nn.from_linear`.
+        """Converts a dense linear layer to this specification's format, by `nn.from_linear`.
 
         Args:
           layer: `flax.nnx.Linear`.
@@ -114,7 +114,7 @@ class Spec(abc.ABC):
     def from_embedding(
         self, layer: nnx.Embed, *, tol: float | None = None
     ) -> tuple[TTEmbedding, Certificate]:
-        """Converts a dense embedding to this format by `tensorjax.nn.from_embedding`.
+        """Converts a dense embedding to this specification's format, by `nn.from_embedding`.
 
         Args:
           layer: `flax.nnx.Embed`.
@@ -142,11 +142,11 @@ class Spec(abc.ABC):
 
     @abc.abstractmethod
     def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
-        """Returns the class of linear layers, and its own keyword options."""
+        """Returns the specification's class of linear layers, and its keyword options."""
 
     @abc.abstractmethod
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
-        """Returns the class of embeddings, and its own keyword options."""
+        """Returns the specification's class of embeddings, and its keyword options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +234,7 @@ class _Format(Spec):
 
     @abc.abstractmethod
     def _layers(self) -> tuple[Any, Any]:
-        """Returns the classes of linear layers and of embeddings of this format."""
+        """Returns the specification's classes of linear layers and of embeddings."""
 
 
 @dataclasses.dataclass(frozen=True)

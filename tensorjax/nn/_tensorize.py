@@ -107,7 +107,7 @@ def tensorize(
 
 
 def summary(model: Any) -> str:
-    """Formats a table of the layers of a model: shapes, ranks, parameters, compression.
+    """Formats a table of a tensorised model's layers: shapes, ranks, parameters, compression.
 
     Args:
       model: any NNX module.
@@ -136,14 +136,14 @@ def summary(model: Any) -> str:
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns the rows and columns of a layer as a matrix, and the length of its bias."""
+    """Returns a layer's rows and columns as a matrix and its bias length, for the summary."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     return (layer.in_features, layer.out_features), 0 if layer.bias is None else layer.out_features
 
 
 def _copies(layer: Any) -> int:
-    """Counts the layers that are stacked in one, by the leading axes of its parameters."""
+    """Counts the layers stacked in one of a model, by the leading axes of its parameters."""
     if isinstance(layer, nnx.Linear):
         lead = layer.kernel.shape[:-2]
     elif isinstance(layer, nnx.Embed):
@@ -154,7 +154,7 @@ def _copies(layer: Any) -> int:
 
 
 def _folds(layer: Any) -> tuple[str, str]:
-    """Returns modes and ranks of a layer as text; empty for a dense one."""
+    """Returns modes and ranks of a model's layer for the summary; empty for a dense one."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
     elif isinstance(layer, Embedding):
@@ -170,7 +170,7 @@ def _counts(dense: int, now: int) -> tuple[str, str, str]:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Formats rows as text columns; the last three, numeric, are right-aligned."""
+    """Formats the summary of a model as text columns; the last three are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -181,12 +181,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a module."""
+    """Counts the parameters of a model, as in the summary of a tensorised one."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """Returns the layers to replace, their paths, and the specs of their first matching rules."""
+    """Returns the model's layers to replace, their paths, and their first rules' specs."""
     found, used = [], set()
     candidates = [p for p in _places(model).values() if _replaceable(p[0])]
     for layer, paths in candidates:
@@ -210,12 +210,12 @@ def _matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, li
 
 
 def _replaceable(module: Any) -> bool:
-    """Checks whether rules may replace a module: a plain dense layer without batch axes."""
+    """Checks whether `tensorize` may replace a module: plain, dense, without batch axes."""
     return type(module) in _DENSE and not getattr(module, "batch_axis", ())
 
 
 def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> None:
-    """Raises ValueError if a layer to replace shares a parameter with another module."""
+    """Raises ValueError if a layer to tensorize shares a parameter with another module."""
     holders: dict[int, list[tuple[int, str]]] = {}
     for module, paths in _places(model).values():
         for name, value in vars(module).items():
@@ -233,7 +233,7 @@ def _refuse_tied(model: Any, found: Sequence[tuple[Any, list[str], Spec]]) -> No
 
 
 def _replaced(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
-    """Builds the replacement of a dense layer: converted by SVD, or freshly initialised."""
+    """Builds the replacement of a model's dense layer: converted by SVD, or freshly drawn."""
     if isinstance(layer, nnx.LinearGeneral):
         check_plain(layer)
         new = _replaced(flat(layer), spec, init, tol, rngs)
@@ -270,7 +270,7 @@ def _replaced(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -
 
 
 def _places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Maps the identity of every module of a model to the module and all paths to it."""
+    """Maps every module of a model, by identity, to the module and all paths to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -285,7 +285,7 @@ def _places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def _children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the modules held in a module's attributes, or in lists, tuples and dicts there."""
+    """Yields the submodules of a model's module, also those in lists, tuples and dicts."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value
@@ -296,7 +296,7 @@ def _children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Replaces modules wherever they occur in a model."""
+    """Replaces dense modules by tensorised ones wherever they occur in a model."""
     for module, _ in _places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):

@@ -38,22 +38,22 @@ class Network(NamedTuple):
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the input."""
+        """Mode sizes of the weight's input side."""
         return self.modes[: self.split]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the output."""
+        """Mode sizes of the weight's output side."""
         return self.modes[self.split :]
 
     @property
     def elements(self) -> int:
-        """Number of elements of W, padding included."""
+        """Number of elements of the weight W, padding included."""
         return math.prod(self.modes)
 
 
 def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
-    """Describes a tensor train W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
+    """Describes a weight as a train, W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
     order = len(modes)
     full = (1, *ranks, 1)
     shapes = tuple((full[k], n, full[k + 1]) for k, n in enumerate(modes))
@@ -69,7 +69,7 @@ def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
 
 
 def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
-    """Describes a Tucker tensor W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
+    """Describes a Tucker weight, W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
 
     The arrays come in the order in which one after the other can be multiplied to the input: the
     factors of the input, the core, the factors of the output.
@@ -89,7 +89,7 @@ def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
 
 
 def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
-    """Describes a CP tensor W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
+    """Describes a CP weight as a network, W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
     order = len(modes)
     return Network(
         modes=tuple(modes),
@@ -102,20 +102,20 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Chooses, for every gate of a train, the smaller of its two neighbouring cores."""
+    """Chooses, for every gate of a TT weight, the smaller of its two neighbouring cores."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings for gated arrays: those of the arrays before."""
+    """Returns shardings for a weight's gated arrays: those of the arrays before."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 
 
 @placed_by(_as_given)
 def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[jax.Array]:
-    """Multiplies every gate of a train into the smaller of its neighbouring cores."""
+    """Multiplies every gate of a TT weight into the smaller of its neighbouring cores."""
     out = list(cores)
     for k, taker in enumerate(absorbing([c.shape for c in cores])):
         gate = gates[k].astype(out[taker].dtype)
@@ -127,14 +127,14 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
 def gated_tucker(
     core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
 ) -> list[jax.Array]:
-    """Multiplies the gates into the factors; returns the arrays in the order of `tucker`."""
+    """Multiplies a Tucker weight's gates into its factors; returns arrays as `tucker`."""
     out = [u * g.astype(u.dtype)[None, :] for u, g in zip(factors, gates, strict=True)]
     return [*out[:split], core, *out[split:]]
 
 
 @placed_by(_as_given)
 def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.Array]:
-    """Multiplies the gate into the smallest CP factor."""
+    """Multiplies the gate of a CP weight into its smallest factor."""
     out = list(factors)
     k = min(range(len(out)), key=lambda k: out[k].size)
     out[k] = out[k] * gate.astype(out[k].dtype)[None, :]
@@ -142,7 +142,7 @@ def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.A
 
 
 def fold(positions: Sequence[int]) -> Tree:
-    """Builds the tree that multiplies operands one after the other, from left to right."""
+    """Builds the tree that multiplies a weight network's operands from left to right."""
     tree: Tree = positions[0]
     for position in positions[1:]:
         tree = (tree, position)
@@ -150,7 +150,7 @@ def fold(positions: Sequence[int]) -> Tree:
 
 
 def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
-    """Converts a tree of pairs to an opt_einsum path, whose products are appended to the list.
+    """Converts a weight network's tree of pairs to an opt_einsum path, with products appended.
 
     Example:
       >>> path(((0, 1), (2, 3)), 4)
@@ -174,7 +174,7 @@ def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """Lists the set of operands in every product of an opt_einsum path."""
+    """Lists the operands in every product of a weight network's opt_einsum path."""
     nodes = [frozenset({k}) for k in range(count)]
     found = []
     for step in steps:

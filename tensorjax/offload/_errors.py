@@ -54,7 +54,7 @@ class Notices(list[str]):
             _LOG.warning(message)
 
     def once(self, message: str) -> None:
-        """Keeps a notice for `statistics`, and logs it once per process."""
+        """Logs a warning of the store once per process, and keeps it for `statistics`."""
         self.append(message)
         _logged(message)
 

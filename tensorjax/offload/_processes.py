@@ -39,7 +39,7 @@ class Processes:
         self._calls = itertools.count()
 
     def wait(self, what: str) -> None:
-        """Waits until all processes have made this call.
+        """Waits at a barrier until all processes have made this call.
 
         Args:
           what: this is for; for the message.

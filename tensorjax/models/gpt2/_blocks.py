@@ -98,7 +98,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values (batch, length, heads, features / heads)."""
+        """Returns the block's queries, keys and values (batch, length, heads, features / heads)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)
@@ -112,7 +112,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """Returns the block's output from its input and the attention output."""
+        """Returns the GPT-2 block's output from its input and the attention output."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))
@@ -121,7 +121,7 @@ class Block(nnx.Module):
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU in its tanh form; the backward pass stores only the slope, not six arrays."""
+    """Computes the block MLP's GELU in tanh form; the backward pass stores only the slope."""
     return jax.nn.gelu(x, approximate=True)
 
 

@@ -50,7 +50,7 @@ class GPT2Config:
     unroll: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the sizes and options."""
+        """Checks the sizes and options of a GPT-2 configuration."""
         check_sizes(self, ("vocabulary", "length", "layers", "heads", "features"))
         if self.unroll is not None:
             check_sizes(self, ("unroll",))
@@ -65,49 +65,49 @@ class GPT2Config:
 
     @classmethod
     def small(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published model with 124 million parameters."""
+        """Returns the configuration of the published GPT-2 with 124 million parameters."""
         return cls(**changes)
 
     @classmethod
     def medium(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published model with 355 million parameters."""
+        """Returns the configuration of the published GPT-2 with 355 million parameters."""
         return cls(**{"layers": 24, "heads": 16, "features": 1024, **changes})
 
     @classmethod
     def large(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published model with 774 million parameters."""
+        """Returns the configuration of the published GPT-2 with 774 million parameters."""
         return cls(**{"layers": 36, "heads": 20, "features": 1280, **changes})
 
     @classmethod
     def xl(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published 1558-million-parameter model, of 25 heads."""
+        """Returns the configuration of the published 1558-million-parameter GPT-2, of 25 heads."""
         return cls(**{"layers": 48, "heads": 25, "features": 1600, **changes})
 
     @classmethod
     def tiny(cls, **changes: Any) -> "GPT2Config":
-        """Returns a small configuration for tests: two blocks of width 32, without dropout."""
+        """Returns a small GPT-2 configuration for tests: two blocks of width 32, no dropout."""
         sizes = {"vocabulary": 120, "length": 16, "layers": 2, "heads": 4, "features": 32}
         return cls(**{**sizes, "dropout": 0.0, "unroll": 1, **changes})
 
     @property
     def padded(self) -> int:
-        """Padded vocabulary size, a multiple of 128: the rows of the token table."""
+        """Padded vocabulary size of the configuration, a multiple of 128, for the token table."""
         return -(-self.vocabulary // _MULTIPLE) * _MULTIPLE
 
     @property
     def hidden(self) -> int:
-        """Width inside the MLP of each block, four times ``features``."""
+        """Configured width inside the MLP of each GPT-2 block, four times ``features``."""
         return 4 * self.features
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of the dense model, without the padding of the vocabulary."""
+        """Number of parameters of a dense GPT-2 of these sizes, without vocabulary padding."""
         d, h = self.features, self.hidden
         block = 4 * d * d + 4 * d + 2 * d * h + h + d + 4 * d
         return (self.vocabulary + self.length) * d + self.layers * block + 2 * d
 
     def flops(self, length: int | None = None) -> int:
-        """Counts the training FLOPs per token, forward and backward, of a dense model.
+        """Counts the training FLOPs per token, forward and backward, of a dense GPT-2.
 
         A multiplication and an addition count as two, the backward pass as twice the forward one;
         only products of matrices count: linear layers, logits (of the vocabulary without its

@@ -25,7 +25,7 @@ def generate(
     top_k: int | None = None,
     key: jax.Array | None = None,
 ) -> np.ndarray:
-    """Generates tokens that continue each prompt, by sampling or greedily.
+    """Generates GPT-2 tokens that continue each prompt, by sampling or greedily.
 
     The prompts go through the model once; every further token costs one position, which attends to
     the keys and values kept of those before it. One program is compiled for each batch size,
@@ -117,7 +117,7 @@ def _rows(prompts: Any, vocabulary: int) -> list[np.ndarray]:
 
 
 def _everywhere(params: Any) -> NamedSharding | None:
-    """Returns the fully replicated sharding on the parameters' mesh; None without a mesh."""
+    """Returns the replicated sharding for generation on the parameters' mesh, or None."""
     for leaf in jax.tree.leaves(params):
         where = getattr(leaf, "sharding", None)
         if isinstance(where, NamedSharding):
@@ -185,7 +185,7 @@ def _generated(
 def _prefilled(
     model: GPT2, tokens: jax.Array, lengths: jax.Array, total: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Runs the prompts through the model; returns their next-token logits and the cache."""
+    """Runs the prompts through GPT-2; returns their next-token logits and the key–value cache."""
     layout, x = (
         Single(),
         _embedded(model, tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]),
@@ -211,7 +211,7 @@ def _next(
     position: jax.Array,
     cache: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Runs one more token of every row; returns next-token logits and the updated cache."""
+    """Generates one step: next-token logits of every row, and the updated key–value cache."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])
     graph, params = nnx.split(model.blocks)
     rows = jnp.arange(token.shape[0], dtype=jnp.int32)
@@ -240,12 +240,12 @@ def _embedded(model: GPT2, tokens: jax.Array, positions: jax.Array) -> jax.Array
 
 
 def _logits(model: GPT2, x: jax.Array) -> jax.Array:
-    """Computes logits (batch, vocabulary) at the single position of ``x``."""
+    """Computes next-token logits (batch, vocabulary) at the single position of ``x``."""
     layout = Single()
     logits = layout.logits(model.norm(x, layout), model.tokens[...].astype(model.dtype))
     return logits[:, 0, : model.config.vocabulary]
 
 
 def _whole(x: jax.Array, number: int) -> jax.Array:
-    """Returns x unchanged, in place of dropout."""
+    """Returns x unchanged, in place of dropout, as generation drops nothing."""
     return x

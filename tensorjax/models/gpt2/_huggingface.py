@@ -154,7 +154,7 @@ def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
 def opened(
     path: Any, dropout: float | None, changes: Mapping[str, Any]
 ) -> tuple[GPT2Config, "Arrays"]:
-    """Opens a folder of weights: returns its configuration, and lazily read arrays."""
+    """Opens a folder of Hugging Face weights: returns its configuration and lazily read arrays."""
     folder = Path(path)
     given = _read_json(folder / "config.json")
     config = _config(given, dropout, changes)
@@ -170,7 +170,7 @@ def opened(
 
 @contextlib.contextmanager
 def new_folder(path: Any) -> Iterator[Path]:
-    """Creates a hidden folder, renamed to ``path`` once all its files are written and synced."""
+    """Creates a hidden folder for published files, renamed once all are written and synced."""
     _safetensors()
     folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -188,12 +188,12 @@ def new_folder(path: Any) -> Iterator[Path]:
 
 
 def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes arrays as a safetensors file that PyTorch reads."""
+    """Writes GPT-2 weights as a safetensors file that PyTorch reads."""
     _safetensors().numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
 def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray:
-    """Reshapes an array to its published shape, without the padding of the vocabulary."""
+    """Reshapes an array to its shape in Hugging Face's format, without vocabulary padding."""
     part = value[: config.vocabulary] if name == "wte.weight" else value
     return np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
 
@@ -219,7 +219,7 @@ class Arrays:
 
     @property
     def names(self) -> list[str]:
-        """Names of the arrays that are parameters."""
+        """Names of the arrays in Hugging Face's files that are parameters."""
         return [name for name in self.places if not name.endswith(_BUFFERS)]
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -237,13 +237,13 @@ class Arrays:
         return array
 
     def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
-        """Reads an array into ``out``, which has the shape and dtype of the parameter here."""
+        """Reads an array of Hugging Face's file into ``out``, of the shape and dtype here."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         out[: wanted[0]] = self(name, _flat(name, wanted)).reshape(wanted).astype(out.dtype)
 
     def check_head(self) -> None:
-        """Raises ValueError if the output layer is not tied to the token table."""
+        """Raises ValueError if the published output layer is not tied to the token table."""
         if "lm_head.weight" in self.places:
             (one, head), (other, table) = self.places["lm_head.weight"], self.places["wte.weight"]
             if not np.array_equal(one.get_tensor(head), other.get_tensor(table)):
@@ -254,7 +254,7 @@ class Arrays:
 
 
 def check_names(found: set[str], config: GPT2Config, folder: Path) -> None:
-    """Raises ValueError if the names are not those of a complete GPT-2."""
+    """Raises ValueError if Hugging Face's names are not those of a complete GPT-2."""
     wanted = {*MODEL.values()}
     wanted |= {f"h.{i}.{name}" for i in range(config.layers) for name in BLOCK.values()}
     missing, unknown = sorted(wanted - found), sorted(found - wanted - {"lm_head.weight"})
@@ -274,7 +274,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _published(path: Any, layers: int) -> tuple[list[str], bool]:
-    """Returns the published names of a parameter, and whether it is stacked over layers."""
+    """Returns a parameter's Hugging Face names, and whether it is stacked over layers."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     if names in MODEL:
         return [MODEL[names]], False
@@ -287,7 +287,7 @@ def _published(path: Any, layers: int) -> tuple[list[str], bool]:
 
 
 def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the published shape of an array, with queries, keys and values in one axis."""
+    """Returns an array's Hugging Face shape, with queries, keys and values in one axis."""
     if name.endswith("c_attn.weight"):
         return (shape[0], shape[1] * shape[2])
     return (shape[0] * shape[1],) if name.endswith("c_attn.bias") else tuple(shape)
@@ -330,7 +330,7 @@ def _config(
 
 
 def checked_end(config: GPT2Config, end: int | None) -> int | None:
-    """Checks the end-of-text id; by default 50256 for the published vocabulary, else None."""
+    """Checks the end-of-text id of ``config.json``: by default 50256, None for other models."""
     if end is None:
         return _END if config.vocabulary == _END + 1 else None
     return _check.integer("end", end, low=0, high=config.vocabulary - 1)

@@ -64,7 +64,7 @@ def layers(
 def _layers(
     config: GPT2Config, linear: Spec, attention: str | None, layout: Layout | None
 ) -> tuple[offload.Layer, ...]:
-    """Builds the layers; cached, so that equal arguments share compiled programs."""
+    """Builds the list of GPT-2's layers; cached, so that equal ones share compiled programs."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
     layout = Single() if layout is None else layout
     specs = _specs(config, layout, linear)
@@ -124,7 +124,7 @@ def engine(
     linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     activations: offload.Activations = "recompute",
 ) -> offload.Engine:
-    """Returns an `offload.Engine` that places parameters and batches on the layout's mesh.
+    """Returns an `offload.Engine` that places a GPT-2's layers and batches on a layout's mesh.
 
     Args:
       config: sizes, as for `layers`.
@@ -162,7 +162,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """Returns the parameters of a model by group of `layers`, as host arrays.
+    """Returns a GPT-2's parameters by group of `layers`, as host arrays.
 
     Args:
       model: a GPT-2.
@@ -184,7 +184,7 @@ def groups(model: GPT2) -> dict[str, Any]:
 
 
 def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
-    """Loads parameters by group, as `groups` returns them, into a model.
+    """Loads parameters of `layers` by group, as `groups` returns them, into a GPT-2.
 
     Args:
       model: a GPT-2 of the same sizes; it is changed.
@@ -263,7 +263,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a compiled function that draws the parameters of a block; cached."""
+    """Returns a compiled function that draws a GPT-2 block's parameters for `layers`; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:
@@ -274,7 +274,7 @@ def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.
 
 
 def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
-    """Prepares a batch for `layers`, with weights scaled so that the loss is a weighted mean.
+    """Prepares a batch for GPT-2's `layers`, with weights scaled for a weighted mean loss.
 
     Args:
       tokens: integers (batch, length).
@@ -309,7 +309,7 @@ def _block(number: int) -> str:
 
 
 def _specs(config: GPT2Config, layout: Layout, linear: Spec) -> dict[str, Any]:
-    """Returns the `PartitionSpec` of every parameter, by group."""
+    """Returns the `PartitionSpec` of every GPT-2 parameter, by group of `layers`."""
     for axis, size in (
         ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
     ):  # fmt: skip

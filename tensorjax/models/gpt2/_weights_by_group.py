@@ -18,7 +18,7 @@ from tensorjax.models.gpt2._layer_list import initial
 def read_groups(
     path: Any, *, dropout: float | None = None, param_dtype: Any = jnp.float32, **changes: Any
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
-    """Returns functions that read the published weights of each group of `layers`.
+    """Returns functions that read published GPT-2 weights group by group, as `layers` uses.
 
     With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
@@ -67,7 +67,7 @@ def write_groups(
     *,
     end: int | None = None,
 ) -> None:
-    """Writes groups of parameters in Hugging Face's GPT-2 format, one file for each group.
+    """Writes weights by group in Hugging Face's GPT-2 format, one file for each group.
 
     All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
@@ -115,7 +115,7 @@ def write_groups(
 
 
 def _name(group: str, where: Any) -> str:
-    """Returns the published name of a parameter of a group."""
+    """Returns the published name of a parameter of a weight group."""
     path = tuple(str(entry.key) for entry in where if hasattr(entry, "key"))
     if group.startswith("block") and path in published.BLOCK:
         return f"h.{int(group.removeprefix('block'))}.{published.BLOCK[path]}"

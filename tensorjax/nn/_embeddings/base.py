@@ -41,7 +41,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the row and column factors of a table, equally many: those given, or chosen.
+    """Returns the row and column factors of an embedding's table: those given, or chosen.
 
     Args:
       num_embeddings: rows.
@@ -114,41 +114,41 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises the parameters so that the entries of the table have the given variance."""
+        """Initialises an embedding of any format, for table entries of the given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], Network]:
-        """Returns the arrays without their gates, and their structure as a tensor network."""
+        """Returns any embedding's arrays without gates, and their tensor-network structure."""
 
     def _gated(self) -> tuple[list[jax.Array], Network]:
-        """Returns the arrays with their gates absorbed, and their structure as a tensor network."""
+        """Returns any embedding's arrays with gates absorbed, and their network structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds that have a gate."""
+        """Ranks of the bonds with a gate, for an embedding of any format."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of the conversion from a dense layer; None if there is none."""
+        """Error certificate of an embedding, in any format, from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def numbers(self) -> int:
-        """Number of parameters, gates included."""
+        """Number of parameters of an embedding of any format, gates included."""
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans a lookup of ``count`` ids on this process's devices, and estimates its cost."""
+        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
         _check.integer("count", count, low=0)
         return self._plan(*self._network(), count, _native.is_default())
 
     def _plan(
         self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans a lookup, with compiled CPU code where ``sweeps`` and the arrays allow it."""
+        """Plans any embedding's lookup, with compiled CPU code where that is possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = {x.dtype for x in (*operands, *values(self.gates))}
@@ -165,7 +165,7 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
-        """Looks up the rows of integer ids.
+        """Looks up the rows of integer ids, for an embedding of any format.
 
         Args:
           ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
@@ -198,7 +198,7 @@ class Embedding(nnx.Module):
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
-        """Returns the logits query · Eᵀ with all rows of the table, as `flax.nnx.Embed.attend`.
+        """Returns an embedding's logits query · Eᵀ of all rows, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
@@ -242,7 +242,7 @@ class Embedding(nnx.Module):
         return logits.reshape(*lead, self.num_embeddings)
 
     def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the dense table (num_embeddings, features), in the dtype of the parameters.
+        """Returns the dense table (num_embeddings, features) of an embedding of any format.
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.
@@ -266,7 +266,7 @@ class Embedding(nnx.Module):
         weights: Any = None,
         mode: Mode = "sum",
     ) -> jax.Array:
-        """Returns the sum or mean of the rows of each bag of ids, with optional weights.
+        """Returns the sum or mean of embedding rows for each bag of ids, with optional weights.
 
         Args:
           ids: (…, length): each last axis is a bag, filled up with the padding id. Or (n,) with

@@ -22,14 +22,14 @@ _Arrays = Sequence[jax.Array]
 
 
 def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up rows (n, features) for ids (n,) in [0, size + 1], by compiled code if planned."""
+    """Looks up embedding rows for ids (n,) in [0, size + 1], by compiled code if planned."""
     if request.cuts:
         return _rows(request, operands, gates, ids)
     return lookup_by_xla(request, operands, gates, ids)
 
 
 def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up rows by XLA, with the plan for platforms without the compiled code."""
+    """Looks up embedding rows by XLA, with the plan for platforms without compiled code."""
     plan = make_plan(request.network, request.features, len(ids), request.capacity, request.rows)
     return lookup_by_xla(plan._request._replace(dtype=request.dtype), operands, gates, ids)
 

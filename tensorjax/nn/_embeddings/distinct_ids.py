@@ -23,7 +23,7 @@ try:
 except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        """Returns both arrays unchanged, where this version of JAX has no `shard_alike`."""
+        """Returns both arrays of a distinct-id lookup unchanged, where JAX has no `shard_alike`."""
         return x, y
 
 
@@ -33,7 +33,7 @@ _Tables = Sequence[jax.Array]
 def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
-    """Looks up rows (n, features) for ids (n,) in [0, size + 1], by XLA."""
+    """Looks up rows (n, features) by XLA, each distinct id's row made once if planned."""
     if not request.distinct:
         return make_rows(request, operands, gates, ids)
     return _distinct_rows(request, tables_of(request, operands, gates), ids)
@@ -71,7 +71,7 @@ def _distinct(request: Request, ids: jax.Array) -> _Distinct:
 
 
 def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Sorts ids below ``most``; returns them and their original positions."""
+    """Sorts ids below ``most`` to find the distinct ones; returns their positions too."""
     (count,) = ids.shape
     position = jnp.arange(count, dtype=ids.dtype)
     if not is_static(count) or most * count > jnp.iinfo(ids.dtype).max:

@@ -107,7 +107,7 @@ class TTEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds."""
+        """TT-ranks of the interior bonds of the embedding's TT-matrix."""
         return tuple(gate.shape[-1] for gate in self.gates)
 
     def _network(self) -> tuple[list[jax.Array], Network]:
@@ -163,7 +163,7 @@ class TuckerEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks."""
+        """Multilinear ranks of the embedding's Tucker table."""
         return tuple(gate.shape[-1] for gate in self.gates)
 
     def _network(self) -> tuple[list[jax.Array], Network]:
@@ -217,7 +217,7 @@ class CPEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank as a tuple, (R,): the number of terms."""
+        """CP-rank of the embedding's table as a tuple, (R,): the number of terms."""
         return (self.gates[0].shape[-1],)
 
     def _network(self) -> tuple[list[jax.Array], Network]:

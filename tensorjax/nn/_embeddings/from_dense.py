@@ -139,7 +139,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
 
 def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """Returns the table of a dense embedding in double precision, after checks."""
+    """Returns the table of a dense embedding to convert, in double precision, after checks."""
     if type(layer) not in (nnx.Embed, PaddedEmbed):
         raise TypeError(
             f"layer: expected a flax.nnx.Embed, got {type(layer).__name__}; a subclass may do more "
@@ -151,7 +151,7 @@ def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
 
 
 def _folded(table: np.ndarray, new: TTEmbedding, max_bytes: int) -> np.ndarray:
-    """Folds a table to one axis for each pair of a row mode and a column mode."""
+    """Folds a dense embedding's table to one axis for each pair of row and column modes."""
     rows, columns = math.prod(new.num_shape), math.prod(new.feature_shape)
     check_bytes(rows * columns, np.float64, max_bytes)
     whole = np.pad(table, [(0, rows - table.shape[0]), (0, columns - table.shape[1])])

@@ -13,7 +13,7 @@ OutOfRange = Literal["error", "clip", "zero"]
 
 
 def policy(value: Any) -> OutOfRange:
-    """Checks the option ``out_of_range``: "error", "clip" or "zero"."""
+    """Checks the option for embedding ids out of range: "error", "clip" or "zero"."""
     if value not in get_args(OutOfRange):
         raise ValueError(f"out_of_range: expected one of {get_args(OutOfRange)}, got {value!r}")
     return value
@@ -22,7 +22,7 @@ def policy(value: Any) -> OutOfRange:
 def resolve(
     ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
 ) -> jax.Array:
-    """Maps ids to rows for the lookup; padding ids and ids out of range get sentinel values.
+    """Maps embedding ids to rows; padding ids and ids out of range get sentinel values.
 
     Args:
       ids: integers of any shape: an array, a number, or nested lists.
@@ -70,7 +70,7 @@ def _index_type(most: int) -> Any:
 
 
 def as_integers(ids: Any, name: str = "ids") -> Any:
-    """Converts ids to an integer array of at least 32 bits: a tracer if traced, or else NumPy."""
+    """Converts embedding ids to an integer array of at least 32 bits; NumPy if not traced."""
     try:
         array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     except ValueError:

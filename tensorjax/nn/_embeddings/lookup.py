@@ -46,23 +46,23 @@ class Network(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number D of row modes."""
+        """Number D of row modes, into which an embedding lookup splits ids."""
         return len({axis for term in self.terms for axis in term if axis < _ROWS})
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Size of each axis, by its label."""
+        """Size of each axis in the embedding lookup's network, by its label."""
         pairs = zip(self.terms, self.shapes, strict=True)
         return {a: n for term, shape in pairs for a, n in zip(term, shape, strict=True)}
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Sizes of the row modes."""
+        """Sizes of the row modes in the embedding lookup's network."""
         return tuple(self.sizes[k] for k in range(self.order))
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Sizes of the column modes."""
+        """Sizes of the column modes in the embedding lookup's network."""
         return tuple(self.sizes[column(k)] for k in range(self.order))
 
 
@@ -73,36 +73,45 @@ _IDS = _ROWS
 
 
 def bond(k: int) -> int:
-    """Returns the label of the bond to the left of mode k."""
+    """Returns the label of the bond to the left of mode k in an embedding lookup's network."""
     return _ROWS + 1 + 2 * k
 
 
 def column(k: int) -> int:
-    """Returns the label of column mode k."""
+    """Returns the label of column mode k in an embedding lookup's network."""
     return _ROWS + 2 + 2 * k
 
 
 def train(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """Describes a TT-matrix E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D] with cores (r, m, n, s)."""
+    """Describes a TT-matrix for lookups, E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
+
+    The shapes are of the cores (r, m, n, s).
+    """
     terms = tuple((bond(k), k, column(k), bond(k + 1)) for k in range(len(shapes)))
     gates = tuple((taker, bond(k + 1)) for k, taker in enumerate(absorbing(shapes)))
     return Network(terms, tuple(shapes), gates)
 
 
 def is_train(network: Network) -> bool:
-    """Checks whether a network is the one that `train` makes of its shapes."""
+    """Checks whether an embedding lookup's network is what `train` makes of its shapes."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
 def canonical(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """Describes a CP matrix E[i, j] = Σ_a Π_k U_k[i_k, j_k, a] with factors of three axes."""
+    """Describes a CP matrix for row lookups, E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
+
+    The shapes are of the factors, of three axes.
+    """
     shared = bond(len(shapes))
     terms = tuple((k, column(k), shared) for k in range(len(shapes)))
     return Network(terms, tuple(shapes), ((0, shared),))
 
 
 def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
-    """Describes a Tucker matrix E[i, j] = Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k], core first."""
+    """Describes a Tucker matrix for lookups, Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
+
+    The shapes are of the core, and then of the factors.
+    """
     order = len(shapes) - 1
     factors = tuple((k, column(k), bond(k)) for k in range(order))
     terms = (tuple(bond(k) for k in range(order)), *factors)
@@ -110,7 +119,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings for gated arrays: those of the arrays before."""
+    """Returns shardings for an embedding lookup's gated arrays: those of the arrays before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 
@@ -122,7 +131,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Multiplies gates into their arrays, except the gates listed in ``spared``."""
+    """Multiplies gates into an embedding lookup's arrays, except those in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -131,13 +140,13 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array by a vector along the axis of the given label."""
+    """Multiplies an array of an embedding lookup by a gate along the given label's axis."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 
 
 def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Selects gates that are cheaper to multiply into gathered slices than into whole arrays."""
+    """Selects a lookup's gates that are cheaper to multiply into slices than whole arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -147,7 +156,7 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
 
 
 def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
-    """Selects arrays from which to gather along the mode's own axis, without a transpose.
+    """Selects arrays to look up rows in along the mode's own axis, without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -181,7 +190,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """Yields the largest subtrees that are tables, from left to right."""
+        """Yields the largest subtrees of a lookup that are gathered tables, left to right."""
         if self.table:
             yield self
         else:
@@ -206,7 +215,7 @@ class Tree:
 
 @functools.lru_cache(maxsize=4096)
 def search(network: Network, count: int) -> Tree:
-    """Finds the cheapest contraction tree for ``count`` ids; the root may be the dense matrix."""
+    """Finds the cheapest lookup of ``count`` ids, as a contraction tree or by the dense matrix."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
     return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
@@ -230,7 +239,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the row modes and the other open axes of a partial product."""
+        """Returns the row modes and the other open axes of a lookup's partial product."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -242,7 +251,7 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """Lists the ways to split a connected set into two connected sets.
+        """Lists the ways to contract a set of a lookup's arrays from two connected sets.
 
         Pairs that share no axis are left out: their outer product is never the cheapest.
         """
@@ -274,21 +283,21 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a partial product for each row-index combination."""
+        """Counts the elements of a lookup's partial product for each row-index combination."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the row-index combinations of a partial product."""
+        """Counts the row-index combinations of a lookup's partial product."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two partial products, for ``rows`` row indices."""
+        """Counts the operations that multiply two partial products in a lookup."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product as a table, and the parts it is made of."""
+        """Returns a lookup's least cost of a partial product as a table, and its parts, if any."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -299,7 +308,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product per id, and its parts; None for a gather."""
+        """Returns a lookup's least cost of a partial product, id by id, and its parts, if any."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):
@@ -312,7 +321,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """Builds the contraction tree of a set of arrays, as a table or id by id."""
+        """Builds the cheapest lookup tree of some arrays, as a table or id by id."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:
@@ -321,7 +330,7 @@ class _Search:
         return Node(operands, *self.axes(mask), parts, is_table)
 
     def flops(self, node: Node) -> int:
-        """Counts the operations of a contraction tree."""
+        """Counts the operations of a lookup's contraction tree."""
         if not node.parts:
             return 0
         rows = math.prod(self.sizes[k] for k in node.modes) if node.table else self.count
@@ -332,7 +341,7 @@ class _Search:
 def make_tables(
     tree: Tree, network: Network, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Makes the tables that a tree gathers from: (row values, …), or (…) without row modes.
+    """Makes the tables that a lookup gathers from: (row values, …), or (…) without row modes.
 
     Args:
       tree: of `search`.
@@ -371,7 +380,7 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Gathers and multiplies the rows of ids: (number of ids, number of columns).
+    """Looks up the rows of ids, gathered and multiplied: (number of ids, number of columns).
 
     Args:
       tree: of `search`.
@@ -420,7 +429,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """Splits ids into indices of the row modes, the first mode changing slowest."""
+    """Splits ids to look up into indices of the row modes, the first changing slowest."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)
@@ -430,7 +439,7 @@ def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
 
 
 def dense(network: Network, operands: Sequence[Any]) -> jax.Array:
-    """Contracts the network to the whole dense matrix (rows, columns)."""
+    """Contracts the network of a lookup to the whole dense matrix (rows, columns)."""
     interleaved: list[Any] = []
     for array, term in zip(operands, network.terms, strict=True):
         interleaved += [array, [*term]]

@@ -55,7 +55,7 @@ class LookupPlan:
 
 
 def default_capacity(count: int) -> int:
-    """Estimates how many of ``count`` ids are distinct, for frequencies like those of words.
+    """Estimates how many of ``count`` ids to look up are distinct, for frequencies as of words.
 
     Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
     enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are
@@ -115,7 +115,7 @@ def make_plan(
 
 
 def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
-    """Plans a lookup of an unknown number of ids (from `jax.export`) as one of 1024.
+    """Plans an embedding lookup of unknown length (from `jax.export`) as one of 1024 ids.
 
     Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
     default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
@@ -127,7 +127,7 @@ def symbolic_plan(network: Network, features: int, capacity: int | None, rows: i
 
 
 def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
-    """Plans a lookup of ``distinct`` distinct ids by compiled code."""
+    """Plans an embedding lookup of ``distinct`` distinct ids by compiled code."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

@@ -47,7 +47,7 @@ class Chain(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_chain(shapes: _Shapes, count: int) -> Chain:
-    """Plans the lookup of ``count`` rows of a TT-matrix with at least two cores (r, m, n, s)."""
+    """Plans which cores (r, m, n, s), two or more, to merge for a lookup of ``count`` rows."""
     order = len(shapes)
 
     @functools.cache
@@ -76,7 +76,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Counts the operations of one row: for the two sides of the chain, and where they meet."""
+    """Counts one row's operations with merged cores: on both sides, and where they meet."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]
@@ -94,7 +94,7 @@ def _merged_shape(shapes: _Shapes) -> tuple[int, int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _merging_flops(shapes: _Shapes) -> int:
-    """Counts the least operations that multiply neighbouring cores into one."""
+    """Counts the least operations that merge neighbouring cores into one."""
     if len(shapes) == 1:
         return 0
     size = 2 * math.prod(_merged_shape(shapes))
@@ -107,7 +107,7 @@ def _merging_flops(shapes: _Shapes) -> int:
 def merge(
     cuts: Sequence[int], cores: Sequence[jax.Array], gates: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Merges cores (r, m, n, s) as planned; returns them and the gates between them."""
+    """Merges neighbouring cores (r, m, n, s) as planned; returns them and the gates between."""
     merged = [_product(cores[j:k], gates[j : k - 1]) for j, k in pairwise(cuts)]
     return merged, [gates[k - 1] for k in cuts[1:-1]]
 

@@ -35,7 +35,7 @@ class PaddedEmbed(nnx.Embed):
         )
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
-        """Looks up rows: zeros for the padding id, NaN for ids out of range."""
+        """Looks up embedding rows: zeros for the padding id, NaN for ids out of range."""
         inputs = jnp.asarray(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             return super().__call__(inputs, out_sharding)  # Flax says what is wrong
@@ -46,7 +46,7 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
-        """Returns the logits of all rows, as `flax.nnx.Embed.attend`; 0 for the padding id."""
+        """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero."""
         logits = super().attend(query, out_sharding)
         padding = jnp.arange(self.num_embeddings) == self.padding_idx
         lead = (1,) * (logits.ndim - 1)

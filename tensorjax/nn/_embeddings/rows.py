@@ -50,17 +50,17 @@ class Request(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """Cheapest tree of products for a lookup by XLA."""
+        """Cheapest tree of partial products for embedding rows made by XLA."""
         return search(self.network, self.count)
 
     @property
     def size(self) -> int:
-        """Number of rows with padding; as an id it means a zero row, and size + 1 a NaN row."""
+        """Number of embedding rows with padding; this id is a zero row, the next a NaN row."""
         return math.prod(self.network.rows)
 
 
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Makes rows (n, features) for ids (n,) in [0, size + 1], one for every id."""
+    """Makes embedding rows (n, features) by XLA, one for each of the ids (n,) in [0, size + 1]."""
     tree, network = request.tree, request.network
     count = planned(ids.shape[0])
     spared = spared_gates(tree, network, count)
@@ -76,7 +76,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Makes the tables of a lookup, in the dtype of the rows, with all gates but ``spared``."""
+    """Makes the tables embedding rows are gathered from, with all gates but ``spared``."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)
@@ -89,7 +89,7 @@ def marked_rows(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Gathers rows of ids; sentinel ids get zero or NaN rows, which have no gradient.
+    """Gathers embedding rows; sentinel ids get zero or NaN rows without gradients.
 
     The mask also keeps NaN and Inf of the sentinel rows' cotangents out of row 0.
     """

@@ -40,7 +40,7 @@ class Machine:
     update: float
 
     def __post_init__(self) -> None:
-        """Checks that all speeds are positive."""
+        """Checks that all speeds of a machine are positive."""
         for field in dataclasses.fields(self):
             if not getattr(self, field.name) > 0:
                 value = getattr(self, field.name)
@@ -55,7 +55,7 @@ def measure(
     size: int = 128 * MIB,
     backend: Any = "auto",
 ) -> Machine:
-    """Measures the speed of a disk, of the optimiser on the host, and of copies to the device.
+    """Measures a machine's speeds: its disk, the optimiser on the host, copies to the device.
 
     Takes a few seconds, and twice ``size`` on the disk, which is freed again.
 
@@ -91,7 +91,7 @@ def layer_seconds(
     key: jax.Array | None = None,
     repeats: int = 3,
 ) -> dict[str, tuple[float, float]]:
-    """Measures the seconds of the forward and the backward pass of each layer.
+    """Measures on this machine the seconds of each layer's forward and backward pass.
 
     Layers of one function, one kind of parameters and one kind of input are measured once. Two
     layers are on the device at a time.
@@ -166,7 +166,7 @@ def _median(work: Callable[[], Any], repeats: int) -> float:
 
 
 def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
-    """Measures the speed of reads and writes that run at the same time, in bytes per second."""
+    """Measures a machine's disk speed, of simultaneous reads and writes, in bytes per second."""
     part = 8 * MIB
     count = max(2, size // part)
     specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)

@@ -56,22 +56,22 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of device memory for parameters."""
+        """Bytes of device memory that the plan gives to parameters."""
         return self.chosen.weights
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        """Groups whose parameters and states live in host memory."""
+        """Groups whose parameters and states the plan keeps in host memory."""
         return self.chosen.in_memory
 
     @property
     def gradient_bytes(self) -> int | None:
-        """Bytes of host memory for gradients that wait for their update; None for all of them."""
+        """Bytes of host memory in the plan for waiting gradients; None for all of them."""
         return self.chosen.gradient_bytes
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step, without overheads.
+        """Predicted seconds of a step by this plan, without overheads.
 
         It is the bound, but where updates have to be made during the backward pass because there is
         no memory for gradients to wait, or, with clipping, during the next forward pass. Where the
@@ -82,16 +82,16 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """Lower bound P*, in seconds, on the step time of any exact schedule."""
+        """Lower bound P*, in seconds, on the step time of any plan and exact schedule."""
         return self.chosen.times.bound
 
     @property
     def needs_store(self) -> bool:
-        """Whether a store is needed, for groups or for gradients that wait."""
+        """Whether the plan needs a store, for groups or for gradients that wait."""
         return self.chosen.needs_store
 
     def store(self, path: str | Path, **options: Any) -> TensorStore:
-        """Opens a store with this plan's capacity and staging memory.
+        """Opens a store with this memory plan's capacity and staging memory.
 
         Args:
           path: a folder.
@@ -100,7 +100,7 @@ class Plan:
         return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
 
     def options(self, store: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of a `Trainer` for this plan, its engine included.
+        """Returns the keyword arguments of a `Trainer` for this memory plan, engine included.
 
         Without clipping gradients wait for room where there is not enough; schedules other than
         "overlap" need ``gradient_overflow="store"`` instead. Another engine may take the place of
@@ -131,7 +131,7 @@ class Plan:
         return found if self.clip is None else {**found, "clip": self.clip}
 
     def __str__(self) -> str:
-        """Formats the plan as a table, with groups that are alike on one line."""
+        """Formats the memory plan as a table, with groups that are alike on one line."""
         width = max(14, *(len(name) for name, _ in _alike(self.rows)))
         lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
         for name, (_, params, state, device, home) in _alike(self.rows):
@@ -161,7 +161,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Merges rows that differ only in the name, under a joint name."""
+    """Merges rows of a plan's table that differ only in the name, under a joint name."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -192,7 +192,7 @@ def plan(
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
-    """Plans which groups live in memory or on disk, from sizes, machine speeds and layer times.
+    """Plans which groups live in host memory or on disk, from sizes, machine speeds, layer times.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), those that an accelerator adds up by itself, and as many
@@ -304,7 +304,7 @@ def plan(
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the bytes of staging memory set aside for a store, or None if it is not counted."""
+    """Returns the plan's bytes of staging memory for a store, or None if it is not counted."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -313,19 +313,19 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Returns the choice for each activation strategy, and the fastest one that fits, or None."""
+    """Returns the plan's choice for each activation strategy, and the fastest that fits, if any."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Casts parameters to the dtype that the device computes with."""
+    """Casts parameters to the device's dtype, for the sizes in a memory plan."""
     return host.cast(given() if callable(given) else given)
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Checks the activation strategies asked for, and returns each once."""
+    """Checks the activation strategies that a plan is to compare, and returns each once."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []
@@ -335,7 +335,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Returns the workload of a step for one activation strategy.
+    """Returns the workload of a step, to be planned for one activation strategy.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -359,7 +359,7 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
-    """Returns a table row per group: bytes, resident or streamed on the device, host or disk.
+    """Returns a row of the plan's table per group: bytes, place on the device, host or disk.
 
     Either all groups stay on the device, or all count as streamed, two layers at a time.
     """

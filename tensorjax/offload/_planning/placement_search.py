@@ -80,12 +80,12 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Returns the bytes of all gradients."""
+        """Returns the bytes of all gradients of the step whose placement is searched."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """Chooses the groups to keep in host memory so that a step is shortest, for given activations.
+    """Searches for the groups to keep in host memory so that a step is shortest.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -109,7 +109,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Yields candidate lists of groups to keep in host memory.
+    """Yields candidate placements to try: lists of groups to keep in host memory.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a
@@ -145,14 +145,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Removes ``away`` names at even distances from a list, never the first one."""
+    """Makes a candidate placement: removes ``away`` names evenly, never the first one."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Returns the placement with given groups in memory; waiting gradients get the memory left."""
+    """Evaluates a candidate placement, whose waiting gradients get the memory left."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
     host, left = work.on_host + _arriving(work) + held, room - held
@@ -188,7 +188,7 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
 
 
 def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Returns the times of a step's parts, and the seconds of reads for the forward pass."""
+    """Returns a candidate placement's times of a step's parts, and of the forward pass's reads."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(_lives, disk))
@@ -215,7 +215,7 @@ def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Ti
 
 
 def _predicted(work: Work, times: Times, once: float, later: float) -> float:
-    """Predicts the seconds of a step that leaves a share of its updates to the next forward pass.
+    """Predicts the seconds of a step of a candidate placement, with some updates left over.
 
     Args:
       work: what it does.
@@ -236,7 +236,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Returns the bytes of all layers' inputs, and of what "keep" saves, for one microbatch."""
+    """Returns, for placements, the bytes of one microbatch's inputs and of what "keep" saves."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:
@@ -257,12 +257,12 @@ def _bytes(tree: Any) -> int:
 
 
 def _lives(group: Group) -> int:
-    """Returns the bytes of a group's parameters, state, and parameters for the device."""
+    """Returns the bytes of a group where it is placed: parameters, state, cast parameters."""
     return sum(bundle.nbytes for bundle in group.bundles)
 
 
 def _arriving(work: Work) -> int:
-    """Returns the host bytes of gradients that arrive from the device or are still being summed.
+    """Returns the host bytes of arriving or partly summed gradients, in any placement.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -275,17 +275,17 @@ def _arriving(work: Work) -> int:
 
 
 def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Returns the most bytes that the results of one update take, for given groups in memory."""
+    """Returns the most bytes that one update's results take in a placement in memory."""
     return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
 def _from_disk(group: Group) -> Into:
-    """Returns the kind of memory that updates of a group on disk write their results to."""
+    """Returns the kind of memory for update results of a group that is placed on disk."""
     return "spare" if group.lent else "gradient"
 
 
 def _unbounded(work: Work) -> int:
-    """Returns the host bytes of gradients and handed-on parameters if gradients are unbounded."""
+    """Returns a placement's bytes of gradients and handed-on parameters if unbounded."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -295,7 +295,7 @@ def _unbounded(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Returns the groups that several layers use, whose gradients are summed."""
+    """Returns the groups that several layers use, whose gradient sums a placement counts."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
@@ -305,7 +305,7 @@ def _needs(nbytes: int, where: str, given: int) -> str:
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Returns the bytes of the largest layer, from the sizes of its groups."""
+    """Returns the bytes of the largest layer, which a placement has to leave room for."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

@@ -24,7 +24,7 @@ class Times:
     layer: float
 
     def __post_init__(self) -> None:
-        """Checks that all times are finite and not negative."""
+        """Checks that all times in the bound are finite and not negative."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):

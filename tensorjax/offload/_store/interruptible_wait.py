@@ -24,7 +24,7 @@ class Bell:
         self._lock, self._waiting = lock, deque[threading.Lock]()
 
     def wait(self, holds: Callable[[], T]) -> T:
-        """Waits until ``holds()`` is true, and returns it; called without the lock.
+        """Waits, interruptibly by Ctrl-C, until ``holds()`` is true; called without the lock.
 
         ``holds`` itself is called with the lock.
         """
@@ -38,7 +38,7 @@ class Bell:
             mine.acquire()
 
     def ring(self) -> None:
-        """Wakes all waiting threads, which check again; the caller holds the lock."""
+        """Wakes all threads in `wait`, which check again; the caller holds the lock."""
         while self._waiting:
             with contextlib.suppress(RuntimeError):  # an interrupted call released it already
                 self._waiting[0].release()

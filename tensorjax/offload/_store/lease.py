@@ -34,7 +34,7 @@ class Lease:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only array of the tensor, a view of the staging memory.
+        """Read-only array of the leased tensor, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
         """
@@ -43,7 +43,7 @@ class Lease:
         return self._array
 
     def release(self) -> None:
-        """Gives the staging memory back; a second call does nothing."""
+        """Ends the lease: gives the staging memory back; a second call does nothing."""
         if self._array is not None:
             if self._buffer is not None:
                 self._queue.release(self._buffer, self.name)
@@ -88,7 +88,7 @@ class Leases(Mapping[str, Lease]):
         return len(self._leases)
 
     def release(self) -> None:
-        """Releases all leases."""
+        """Releases all leases of a read."""
         for lease in self._leases.values():
             lease.release()
 
@@ -102,5 +102,5 @@ class Leases(Mapping[str, Lease]):
 
 
 def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
-    """Makes the array of a tensor as a view of memory, read-only if that is."""
+    """Makes the array of a leased tensor as a view of memory, read-only if that is."""
     return np.ndarray(place.shape, place.dtype, memory, position)

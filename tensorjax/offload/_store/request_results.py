@@ -23,7 +23,7 @@ class Countdown:
             self.future.set_result(result())
 
     def down(self, error: BaseException | None) -> None:
-        """Counts a resolved request, and sets the future at the last one."""
+        """Counts a resolved request of several, and sets the joint future at the last one."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error
@@ -42,7 +42,7 @@ class Countdown:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Checks that no tensor was given up by `forget` while a call waited."""
+    """Checks that no requested tensor was given up by `forget` while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")

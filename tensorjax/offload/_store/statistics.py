@@ -8,7 +8,7 @@ BUCKETS = 32  # powers of two of a microsecond: the last one begins at 18 minute
 
 
 def bucket(seconds: float) -> int:
-    """Returns the histogram bucket of a latency: the power of two of microseconds above it."""
+    """Returns a latency's bucket in the statistics: the power of two of microseconds above it."""
     return min(BUCKETS - 1, int(seconds * 1e6).bit_length())
 
 
@@ -33,7 +33,7 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Returns the latency quantile ``q`` in seconds, to a factor of two."""
+        """Returns a latency quantile of the statistics in seconds, to a factor of two."""
         if not 0 <= q <= 1:
             raise ValueError(f"q: expected a fraction in [0, 1], got {q!r}")
         seen, total = 0, sum(self.latency)
@@ -87,7 +87,7 @@ class Statistics:
     capacity: int
 
     def __str__(self) -> str:
-        """Formats bytes moved and latencies as a table."""
+        """Formats a store's statistics as a table: bytes moved and latencies."""
         way = "past the page cache" if self.direct else "by the page cache or memory"
         head = (
             f"{self.backend}, {way}: {size(self.allocated)} of {size(self.capacity)} allocated; "
@@ -122,7 +122,7 @@ class Counter:
         self.latency, self.waiting = [0] * BUCKETS, [0] * BUCKETS
 
     def add(self, nbytes: int, latency: float, waiting: float, *, failed: bool) -> None:
-        """Counts one transfer."""
+        """Counts one transfer in the statistics: its bytes and latency."""
         self.transfers += 1
         self.failures += failed
         self.bytes += 0 if failed else nbytes
@@ -130,7 +130,7 @@ class Counter:
         self.waiting[bucket(waiting)] += 1
 
     def frozen(self) -> Traffic:
-        """Returns the counts so far."""
+        """Returns the transfer statistics so far."""
         return Traffic(
             bytes=self.bytes,
             transfers=self.transfers,

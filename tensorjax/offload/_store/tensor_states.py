@@ -28,7 +28,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether a tensor in it was to be written, and was not."""
+        """Whether the state of a tensor was to be written in this content, and was not."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
@@ -59,7 +59,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number of the slot that is not committed."""
+        """Number of the slot that holds no committed state of the tensors."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
 
@@ -84,7 +84,7 @@ class Tensor:
 
     @property
     def written(self) -> bool:
-        """Whether the tensor can be read."""
+        """Whether the tensor's state is written, so that it can be read."""
         content = self.slots.newest
         if content is None:
             return False
@@ -92,7 +92,7 @@ class Tensor:
 
 
 def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """Makes the tensors of an open store, by name, with their committed contents."""
+    """Makes the states of an open store's tensors, by name, from their committed contents."""
     places = tuple(places)
     found = {
         tensor.place.name: tensor
@@ -103,7 +103,7 @@ def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, T
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Returns the index entries of what was written last."""
+    """Returns the index entries of the tensors' states that were written last."""
     found: dict[str, Entry] = {}
     for name, tensor in tensors.items():
         content = tensor.slots.newest

@@ -25,7 +25,7 @@ _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """Checks the shape and dtype of an array, and returns its bytes."""
+    """Checks the shape and dtype of an array to be written to a store, and returns its bytes."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):
@@ -56,7 +56,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Blocks new writes within a context, once those that are copying have ended."""
+        """Blocks new writes to the store within a context, once those copying have ended."""
         me = object()
         try:
             with self._lock:
@@ -69,7 +69,7 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Starts writing arrays of bytes to the slots that are not committed."""
+        """Starts writing arrays' bytes, staged and checksummed, to the uncommitted slots."""
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -141,7 +141,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write, and the new contents of the slots that are not committed."""
+        """Returns the bytes to write, and the new contents of the uncommitted slots."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -174,13 +174,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether an extent has written tensors that are not among those to be written."""
+    """Whether a write to an extent must carry along tensors that are not to be written."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Makes the next content of a packed extent: new tensors beside those of before."""
+    """Makes the content of a packed extent to be written: new tensors beside those of before."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -200,7 +200,7 @@ def _meant(slots: Slots, content: Content) -> Sequence[str]:
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies whole extents that leave no space between them."""
+    """Copies whole extents to be written that leave no space between them."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -208,7 +208,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies blocks of extents to their positions in a transfer, with zeros behind them."""
+    """Copies blocks to be written to their positions in a transfer, with zeros behind them."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

@@ -28,7 +28,7 @@ _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictio
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Claims a store for a trainer, until that is closed; does nothing for None.
+    """Claims a store for one trainer's commits, until that is closed; does nothing for None.
 
     Raises:
       TypeError: it is something else.
@@ -51,7 +51,7 @@ def take(store: Any, trainer: Any) -> None:
 
 
 def in_use(store: TensorStore) -> Any:
-    """Returns the open trainer that has claimed a store, or None."""
+    """Returns the open trainer that has claimed a store for its commits, or None."""
     other = _TRAINERS[store]() if store in _TRAINERS else None
     return None if other is None or other.closed else other
 
@@ -143,13 +143,13 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for the commit that `begin` started."""
+        """Waits for the commit of the training that `begin` started."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits the current state; all updates have to be written before."""
+        """Commits the current state of the training; all updates have to be written before."""
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
@@ -192,7 +192,7 @@ def resume(
     gradients: bool,
     owned: Callable[[Any], Any],
 ) -> Progress:
-    """Resumes from a committed state: checks that it fits, and reads the groups kept in memory.
+    """Resumes a training from a commit: checks that it fits, reads the groups kept in memory.
 
     Args:
       store: with a committed state.
@@ -237,7 +237,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Checks that a store belongs to this process.
+    """Checks that the store to be committed to belongs to this process.
 
     Raises:
       ValueError: it is not.
@@ -252,7 +252,7 @@ def same_process(processes: Processes, store: Any) -> None:
 
 
 def same_step(processes: Processes, steps: int | None) -> None:
-    """Checks that the stores of all processes are at one step; None for a new store.
+    """Checks that the commits of all processes are of one step; None for a new store.
 
     Raises:
       ValueError: they are not.
@@ -268,7 +268,7 @@ def same_step(processes: Processes, steps: int | None) -> None:
 
 
 def _numbers(key: jax.Array | None) -> Any:
-    """Returns the implementation and the data of a random key, as JSON."""
+    """Returns a random key for a commit's metadata: its implementation and data, as JSON."""
     if key is None:
         return None
     return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

@@ -31,7 +31,7 @@ class _Part(NamedTuple):
 def to_safetensors(
     source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
 ) -> list[Path]:
-    """Writes parameters as safetensors, one file for each group.
+    """Exports parameters as safetensors, one file for each group.
 
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
@@ -79,7 +79,7 @@ def to_safetensors(
 
 
 def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
-    """Writes parameters, states, number of steps and position in the data as Orbax checkpoints.
+    """Exports parameters, states, steps done and position in the data as Orbax checkpoints.
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
     ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat
@@ -121,7 +121,7 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
-    """Removes what was written before an error."""
+    """Removes what an export wrote before an error."""
     try:
         yield written
     except BaseException:
@@ -134,7 +134,7 @@ def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
 
 
 def _progress(source: Any) -> tuple[int, Any]:
-    """Returns the number of steps done, and the position in the data."""
+    """Returns the progress to export: the steps done, and the position in the data."""
     if not isinstance(source, Trainer | TensorStore):
         raise TypeError(
             f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
@@ -158,7 +158,7 @@ def _progress(source: Any) -> tuple[int, Any]:
 
 
 def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
-    """Yields all groups, one after the other."""
+    """Yields all groups of the training to export, one after the other."""
     if isinstance(source, Trainer):
         for name, params, state in source.groups():
             yield _Part(name, _named(name, params), _named(f"{name}: state", state))
@@ -185,7 +185,7 @@ def _held(store: TensorStore) -> dict[str, Any]:
 
 
 def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
-    """Reads the arrays of a pytree from a store, by their paths, as copies."""
+    """Reads the arrays of a pytree to export from a store, by their paths, as copies."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
     for number, leaf in enumerate(small):
@@ -204,7 +204,7 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
 
 
 def _named(where: str, tree: Any) -> Arrays:
-    """Returns the arrays of a pytree by the names of their paths."""
+    """Returns the arrays of a pytree to export, by the names of their paths."""
     found: Arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -232,7 +232,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def _joined(some: Mapping[str, Any], more: Mapping[str, Any], where: str = "") -> Any:
-    """Merges two mappings; raises ValueError if they share a name."""
+    """Merges two mappings of arrays to export; raises ValueError if they share a name."""
     if twice := some.keys() & more.keys():
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(

@@ -15,7 +15,7 @@ from tensorjax.offload._training.storage.tensor_packing import Bundle
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
-    """Returns layers, packed arrays and kinds of states of a training, as JSON.
+    """Describes a training, as JSON, to be recognised: layers, packed arrays, kinds of states.
 
     Returns:
       "layers": groups that each layer uses, in their order.
@@ -35,7 +35,7 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Checks that a store is empty, so that a new training may begin in it.
+    """Checks that a store is empty and holds no other training, so that a new one may begin.
 
     What was reserved by attempts that ended before their first commit is given up.
 
@@ -58,7 +58,7 @@ def check(
     *,
     gradients: bool,
 ) -> None:
-    """Checks that a store holds this training, and reserves gradients that it does not have yet.
+    """Checks that a store's training is this one, same model and optimiser; reserves gradients.
 
     Args:
       store: with a committed state.
@@ -102,7 +102,7 @@ def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 
 def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the differences between the arrays of a store and those wanted."""
+    """Yields the differences of a store's arrays from those of this model and optimiser."""
     for name in sorted({*held, *wanted}):
         if name not in held:
             yield f"{name} is missing"
@@ -130,7 +130,7 @@ def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]
 
 
 def _states(group: Group) -> list[str]:
-    """Returns the class names of a state's named tuples, outer ones first."""
+    """Returns, to identify a training, its state's classes of named tuples, outer ones first."""
     state = group.state.unflatten(group.state.leaves)
     found: list[str] = []
 

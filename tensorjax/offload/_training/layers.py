@@ -46,7 +46,7 @@ class Layer:
     uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Fills in the group of the same name if ``uses`` is empty."""
+        """Fills in the layer's group of the same name if ``uses`` is empty."""
         if isinstance(self.uses, str):
             raise TypeError(f"uses: expected a tuple of names, got {self.uses!r}; give it in one")
         object.__setattr__(self, "uses", tuple(self.uses) or (self.name,))
@@ -86,7 +86,7 @@ def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[La
 
 
 def cut(batch: Any, parts: int) -> list[Any]:
-    """Cuts a batch into microbatches: equal parts of the first axis of every array."""
+    """Cuts a batch into microbatches for the layers: equal parts of every array's first axis."""
     leaves = jax.tree.leaves(batch)
     wrong = [x for x in leaves if not hasattr(x, "shape")]
     if wrong:
@@ -140,7 +140,7 @@ def mean_loss(results: Sequence[Any]) -> float:
 
 
 def nbytes(x: Any) -> int:
-    """Returns the bytes that an array takes on the devices of this process."""
+    """Returns the bytes of a layer's array on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x.nbytes
     return sum(shard.data.nbytes for shard in x.addressable_shards)
@@ -181,7 +181,7 @@ class Engine:
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: Any) -> Any:
-        """Places a microbatch on the device."""
+        """Places a microbatch on the device, for the layers to compute with."""
         if self._data is None:
             return batch if self.shardings else jax.device_put(batch, self.device)
         if self._data.is_fully_addressable:
@@ -193,11 +193,11 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Device of groups without shardings: the default device of JAX."""
+        """Device for layers whose groups have no shardings: the default device of JAX."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: Any) -> Any:
-        """Copies parameters to the device, never as views of the host's memory."""
+        """Copies a layer group's parameters to the device, never as views of host memory."""
         where = self.shardings.get(group, self.device)
         if self.device.platform == "cpu":
             # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
@@ -219,7 +219,7 @@ class Engine:
     def backward(
         self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
     ) -> tuple[Any, Any]:
-        """Computes the cotangent of the input, and adds the gradients to ``sums``.
+        """Computes a layer's input cotangent, and adds its gradients to ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
@@ -234,7 +234,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: Any, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns the factors by which microbatch losses are multiplied for their sum to be a mean.
+        """Returns the last layer's factors that turn the sum of microbatch losses into a mean.
 
         Args:
           layer, params: the last one.
@@ -262,26 +262,26 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether gradients arrive in pinned memory, to which updates cannot write.
+        """Whether layers' gradients arrive in pinned memory, to which updates cannot write.
 
         They are lent then: updates cannot write to it.
         """
         return host_arrays.lends(self.device)
 
     def add(self, sums: Any, gradient: Any) -> Any:
-        """Adds a gradient to the sum over layers, on the device; the sum's memory is reused."""
+        """Adds up the gradients of layers that share a group, on the device, in one memory."""
         return _add(sums, gradient)
 
     def finite(self, gradient: Any) -> Any:
-        """Whether all entries of a gradient are finite, as a scalar that the device computes."""
+        """Whether all entries of a layer's gradient are finite, as a scalar on the device."""
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Starts the transfer of arrays to the host; they may still be computed."""
+        """Starts the transfer of a layer's arrays to the host; they may still be computed."""
         return host_arrays.begin(arrays)
 
     def wait(self, value: Any) -> Any:
-        """Waits until a value has been computed, and returns it."""
+        """Waits until a layer's result has been computed, and returns it."""
         return jax.block_until_ready(value)
 
     def _of(self, layer: Layer) -> "_Programs":
@@ -294,7 +294,7 @@ class Engine:
 
 @functools.lru_cache(maxsize=64)
 def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
-    """Returns the compiled programs of a function, cached across engines."""
+    """Returns the compiled programs of a layer's function, cached across engines."""
     return _Programs(apply, jax.tree.unflatten(tree, leaves))
 
 
@@ -315,7 +315,7 @@ class _Programs:
         self._weighs: dict[Any, bool] = {}
 
     def weighs(self, *given: Any) -> bool:
-        """Whether the loss comes with a weight; nothing is computed."""
+        """Whether the last layer's loss comes with a weight; nothing is computed."""
         signature = _signature(*given)
         if signature not in self._weighs:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
@@ -356,7 +356,7 @@ class _Programs:
         return dx, self._added(sums, gradient)
 
     def _added(self, sums: Any, gradient: Any) -> Any:
-        """Adds a gradient to the sums, and keeps both on the shardings of the parameters."""
+        """Adds a layer's gradient to the sums, both on the shardings of the parameters."""
         if sums is not None:
             gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
         return tuple(
@@ -366,7 +366,7 @@ class _Programs:
 
 
 def widened(gradients: Any) -> Any:
-    """Casts gradients to single precision at least, for summation."""
+    """Casts a layer's gradients to single precision at least, for summation."""
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)
@@ -374,7 +374,7 @@ def widened(gradients: Any) -> Any:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Returns 1 / weight; 0 for a weight of 0, so that the loss is zero without gradients."""
+    """Returns the factor 1 / weight of the last layer's loss; 0 for 0: no gradients."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))
@@ -387,7 +387,7 @@ def _add(sums: Any, gradient: Any) -> Any:
 
 @jax.jit
 def finite(tree: Any) -> jax.Array:
-    """Whether all entries of a pytree are finite, computed where the arrays are."""
+    """Whether all entries of a layer's gradient are finite, computed where the arrays are."""
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 

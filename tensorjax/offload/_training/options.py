@@ -31,17 +31,17 @@ class Options:
 
     @property
     def spills(self) -> bool:
-        """Whether gradients may have to wait in the store."""
+        """Whether, by the trainer's options, gradients may have to wait in the store."""
         return self.gradient_bytes is not None and self.gradient_overflow == "store"
 
     @property
     def waits(self) -> bool:
-        """Whether a step waits for its own updates."""
+        """Whether, by the trainer's options, a step waits for its own updates."""
         return self.schedule in ("after_backward", "pipelined", "sequential")
 
     @property
     def early(self) -> bool:
-        """Whether states may be read before the gradients are there."""
+        """Whether the trainer's options allow states to be read before the gradients are there."""
         return self.schedule not in ("pipelined", "sequential")
 
 
@@ -115,7 +115,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks the largest norm of gradients, a positive number or None."""
+    """Checks the trainer's option for the largest norm of gradients: positive, or None."""
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

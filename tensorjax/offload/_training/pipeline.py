@@ -123,13 +123,13 @@ class Pipeline:
 
     @property
     def failed(self) -> bool:
-        """Whether a background thread failed, so that no further step can be made."""
+        """Whether a thread of the pipeline failed, so that no further step can be made."""
         return self._stream.failed
 
     def step(
         self, batches: Sequence[Any], *, checked: Callable[[], None]
     ) -> tuple[float, float | None]:
-        """Computes a step, and returns its loss and norm; updates may go on after that.
+        """Runs a step through the pipeline; returns its loss and norm; updates may go on.
 
         Args:
           batches: its microbatches.
@@ -148,7 +148,7 @@ class Pipeline:
         return loss, norm
 
     def evaluate(self, batches: Sequence[Any]) -> float:
-        """Computes the loss of a batch alone."""
+        """Computes the loss of a batch by the pipeline, without gradients and updates."""
         try:
             base = self._order.start(self._progress.steps)
             return self._passes.evaluate(self._progress.steps, base, batches)
@@ -161,11 +161,11 @@ class Pipeline:
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
-        """Makes everything that waits for parameters raise."""
+        """Makes everything in the pipeline that waits for parameters raise."""
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
-        """Returns the peak bytes of each kind of memory."""
+        """Returns the peak bytes of each kind of memory in the pipeline."""
         return {
             "device_peak_bytes": self._stream.peak,
             "gradient_peak_bytes": self.updater.peak_gradient,
@@ -176,13 +176,13 @@ class Pipeline:
         }
 
     def close(self) -> None:
-        """Ends all threads, also where closing one part raises."""
+        """Ends all threads of the pipeline, also where closing one part raises."""
         with contextlib.ExitStack() as stack:
             for part in (self._stream, self.updater, self._gradients):
                 stack.callback(part.close)
 
     def _expect(self) -> None:
-        """Tells the updater in which order the gradients of this step will come."""
+        """Tells the updater in which order the gradients of the pipeline's step will come."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             if not self._progress.pending:
@@ -191,7 +191,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Returns the norm of all gradients, of all processes."""
+        """Returns the norm of all gradients of the pipeline's step, of all processes."""
         norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -202,7 +202,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Releases updates that waited for the norm, and waits for them if the schedule does."""
+        """Ends the pipeline's step: releases updates that waited for the norm, or waits."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float32(1.0 if norm <= clip else clip / norm)
@@ -216,7 +216,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Hands a gradient to the updater; with "one_step_stale", that of the step before."""
+        """Hands a gradient from the passes to the updater; if stale, that of the step before."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -230,7 +230,7 @@ class Pipeline:
         self.updater.offer(group, gradient, version, deadline, partial)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Places parameters on the device from a thread, for which no other process is needed."""
+        """Places parameters on the device from the stream's thread, without other processes."""
         group = self._groups[name]
         if self._lent:
             # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
@@ -243,6 +243,6 @@ class Pipeline:
         return placed if self._lent and group.home.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Stops the updater, as parameters cannot come any more."""
+        """Stops the updater, as no parameters can come from the stream any more."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)

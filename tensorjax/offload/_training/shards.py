@@ -79,14 +79,14 @@ class Part:
         self.shape = (one[0] * len(self.pieces), *one[1:]) if one else ()
 
     def cut(self, whole: Any) -> np.ndarray:
-        """Returns this process's part of an array that is here as a whole."""
+        """Returns this process's part, the shards that it holds, of an array that is here whole."""
         array = np.asarray(whole)
         places = (tuple(slice(*bounds) for bounds in piece.index) for piece in self.pieces)
         found = [np.asarray(array[place]) for place in places]
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def take(self, array: jax.Array) -> jax.Array:
-        """Returns this process's part of an array on the devices of all processes, on its host.
+        """Returns this process's part of a sharded array, from the devices, on its host.
 
         No other process takes part in that.
         """
@@ -97,7 +97,7 @@ class Part:
         return jnp.concatenate(found) if len(found) > 1 else found[0]
 
     def place(self, part: Any) -> jax.Array:
-        """Makes the array on the devices of all processes from their parts.
+        """Makes the sharded array on the devices of all processes from their parts.
 
         What lies on the devices are copies, never views of the host's memory. Nothing is sent
         between processes, so this may be called from any thread.
@@ -111,7 +111,7 @@ class Part:
         return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
 
     def counted(self, part: Any) -> list[Any]:
-        """Returns the pieces of a part that this process counts; over all processes, each once."""
+        """Returns a part's shards that this process counts; over all processes, each once."""
         blocks = zip(self.pieces, self._blocks(part), strict=True)
         return [block for piece, block in blocks if piece.counted]
 
@@ -146,29 +146,29 @@ class Shards:
             }
 
     def shapes(self, name: str, tree: Any) -> Any:
-        """Returns the shapes of parts, from those of whole arrays."""
+        """Returns the shapes of this process's parts of sharded arrays, from whole shapes."""
         return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
 
     def cut(self, name: str, tree: Any) -> Any:
-        """Returns the parts of whole arrays of the host."""
+        """Returns this process's parts, the shards that it holds, of whole host arrays."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
     def take(self, name: str, tree: Any) -> Any:
-        """Returns parts on this process's host, from arrays on the devices of all; once there."""
+        """Returns this process's parts of sharded arrays on its host, once they are there."""
         if not self._parts:
             return to_host(tree)
         return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
 
     def place(self, name: str, tree: Any) -> Any:
-        """Makes arrays on the devices of all processes from parts; None in a single process."""
+        """Makes sharded arrays on all processes' devices from parts; None in a single process."""
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """Returns the pieces that this process counts; over all processes, each counts once."""
+        """Returns the shards of parts that this process counts; over all, each counts once."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:
-        """Gathers whole NumPy arrays from parts; all processes have to call this together."""
+        """Gathers whole NumPy arrays from all processes' shards; all have to call this together."""
         if not self._parts:
             return tree
         return self._map(

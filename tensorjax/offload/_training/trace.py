@@ -42,7 +42,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
+        """Duration of the span in the trace, in seconds."""
         return self.stop - self.start
 
 
@@ -68,7 +68,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Records how long a block takes, as a context."""
+        """Records in the trace how long a block of code takes, as a context."""
         start = time.perf_counter()
         try:
             yield
@@ -76,14 +76,14 @@ class Trace:
             self.add(track, name, start, time.perf_counter(), step)
 
     def add(self, track: str, name: str, start: float, stop: float, step: int) -> None:
-        """Records a span whose times are known."""
+        """Records a span in the trace whose times are known."""
         with self._lock:
             self._spans.append(Span(track, name, start, stop, step))
             if len(self._spans) > self._capacity:
                 del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
-        """Returns the spans of one track, or of all, from step ``first`` on."""
+        """Returns the trace's spans of one track, or of all, from step ``first`` on."""
         with self._lock:
             held = list(self._spans)
         return [s for s in held if track in (None, s.track) and s.step >= first]
@@ -119,7 +119,7 @@ class Trace:
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def picture(self, steps: Sequence[int] | None = None) -> "Figure":
-        """Draws some steps as a Matplotlib figure, one row for each track.
+        """Draws some steps of the trace as a Matplotlib figure, one row for each track.
 
         Args:
           steps: which; the last two that were computed if None.
@@ -178,7 +178,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Distributes spans over lanes so that none in one lane overlap."""
+    """Distributes a track's spans over lanes so that none in one lane overlap."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.start):
         free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)

@@ -223,7 +223,7 @@ class Trainer:
                 raise
 
     def _begin(self, params: trainer_groups.Params, *, spills: bool) -> bool:
-        """Resumes from the store, or writes the initial state; returns whether it resumed."""
+        """Resumes the trainer from the store, or writes its initial state; tells if resumed."""
         self._progress = Progress()
         resumed = self._store is not None and "trainer" in (self._store.meta or {})
         if self._store is not None and self._home is not None:
@@ -257,7 +257,7 @@ class Trainer:
         return resumed
 
     def _start(self, device_bytes: int) -> None:
-        """Starts the threads of the pipeline, and makes the committer if there is a store."""
+        """Starts the trainer's pipeline, and makes the committer if there is a store."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
@@ -274,7 +274,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Number of steps done, those before a restart included."""
+        """Number of steps the trainer has done, those before a restart included."""
         return self._progress.steps
 
     @property
@@ -284,11 +284,11 @@ class Trainer:
 
     @property
     def data(self) -> Any:
-        """Position in the data, as given to the last step or found in the committed state."""
+        """Position in the data, as given to the trainer's last step or found in the commit."""
         return index.plain("data", self._progress.data)
 
     def step(self, batch: Any, *, data: Any = None) -> Step:
-        """Computes one step; its updates go on in the background when this returns.
+        """Trains one step on a batch; its updates go on in the background when this returns.
 
         Args:
           batch: pytree of arrays whose first axes are cut into microbatches of equal size.
@@ -320,7 +320,7 @@ class Trainer:
             self._turn.release()
 
     def evaluate(self, batch: Any) -> float:
-        """Returns the loss of a batch by a forward pass alone, which changes no parameters.
+        """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
         read for the next step and has no room beside them is read again.
@@ -364,7 +364,7 @@ class Trainer:
             raise
 
     def _begin_updates(self) -> None:
-        """Starts a due commit, once the loss is known to be finite and the step changes the state.
+        """Starts a due commit of the trainer, once the step's loss is known finite.
 
         What the step before has left, which gave that loss, is committed if that is due.
         """
@@ -374,7 +374,7 @@ class Trainer:
             self._commits.begin(self._meta(), self._progress.pending, version)
 
     def flush(self) -> None:
-        """Waits until all updates have been computed and written.
+        """Waits until all of the trainer's updates have been computed and written.
 
         With "one_step_stale", those of the last step are not: the next step makes them.
         """
@@ -384,7 +384,7 @@ class Trainer:
         self._pipeline.updater.settle()
 
     def commit(self) -> None:
-        """Commits the state after the last step, from which a restart goes on.
+        """Commits the trainer's state after the last step, from which a restart goes on.
 
         What updates have made of the parameters is finite. Commits that ``commit_every`` makes wait
         for the next loss, so that it is finite too; this one does not look.
@@ -399,7 +399,7 @@ class Trainer:
         self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields name, parameters and optimiser state of each group, as NumPy copies.
+        """Yields name, parameters and optimiser state of the trainer's groups, as NumPy copies.
 
         Of several processes, each gets its own part.
 
@@ -422,14 +422,14 @@ class Trainer:
             )
 
     def params(self) -> dict[str, Any]:
-        """Returns all parameters, whole, copied to the memory of the host.
+        """Returns all trained parameters, whole, copied to the memory of the host.
 
         Several processes have to call this together, and each gets them.
         """
         return {name: self._shards.whole(name, params) for name, params, _ in self.groups()}
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the peak memory of each kind, in bytes, and the statistics of the store.
+        """Returns the trainer's peak bytes of each memory, and the store's statistics.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
         home; these two together, with gradients that the host still adds to ("host"; those on their
@@ -444,7 +444,7 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Waits for updates under way and ends the threads; the store stays open.
+        """Closes the trainer: waits for updates, ends the threads; the store stays open.
 
         What has not been committed is lost once the store is closed; steps that are so are logged
         as a warning.
@@ -483,7 +483,7 @@ class Trainer:
         return bool(every and self.steps and self.steps % every == 0)
 
     def _warn(self) -> None:
-        """Logs which steps are not committed."""
+        """Logs which steps of the trainer are not committed."""
         if self._commits is not None and self._commits.steps < self.steps:
             _LOG.warning(
                 "closed after step %d, the store has step %d: call commit() before close() to keep "

@@ -16,7 +16,7 @@ except ImportError:  # there was no compiler on installation
 
 
 def require() -> None:
-    """Checks that xxhash is installed, before a store is begun that could not be written."""
+    """Checks that xxhash, which makes the checksums, is installed, before a store is begun."""
     if xxhash is None:
         raise ImportError(
             "tensorjax.offload.TensorStore needs the library xxhash; "
@@ -71,7 +71,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays into ``target``, past the CPU caches if the extension is built."""
+    """Concatenates byte arrays to be checksummed, past the CPU caches if the extension is built."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:

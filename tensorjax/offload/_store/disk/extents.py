@@ -22,7 +22,7 @@ PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned me
 
 
 def padded(nbytes: int) -> int:
-    """Rounds a size up to a multiple of `ALIGN`."""
+    """Rounds the size of an extent up to whole disk blocks, a multiple of `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
@@ -55,7 +55,7 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """First byte of the file behind the tensor's blocks, in the second slot."""
+        """First byte of the file behind the tensor's blocks, in its extent's second slot."""
         return padded(self.offsets[1] + self.nbytes)
 
 
@@ -87,7 +87,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """Groups tensors into extents: those that share a block together, others alone."""
+    """Groups tensors into extents: those that share a disk block together, others alone."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN
@@ -104,7 +104,7 @@ class Spec:
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks the name of a tensor, and returns its checked shape and dtype.
+    """Checks the name of a tensor to be laid out on disk, and returns its shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -133,7 +133,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy finds a dtype again by its name."""
+    """Whether NumPy finds a dtype again by the name in a tensor's place on disk."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -141,7 +141,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Returns the bytes that a `TensorStore` takes for tensors: two slots each, in blocks of 4096.
+    """Returns the bytes a `TensorStore` takes on disk for tensors: two slots, in blocks of 4096.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -165,7 +165,7 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Lays tensors out side by side from ``start``: all first slots, then all second ones.
+    """Lays tensors out in the data file from ``start``: all first slots, then all second ones.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """
@@ -255,7 +255,7 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins adjacent extents as long as they fit one block; a larger one stands alone.
+        """Joins adjacent extents to runs that fit one block; a larger extent stands alone.
 
         Args:
             asked: Extents of one store with the slot to use; empty ones are left out.
@@ -268,7 +268,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Clears the cache, as some extents have been given up."""
+        """Clears the cache of runs, as some extents have been given up."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -301,7 +301,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Makes a run and cuts it into transfers: one for several extents, many for a large one."""
+    """Makes a run of extents, cut into transfers: one for several extents, many for a large one."""
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)
@@ -320,6 +320,6 @@ def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Lists the first few names for a message, and how many more there are."""
+    """Lists the first few tensor names for a message, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

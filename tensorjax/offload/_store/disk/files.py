@@ -43,15 +43,15 @@ class DiskFile:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers bypass the page cache."""
+        """Whether transfers of the data file bypass the page cache."""
         return self.descriptor != self._cached
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Reads bytes from ``offset`` on into all of ``memory``."""
+        """Reads bytes of the data file from ``offset`` on into all of ``memory``."""
         self._loop(os.preadv, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` at ``offset``."""
+        """Writes all of ``memory`` to the data file at ``offset``."""
         self._loop(os.pwritev, offset, memory)
 
     def _loop(self, call: Callable, offset: int, memory: memoryview) -> None:
@@ -81,7 +81,7 @@ class DiskFile:
                 descriptor = self._cached
 
     def stopped(self, doing: str, done: int, size: int) -> None:
-        """Reports the first short transfer; what is left of it is moved by further ones."""
+        """Reports a data file's first short transfer, whose rest further ones move."""
         with self._refusal:
             told, self._short = self._short, True
         if not told:
@@ -99,11 +99,11 @@ class DiskFile:
         self._say(f"{self.path}: O_DIRECT is refused ({why}); going on through the page cache")
 
     def size(self) -> int:
-        """Returns the size of the file in bytes."""
+        """Returns the size of the data file in bytes."""
         return os.fstat(self._cached).st_size
 
     def allocate(self, size: int) -> None:
-        """Makes sure that the first ``size`` bytes have blocks on the disk.
+        """Makes sure that the first ``size`` bytes of the data file have disk blocks.
 
         Raises:
             CapacityError: if the disk is full; the file is as long as before.
@@ -127,11 +127,11 @@ class DiskFile:
         os.fsync(self._cached)
 
     def sync(self) -> None:
-        """Waits until everything written is on the disk."""
+        """Waits until everything written to the data file is on the disk."""
         os.fdatasync(self._cached)
 
     def close(self) -> None:
-        """Closes the descriptors."""
+        """Closes the descriptors of the data file."""
         for descriptor in {self._cached, self.descriptor, self._kept} - {None}:
             os.close(descriptor)
 
@@ -146,24 +146,24 @@ class MemoryFile:
         self._bytes, self._size = np.zeros(capacity, np.uint8), 0
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Reads bytes from ``offset`` on into all of ``memory``."""
+        """Reads bytes of a data file in memory from ``offset`` on into ``memory``."""
         np.copyto(np.frombuffer(memory, np.uint8), self._bytes[offset : offset + len(memory)])
 
     def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` at ``offset``."""
+        """Writes all of ``memory`` to a data file in memory at ``offset``."""
         np.copyto(self._bytes[offset : offset + len(memory)], np.frombuffer(memory, np.uint8))
 
     def size(self) -> int:
-        """Returns the size of the file in bytes."""
+        """Returns the size of a data file in memory, in bytes."""
         return self._size
 
     def allocate(self, size: int) -> None:
-        """Grows to ``size`` bytes."""
+        """Grows a data file in memory to ``size`` bytes."""
         self._size = max(self._size, size)
 
     def sync(self) -> None:
-        """Does nothing: memory needs no sync."""
+        """Does nothing: a data file in memory needs no sync."""
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of a data file in memory."""
         self._bytes = np.zeros(0, np.uint8)

@@ -43,12 +43,12 @@ class Paths:
 
     @property
     def data(self) -> Path:
-        """Path of the data file, which holds the tensors."""
+        """Path of the data file in the store's folder, which holds the tensors."""
         return self._file("data")
 
     @property
     def index(self) -> Path:
-        """Path of the index, which describes the committed state."""
+        """Path of the index in the store's folder, which describes the committed state."""
         return self._file("index")
 
     @property
@@ -58,7 +58,7 @@ class Paths:
 
     @property
     def before(self) -> Path:
-        """Path of the index of the commit before."""
+        """Path of the index of the commit before, in the store's folder."""
         return self._file("before")
 
     @property
@@ -68,12 +68,12 @@ class Paths:
 
     @property
     def names(self) -> Path:
-        """Path of the list of tensor names, for messages when the index is lost."""
+        """Path of the list of tensor names, for messages when the folder's index is lost."""
         return self._file("names")
 
     @property
     def lock(self) -> Path:
-        """Path of the lock file, held by the process that has the store open."""
+        """Path of the folder's lock file, held by the process that has the store open."""
         return self._file("lock")
 
 
@@ -90,7 +90,7 @@ class Lock:
     owner: int
 
     def release(self) -> None:
-        """Releases the lock; a fork of the owner only closes its descriptor."""
+        """Releases the lock of a store's folder; a fork of the owner only closes its descriptor."""
         if self.owner == os.getpid():
             with contextlib.suppress(OSError):  # where locks do not work
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -98,7 +98,7 @@ class Lock:
 
 
 def lock(path: Path, say: Callable[[str], None]) -> Lock:
-    """Takes the file lock of a store; where locks do not work, gives a notice and goes on.
+    """Takes the lock of a store's folder; where locks do not work, gives a notice and goes on.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -128,7 +128,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Lock:
 
 
 def make(folder: Path) -> None:
-    """Makes a folder, if it is not there.
+    """Makes the folder of a store, if it is not there.
 
     Raises:
         CapacityError: if the disk has no room for one.
@@ -145,7 +145,7 @@ def make(folder: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """Returns the type of the file system of a path; empty if it is not known."""
+    """Returns the type of the file system of a store's folder; empty if it is not known."""
     try:
         text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -160,7 +160,7 @@ def file_system(path: Path) -> str:
 
 
 def advice(path: Path) -> str:
-    """Returns a warning about the file system of a path (memory, network); empty if none."""
+    """Returns a warning about the file system of a store's folder; empty if none."""
     kind = file_system(path)
     if kind in _IN_MEMORY:
         return (
@@ -176,14 +176,14 @@ def advice(path: Path) -> str:
 
 
 def keep_names(paths: Paths, index: _index.Index) -> None:
-    """Rewrites the list of tensor names if it is missing or is not that of the index."""
+    """Rewrites the folder's list of tensor names if it is missing or is not the index's."""
     wanted = _index.names_of(index.places.values())
     if not paths.names.exists() or paths.names.read_bytes() != wanted:
         _index.replace(paths.names, wanted)
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes an index and its copy, durably, beside those that `adopt` will replace.
+    """Writes a new index and its copy to the folder, beside those that `adopt` will replace.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -198,7 +198,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the committed one, and keeps the one until now as the one before.
+    """Makes a prepared index the folder's committed one; keeps that until now as the one before.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -265,7 +265,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores a lost or damaged index, or its copy, from a whole one."""
+    """Restores a folder's lost or damaged index, or its copy, from a whole one."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -291,7 +291,7 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Completes or undoes a commit of several processes that was interrupted.
+    """Completes or undoes a commit of several processes that was interrupted in a folder.
 
     A process goes forward only after all have prepared their index. So if one has, the others can
     follow it; if none has, all go back.
@@ -341,7 +341,7 @@ def _lost(paths: Paths) -> str:
 
 
 def _names(paths: Paths) -> list[str]:
-    """Returns the names of all tensors, as far as the list beside the index can be read."""
+    """Returns the names of all tensors, as far as the folder's list of them can be read."""
     try:
         found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):

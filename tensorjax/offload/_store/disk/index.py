@@ -64,7 +64,7 @@ class Index:
 
     @property
     def end(self) -> int:
-        """Bytes of the data file that are reserved for tensors."""
+        """Bytes of the data file that the index reserves for tensors."""
         return max((place.stop for place in self.places.values()), default=0)
 
 
@@ -146,12 +146,12 @@ def parse(text: bytes, path: Path) -> Index:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: a crash leaves the old or the new one."""
+    """Replaces an index file atomically: a crash leaves the old or the new one."""
     rename(prepare(path, content), path)
 
 
 def prepare(path: Path, content: bytes) -> Path:
-    """Writes and syncs the replacement of a file beside it, and returns its path.
+    """Writes and syncs the replacement of an index file beside it, and returns its path.
 
     Raises:
         CapacityError: if the disk is full; the file is as it was, and nothing is left beside it.
@@ -180,13 +180,13 @@ def prepare(path: Path, content: bytes) -> Path:
 
 
 def rename(before: Path, after: Path) -> None:
-    """Renames a file durably."""
+    """Renames a prepared index file durably."""
     os.rename(before, after)
     sync_folder(after.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder, which makes the names in it durable."""
+    """Syncs the folder of an index file, which makes the names in it durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -195,7 +195,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """Lists the differences between two JSON values, by name."""
+    """Lists the differences between the metadata given and that in an index, by name."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line
@@ -217,7 +217,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Returns a value as JSON would give it back.
+    """Returns metadata as the JSON of an index would give it back.
 
     Raises:
         TypeError: if JSON cannot hold it.
@@ -233,5 +233,5 @@ def plain(name: str, value: Any) -> Any:
 
 
 def names_of(places: Iterable[Place]) -> bytes:
-    """Serialises the list of tensor names that is kept beside the index, for error messages."""
+    """Serialises the list of tensor names beside the index file, for error messages."""
     return json.dumps([place.name for place in places]).encode()

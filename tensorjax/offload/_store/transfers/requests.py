@@ -47,7 +47,7 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing."""
+    """Does nothing with a transfer, for requests that need no check of it."""
 
 
 class Request:
@@ -96,7 +96,7 @@ class Request:
         self.error: BaseException | None = None
 
     def forget(self) -> None:
-        """Drops the transfers and callbacks, which breaks reference cycles and frees arrays."""
+        """Drops a request's transfers and callbacks, which breaks cycles and frees arrays."""
         self.ops, self.resolve, self.check, self.batch = [], nothing, nothing, None
 
 

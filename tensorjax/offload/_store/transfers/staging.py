@@ -40,7 +40,7 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """Allocates zeros outside the staging pools, at a multiple of 64 bytes."""
+    """Allocates staging memory outside the pools, zeros at a multiple of 64 bytes."""
     found = np.zeros(size + PACKED, np.uint8)
     start = -found.ctypes.data % PACKED
     return found[start : start + size]
@@ -70,7 +70,7 @@ class Pool:
         self._starts, self._sizes = [0], [self.size]
 
     def take(self, size: int) -> int | None:
-        """Allocates a range and returns its start, or None if no free one is large enough."""
+        """Allocates a range of the staging pool; returns its start, None if there is no room."""
         for i, free in enumerate(self._sizes):
             if free >= size:
                 start = self._starts[i]
@@ -84,7 +84,7 @@ class Pool:
         return None
 
     def take_all(self, sizes: list[int]) -> list[int] | None:
-        """Allocates several ranges and returns their starts; allocates all of them or none."""
+        """Allocates several ranges of the staging pool, all or none; returns their starts."""
         if sum(sizes) > self.size - self.used:
             return None
         starts: list[int] = []
@@ -98,7 +98,7 @@ class Pool:
         return starts
 
     def reset(self, taken: Iterable[tuple[int, int]]) -> None:
-        """Marks given ranges (start, size) as allocated and everything else as free."""
+        """Marks given ranges (start, size) of the staging pool as allocated, the rest as free."""
         self._starts, self._sizes, self.used, end = [], [], 0, 0
         for start, size in sorted(taken):
             if start > end:
@@ -111,7 +111,7 @@ class Pool:
             self._sizes.append(self.size - end)
 
     def give(self, start: int, size: int) -> None:
-        """Frees a range and joins it to its free neighbours."""
+        """Frees a range of the staging pool and joins it to its free neighbours."""
         i = bisect.bisect(self._starts, start)
         self._starts.insert(i, start)
         self._sizes.insert(i, size)

@@ -36,7 +36,7 @@ class Group:
 
     @property
     def device(self) -> Bundle:
-        """Bundle of the parameters that the device computes with."""
+        """Bundle of the group's parameters that the device computes with."""
         return self.params if self.weights is None else self.weights
 
     @property
@@ -46,23 +46,23 @@ class Group:
 
     @property
     def held(self) -> int:
-        """Bytes of staging memory of the parameters and the state, which an update reads."""
+        """Bytes of staging memory of the group's parameters and state, which an update reads."""
         return self.params.staged + self.state.staged
 
     @property
     def into(self) -> Into:
-        """Memory that an update writes its results to, as `HostOptimizer.update` names it."""
+        """Memory that the group's updates write results to, as `HostOptimizer.update` names it."""
         if self.home.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
     @property
     def results(self) -> int:
-        """Bytes that the results of an update take until they are written."""
+        """Bytes that the results of the group's update take until they are written."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Returns the bytes of an update's results for a given output memory.
+        """Returns the bytes of the group's update results for a given output memory.
 
         What they replace is not counted twice.
         """
@@ -72,7 +72,7 @@ class Group:
 
     @property
     def sums(self) -> int:
-        """Bytes of a gradient while it is summed, in single precision at least."""
+        """Bytes of the group's gradient while it is summed, in single precision at least."""
         leaves = self.gradient.leaves
         wide = [linalg.factor_dtype(leaf.dtype).itemsize for leaf in leaves]
         return sum(
@@ -81,7 +81,7 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Shapes and dtypes of parameters and state; groups of one kind can share memory."""
+        """Shapes and dtypes of the group's parameters and state; one kind can share memory."""
         bundles = (self.params, self.state)
         return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
 
@@ -93,7 +93,7 @@ class Handed(list[Any]):
 
 
 def not_handed() -> None:
-    """Returns None, as a dead weak reference to `Handed` does."""
+    """Returns None, for parameters of a group that are not handed to the device."""
 
 
 class Spare:
@@ -122,7 +122,7 @@ class Spare:
     def keep(
         self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
-        """Keeps the arrays of parameters and a state that have been written, for reuse.
+        """Keeps the memory of a group's written parameters and state, for reuse by updates.
 
         Args:
           group: of them.
@@ -140,7 +140,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Returns memory for the results of a group's update, or None."""
+        """Returns memory to reuse for the results of a group's update, or None."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:
@@ -156,7 +156,7 @@ class Spare:
         return found
 
     def clear(self) -> None:
-        """Drops all memory that was kept."""
+        """Drops all memory of groups' results that was kept for reuse."""
         self._held, self.nbytes = {}, 0
 
     def _bytes(self, group: Group, results: "_Results") -> int:

@@ -65,7 +65,7 @@ _STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
 
 
 def _check_trainable(name: str, group: Any) -> None:
-    """Checks that a group has no model state, such as running statistics, only parameters.
+    """Checks that a group for a trainer holds only parameters, no model state.
 
     It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
     Linen), or by its names ("mean" beside "var", as in normalisations of both).
@@ -85,12 +85,12 @@ def _check_trainable(name: str, group: Any) -> None:
 
 
 def _is_variable(x: Any) -> bool:
-    """Whether x is a variable of Flax NNX, which this package does not import."""
+    """Whether a group's leaf is a Flax NNX variable; Flax is not imported here."""
     return any(k.__name__ == "Variable" and "flax" in k.__module__ for k in type(x).__mro__)
 
 
 def _statistics(group: Any, path: Any) -> str:
-    """Returns why a leaf is taken for a running mean or variance; empty if it is not."""
+    """Returns why a group's leaf looks like a running mean or variance; empty if it does not."""
     last = getattr(path[-1], "key", None) if path else None
     if last not in ("mean", "var"):
         return ""
@@ -121,7 +121,7 @@ def make_groups(
     shards: Shards | None = None,
     lent: bool = False,
 ) -> dict[str, Group]:
-    """Makes the parameter groups by name, or this process's parts of them; no array is made."""
+    """Makes a trainer's groups by name, or this process's parts of them; no array is made."""
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
@@ -152,7 +152,7 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of all tensors that a `Trainer` keeps in its store.
+    """Returns shapes and dtypes of all tensors that a `Trainer` keeps of its groups in a store.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
@@ -181,7 +181,7 @@ def tensors(
 
 
 def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the tensors of groups."""
+    """Returns shapes and dtypes of the store's tensors for a trainer's groups."""
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for group in groups:
         for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
@@ -190,14 +190,14 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
-    """Writes the initial parameters and states, one group at a time."""
+    """Writes a trainer's initial parameters and states, one group at a time."""
     for name, group in groups.items():
         _begin(group, params[name], shards)
         group.home.settle()
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
-    """Writes a group's initial parameters, and then its initial state."""
+    """Writes the initial parameters, and then the initial state, of a trainer's group."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
@@ -212,13 +212,13 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
-    """Writes a pytree to the group's storage, or to another one."""
+    """Writes a pytree to a trainer group's storage, or to another one."""
     where = group.home if home is None else home
     where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
 
 
 def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
-    """Reads a pytree; its arrays go through ``copy`` before their memory is given back."""
+    """Reads a pytree of a trainer's group; its arrays go through ``copy`` before they are freed."""
     reading = home.read(bundle, deadline=0.0, step=-1)
     try:
         return bundle.unflatten([copy(x) for x in reading.arrays()[0]])

@@ -69,7 +69,7 @@ def looks_across(
 
 @functools.lru_cache(maxsize=16)
 def _updates(transformation: Any) -> Any:
-    """Returns the compiled function that computes the updates of all trial steps.
+    """Returns the compiled function for the updates of all trial steps of the cross-group check.
 
     It is compiled once for a transformation and structures.
     """
@@ -87,7 +87,7 @@ def _updates(transformation: Any) -> Any:
 
 
 def _poisoned(trees: Any, group: str, by: float) -> Any:
-    """Multiplies the arrays of one group by a number."""
+    """Multiplies one group's arrays by a number, to see whether other groups' updates change."""
     return jax.tree.map(
         lambda tree: {
             name: jax.tree.map(lambda x: (x * by).astype(x.dtype), x) if name == group else x
@@ -103,7 +103,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether updates differ from those expected; updates that are all zero are ignored."""
+    """Whether a change to one group altered other groups' updates; all-zero ones are ignored."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

@@ -53,7 +53,7 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """Returns the optimiser of a group: this one, if the group's name makes no difference.
+        """Returns the host optimiser of a group: this one, if the name makes no difference.
 
         Groups for which the name makes the same difference share programs.
         """
@@ -71,7 +71,7 @@ class HostOptimizer:
 
     @property
     def program(self) -> int:
-        """Identifier that is equal for optimisers which share compiled programs."""
+        """Identifier that is equal for host optimisers which share compiled programs."""
         return id(self._first)
 
     @functools.cached_property
@@ -80,19 +80,19 @@ class HostOptimizer:
 
     @property
     def casts(self) -> bool:
-        """Whether the device has parameters of another dtype than the optimiser."""
+        """Whether the device has parameters of another dtype than the host's optimiser."""
         return self._dtype is not None
 
     def init(self, params: Any) -> Any:
-        """Returns the initial state for the parameters of a group."""
+        """Returns the initial optimiser state for a group's parameters, on the host."""
         return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
-        """Casts parameters to the dtype that the device computes with."""
+        """Casts parameters on the host to the dtype that the device computes with."""
         return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
-        """Returns shapes and dtypes of a group's state, and of its parameters on the device."""
+        """Returns shapes and dtypes of a group's optimiser state and device parameters."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -111,7 +111,7 @@ class HostOptimizer:
     def update(
         self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
     ) -> Any:
-        """Computes the new parameters and state of one group.
+        """Computes the new parameters and optimiser state of one group on the host.
 
         Args:
           params, state: of one group.
@@ -133,24 +133,24 @@ class HostOptimizer:
         return jax.block_until_ready((params, self._named(state)))
 
     def _named(self, state: Any) -> Any:
-        """Restructures a state of another group as one of this; names may be part of it."""
+        """Restructures another group's optimiser state as this one's, names included."""
         if self._state is None:
             return state
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients, in the memory of the first if that is not lent."""
+        """Adds two gradients by the host optimiser, in the memory of the first if not lent."""
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
-        """Returns the sum of the squares of all entries of a gradient, by one pass over it.
+        """Returns the host optimiser's sum of squares of a gradient, by one pass over it.
 
         Not finite if one of them is not, or is too large for its square.
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
     def sound(self, params: Any) -> bool:
-        """Whether no parameter is NaN or infinite, as a rule by one pass over them."""
+        """Whether the host optimiser's new parameters have no NaN or infinite entry."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
 
@@ -170,7 +170,7 @@ def _floating(compute_dtype: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
-    """Compiles init, update and cast of a transformation; cached."""
+    """Compiles init, update and cast of an Optax transformation for the host's CPU; cached."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -220,7 +220,7 @@ def _squares(x: Any) -> float:
 
 
 def _widened(x: Any) -> Iterator[np.ndarray]:
-    """Yields an array of fewer than 32 bits per entry in single precision, part by part."""
+    """Yields a host array of under 32 bits per entry in single precision, part by part."""
     memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
     held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
     for start in range(0, x.nbytes, _PART):

@@ -23,18 +23,18 @@ class Named:
     name: str
 
     def init(self, params: Any) -> Any:
-        """Returns the state for the parameters of the group."""
+        """Returns the state for a group's parameters, labelled by paths of the whole model."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Returns the updates of the group, and its new state."""
+        """Returns a group's updates and new state, labelled by paths of the whole model."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state
 
 
 def named(transformation: Any, name: str, params: Any) -> Any:
-    """Returns a transformation of one group that does what the given one does to a whole model.
+    """Returns a group's transformation, labelled and masked as in the whole model.
 
     The transformation itself, so that groups of one structure share its programs, where the name
     makes no difference, or where it takes no mapping from names of groups.
@@ -67,7 +67,7 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
 
 def alike(some: Named, other: Named, params: Any) -> bool:
-    """Whether two transformations do the same to such parameters."""
+    """Whether two groups' transformations, labels and masks included, do the same to parameters."""
     these = kind(params)
     try:
         return _same(_traced(some, *these), _traced(other, *these))
@@ -76,14 +76,14 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns the structure, shapes and dtypes of a pytree."""
+    """Returns the structure, shapes and dtypes of the parameters that labels apply to."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
 
 @functools.lru_cache(maxsize=1024)
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
-    """Traces the init and update of a transformation to programs (jaxprs)."""
+    """Traces a labelled transformation's init and update to programs (jaxprs), to compare."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     with jax.numpy_dtype_promotion("standard"):
         init, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
@@ -102,7 +102,7 @@ def _equal(some: list[Any], others: list[Any]) -> bool:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Yields the constants of a program and its inner programs, which its text leaves out."""
+    """Yields the constants, such as masks, of a traced transformation and inner programs."""
     yield from closed.consts
     for equation in closed.jaxpr.eqns:
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed):

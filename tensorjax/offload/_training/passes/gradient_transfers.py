@@ -74,7 +74,7 @@ class Gradients:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """Starts a step: drops the gradients of the step before."""
+        """Starts the gradient transfers of a step: drops gradients of the step before."""
         self._step, self._left, self._missing = step, self._comes.copy(), self._uses.copy()
         self._partial: dict[str, Any] = {}  # of the host
         self._sums: dict[str, Any] = {}  # of the device
@@ -101,7 +101,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """Adds a gradient to its group's sum on the device; returns it once complete, else None."""
+        """Adds a gradient to its group's sum before the transfer; returns it once complete."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -112,7 +112,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Hands a layer's gradients to the thread, once those of the layer before are done.
+        """Hands a layer's gradients to the transfer thread, after those of the layer before.
 
         They are used up.
         """
@@ -121,7 +121,7 @@ class Gradients:
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Waits until all that was taken has been offered; raises the error of the thread."""
+        """Waits until all gradients taken for transfer have been offered; raises the error."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -130,12 +130,12 @@ class Gradients:
             raise error
 
     def close(self) -> None:
-        """Ends the thread, once it has offered what it was given."""
+        """Ends the gradient thread, once it has offered what it was given."""
         self._given.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        """Thread: collects the gradients of one layer after the other."""
+        """Thread: collects the gradients of one layer after the other on the host."""
         while (given := self._given.get()) is not None:
             try:
                 self._take(given)
@@ -155,7 +155,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a layer's gradient of a group on the host; returns the sum if complete, or None."""
+        """Adds a gradient transferred from a layer to its group's sum; returns that if complete."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)
@@ -182,7 +182,7 @@ class Gradients:
         return held
 
     def _check(self, group: str, gradient: Any) -> Any:
-        """Starts the device's check that a gradient is finite; None where the host checks it.
+        """Starts the device's check that a gradient to transfer is finite; None if the host's.
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
@@ -191,7 +191,7 @@ class Gradients:
         return self._engine.finite(gradient)
 
     def _alone(self, group: str, gradient: Any) -> bool:
-        """Whether a gradient is whole on the device, and belongs to this process alone.
+        """Whether a gradient to transfer is complete on the device, and of this process alone.
 
         Of several processes, none may wait for another.
         """
@@ -200,7 +200,7 @@ class Gradients:
         return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
-        """Casts a whole gradient to the dtypes of its parameters."""
+        """Casts a gradient before its transfer to the dtypes of its parameters."""
         leaves, structure = jax.tree.flatten(gradient)
         wanted = self._dtypes[group]
         if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):

@@ -35,28 +35,28 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """Returns the first position of a step."""
+        """Returns the first position of a step in the order of all layers' passes."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Returns the number of updates that the parameters of a step have had."""
+        """Returns the version of the parameters that a step's layers compute with."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:
-        """Returns the position at which a version of a group's parameters is needed first."""
+        """Returns the position of the layer that first needs a version of a group."""
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Returns the deadline for writing a version: the position of its last use.
+        """Returns the deadline for writing a version: the position of the last layer to use it.
 
         A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
-        """Returns versions and deadlines of all groups, in the order their gradients come."""
+        """Returns all groups' versions and deadlines, in the layers' backward order."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
 
     def _step(self, version: int) -> int:
-        """Returns the step that computes with a version."""
+        """Returns the step whose layers compute with a version."""
         return version + 1 if self.stale else version

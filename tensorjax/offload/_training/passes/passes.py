@@ -102,7 +102,7 @@ class Passes:
         return inputs
 
     def evaluate(self, step: int, base: int, batches: Sequence[Any]) -> float:
-        """Computes the loss alone, with layers that get no keys."""
+        """Computes the loss by a forward pass alone, with layers that get no keys."""
         x: list[Any] = [None] * len(batches)
         for number, layer in enumerate(self._layers):
             params = self._stream.take(base + number)

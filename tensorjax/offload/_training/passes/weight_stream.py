@@ -109,7 +109,7 @@ class WeightStream:
             thread.start()
 
     def take(self, position: int) -> tuple[Any, ...]:
-        """Waits until the parameters of a position are on the device, and returns them."""
+        """Waits until the stream has a position's parameters on the device; returns them."""
         step, names = divmod(position, len(self._uses))
         version = self._version(step)
         with self._lock:
@@ -122,13 +122,13 @@ class WeightStream:
             return tuple(self._cache[g].params for g in self._uses[names])
 
     def has(self, position: int) -> bool:
-        """Whether `take` would return at once."""
+        """Whether the stream has a position's parameters, so that `take` returns at once."""
         step, names = divmod(position, len(self._uses))
         with self._lock:
             return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
-        """Marks a position as computed, which unpins its parameters."""
+        """Marks a position of the parameter stream as computed, which unpins its groups."""
         with self._lock:
             for entry in self._cache.values():
                 entry.pins.discard(position)
@@ -136,7 +136,7 @@ class WeightStream:
             self._cond.notify_all()
 
     def rewind(self, position: int) -> None:
-        """Resets the stream to the first position of a step, which is to be computed again."""
+        """Rewinds the parameter stream to the first position of a step, to repeat it."""
         with self._lock:
             self._now = self._rewound = position
             for entry in self._cache.values():
@@ -144,7 +144,7 @@ class WeightStream:
             self._cond.notify_all()
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
-        """Receives new parameters of an update, and places them at once if there is room."""
+        """Puts an update's new parameters in the stream, at once if there is room."""
         with self._lock:
             step = version
             while self._version(step) < version:
@@ -165,24 +165,24 @@ class WeightStream:
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Records that a version can be read from its storage."""
+        """Records that the stream can read a version of parameters from storage."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
 
     @property
     def failed(self) -> bool:
-        """Whether `fail` was called: nothing can be taken any more."""
+        """Whether the parameter stream failed: nothing can be taken any more."""
         return self._error is not None
 
     def fail(self, error: BaseException) -> None:
-        """Makes `take` raise, as a thread cannot go on."""
+        """Stops the parameter stream: `take` raises, as a thread cannot go on."""
         with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
-        """Ends the threads and drops all parameters; nothing can be taken any more."""
+        """Ends the stream's threads and drops all its parameters on the device."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -222,13 +222,13 @@ class WeightStream:
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the position at which a cached version is used next; infinity if it is not."""
+        """Returns the next use in the stream of a cached version; infinity if not kept."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
 
     def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
-        """Keeps new parameters on the host for a use at ``position``, unless others are nearer."""
+        """Keeps new parameters on the host for the stream, unless others are used sooner."""
         if group not in self._stored:
             return
         self._handed.pop(group, None)
@@ -245,11 +245,11 @@ class WeightStream:
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether a version of a group was handed over by its update, and kept on the host."""
+        """Whether a group's parameters were handed to the stream by an update and kept."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Evicts groups to make room for a use at ``position``; returns whether there is room."""
+        """Evicts parameters with the furthest next use; returns whether there is room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)
@@ -274,7 +274,7 @@ class WeightStream:
         self.peak = max(self.peak, self._used)
 
     def _guarded(self, body: Callable[[], None]) -> None:
-        """Runs the body of a thread, without the lock; its error makes all waiting calls raise."""
+        """Runs a stream thread, without the lock; its error makes all waiting calls raise."""
         try:
             body()
         except BaseException as error:
@@ -283,7 +283,7 @@ class WeightStream:
                 self._failed(error)
 
     def _fetch(self) -> None:
-        """Thread, without the lock: reserves device memory and reads what is needed next."""
+        """Thread, without the lock: prefetches parameters, device memory reserved first."""
         while not self._closed:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
@@ -300,7 +300,7 @@ class WeightStream:
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a group's early read or handed-over arrays, or None; called without the lock."""
+        """Returns a group's prefetched or handed-over parameters; called without the lock."""
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:
@@ -310,7 +310,7 @@ class WeightStream:
             return reading
 
     def _read_early(self) -> None:
-        """Starts reads of the next parameters before the device has room for them."""
+        """Prefetches parameters from storage before the device has room for them."""
         for position in range(max(self._cursor, self._now), self._now + self._ahead):
             step, number = divmod(position, len(self._uses))
             version = self._version(step)
@@ -326,7 +326,7 @@ class WeightStream:
                 self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
-        """Waits until a group can be pinned; returns its new entry if it has to be read, else None.
+        """Waits for device room to pin parameters; returns an entry to read, or None.
 
         Called without the lock.
         """
@@ -351,7 +351,7 @@ class WeightStream:
                 self._wait()
 
     def _place_all(self) -> None:
-        """Thread, without the lock: copies parameters that were read to the device."""
+        """Thread, without the lock: copies prefetched parameters to the device."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
             try:
@@ -373,7 +373,7 @@ def room(
     *,
     everything: bool,
 ) -> int:
-    """Returns the device bytes for parameters: those given, all, or the two largest layers'.
+    """Returns the stream's device bytes: those given, all, or the two largest layers' weights.
 
     Raises:
       ValueError: the largest layer does not fit.

@@ -16,7 +16,7 @@ _POINTERS = threading.Lock()
 
 
 def cpu() -> Any:
-    """Returns JAX's CPU device, or raises RuntimeError."""
+    """Returns JAX's CPU device, where host arrays lie, or raises RuntimeError."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -27,7 +27,7 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Starts the transfer of arrays to the host, through pinned memory if there is some."""
+    """Starts the transfer of device arrays to the host, through pinned memory if there is some."""
     leaves, structure = jax.tree.flatten(tree)
     going = [n for n, x in enumerate(leaves) if _goes(x)]
     where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
@@ -50,7 +50,7 @@ def to_host(tree: Any) -> Any:
 
 
 def lends(device: Any) -> bool:
-    """Whether `to_host` gives a device's arrays in memory that XLA cannot write to."""
+    """Whether a device's arrays come to the host in memory that XLA cannot write to."""
     return device != cpu()
 
 
@@ -78,12 +78,12 @@ def view(x: Any) -> np.ndarray:
 
 
 def elsewhere(x: Any) -> bool:
-    """Whether an array lies on devices that are not the host."""
+    """Whether an array lies on devices that are not the host, so that it has to be transferred."""
     return isinstance(x, jax.Array) and cpu() not in x.sharding.device_set
 
 
 def _goes(x: Any) -> bool:
-    """Whether an array is to go through pinned memory: it is whole in this process, on a device."""
+    """Whether an array is to go to the host through pinned memory: it is whole, on a device."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return False
     return all(map(_pins, x.sharding.device_set))
@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """Copies an array, with ``zero`` by bit-preserving arithmetic, which XLA parallelises."""
+    """Copies a host array, with ``zero`` by bit-preserving arithmetic, which XLA parallelises."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

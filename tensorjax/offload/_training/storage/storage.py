@@ -17,23 +17,23 @@ class Reading(Protocol):
     """Pending read of bundles from host memory or a store."""
 
     def ready(self) -> bool:
-        """Whether `arrays` would return at once."""
+        """Whether the read from storage is done: `arrays` would return at once."""
         ...
 
     def begun(self) -> bool:
-        """Whether some of it has been read, and holds memory."""
+        """Whether some of the read from storage is done, and holds memory."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` once `arrays` would return at once, or raise; from any thread."""
+        """Calls ``call`` once the read from storage is done or failed; from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the arrays of each bundle, valid until `release`."""
+        """Returns the arrays read from storage for each bundle, valid until `release`."""
         ...
 
     def release(self) -> None:
-        """Gives the memory of the arrays back; they must not be read any more."""
+        """Gives the memory of arrays read from storage back; they must not be read any more."""
         ...
 
 
@@ -47,32 +47,32 @@ class Home(Protocol):
     in_place: bool
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Starts reading what was written last."""
+        """Starts reading bundles from storage, as they were written last."""
         ...
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Stores the arrays of bundles; returns arrays whose memory may be reused, or None.
+        """Writes bundles' arrays to storage; returns arrays whose memory may be reused, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
         ...
 
     def hasten(self, deadline: float) -> None:
-        """Moves pending writes to an earlier deadline, as somebody waits for their memory."""
+        """Moves the storage's pending writes forward, as somebody waits for their memory."""
         ...
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether a bundle is in memory, or being read, for another user already."""
+        """Whether the storage has a bundle in memory, or reads it, for another user already."""
         ...
 
     def starved(self) -> bool:
-        """Whether reads wait for memory that other readings hold, and no transfer is under way."""
+        """Whether storage reads wait for memory that other readings hold, without transfers."""
         ...
 
     def settle(self) -> None:
-        """Waits until all writes are done; raises the error of one that failed."""
+        """Waits until all writes to storage are done; raises the error of one that failed."""
         ...
 
 
@@ -85,28 +85,28 @@ class HostHome:
         self.held: dict[str, list[Any]] = {}
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Returns the arrays themselves: nothing moves."""
+        """Returns the bundles' arrays in host storage themselves: nothing moves."""
         return Held([self.held[bundle.name] for bundle in bundles])
 
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Keeps the arrays in place of those before."""
+        """Keeps the arrays in host storage, in place of those before."""
         self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
 
     def hasten(self, deadline: float) -> None:
-        """Does nothing: no write is ever pending."""
+        """Does nothing: no write to host storage is ever pending."""
 
     def holds(self, bundle: Bundle) -> bool:
-        """Returns True: every bundle is in memory."""
+        """Returns True: host storage has every bundle in memory."""
         return True
 
     def starved(self) -> bool:
-        """Returns False: reads take no memory."""
+        """Returns False: reads from host storage take no memory."""
         return False
 
     def settle(self) -> None:
-        """Does nothing: writes are done at once."""
+        """Does nothing: writes to host storage are done at once."""
 
 
 @dataclass(eq=False)
@@ -122,12 +122,12 @@ class _Share:
         return self.future.done() and self.future.exception() is not None
 
     def arrays(self) -> list[Any]:
-        """Returns the arrays, once they have been read."""
+        """Returns the arrays of a shared read from storage, once they have been read."""
         found = self.future.result()
         return self.bundle.arrays({name: found[name].array for name in self.bundle.specs})
 
     def release(self, read: Any) -> None:
-        """Releases the memory of this bundle, of all that were read together."""
+        """Releases a bundle's memory, of all bundles read from storage together."""
         if read.exception() is None:
             for name in self.bundle.specs:
                 read.result()[name].release()
@@ -158,7 +158,7 @@ class StoreHome:
         self._lock = threading.Lock()
 
     def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Starts reading those bundles that are not in memory or being read already."""
+        """Starts reading those bundles from the store that no user has or reads already."""
         with self._lock:
             joined = {b.name: s for b in bundles if (s := self._known(b)) is not None}
             missing = [bundle for bundle in bundles if bundle.name not in joined]
@@ -179,12 +179,12 @@ class StoreHome:
         return _Leased([(joined | asked)[bundle.name] for bundle in bundles], self._let_go)
 
     def _known(self, bundle: Bundle) -> _Share | None:
-        """Returns the pending or held read of a bundle, or None; the lock is held."""
+        """Returns a bundle's pending or held read from the store, or None; the lock is held."""
         share = self._shares.get(bundle.name)
         return None if share is None or share.failed() else share
 
     def _ask(self, bundles: Sequence[Bundle], deadline: float, step: int) -> dict[str, _Share]:
-        """Starts one read of several bundles, which get their memory together; the lock is held."""
+        """Starts one read of several bundles from the store; the lock is held."""
         if not bundles:
             return {}
         start, names = time.perf_counter(), [name for b in bundles for name in b.specs]
@@ -195,7 +195,7 @@ class StoreHome:
     def write(
         self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Copies the arrays to the store's staging memory; they are free again on return."""
+        """Copies the bundles' arrays to the store's staging memory; then they are free again."""
         tensors: dict[str, np.ndarray] = {}
         for bundle, arrays in parts:
             tensors.update(bundle.tensors([view(x) for x in arrays]))
@@ -209,13 +209,13 @@ class StoreHome:
         return [arrays for _, arrays in parts]
 
     def _forget(self, bundles: Iterable[Bundle]) -> None:
-        """Forgets shared reads of bundles, which are not the newest for later users."""
+        """Forgets the store's shared reads of bundles, as newer arrays are in storage."""
         with self._lock:
             for bundle in bundles:
                 self._shares.pop(bundle.name, None)
 
     def _let_go(self, share: _Share) -> None:
-        """Removes one user of a shared read; the last one gives the memory back."""
+        """Removes one user of a bundle's shared read; the last one frees the memory."""
         with self._lock:
             share.users -= 1
             if share.users:
@@ -226,20 +226,20 @@ class StoreHome:
         share.future.add_done_callback(share.release)
 
     def hasten(self, deadline: float) -> None:
-        """Moves pending writes to an earlier deadline."""
+        """Moves the pending writes of bundles to an earlier deadline in the store."""
         self._store.hasten_writes(deadline=deadline)
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether a bundle is being read, or still held."""
+        """Whether a bundle is being read from the store, or still held."""
         with self._lock:
             return self._known(bundle) is not None
 
     def starved(self) -> bool:
-        """Whether reads wait for staging memory that others hold, and no transfer is under way."""
+        """Whether bundles' reads wait for the store's staging memory, without transfers."""
         return self._store.starved()
 
     def settle(self) -> None:
-        """Waits for all writes, and raises the first error of one."""
+        """Waits for all writes of bundles to the store, and raises the first error."""
         with self._lock:
             writes, self._writes = self._writes, []
         for future in writes:
@@ -258,23 +258,23 @@ class Held:
         self._arrays = arrays
 
     def ready(self) -> bool:
-        """Returns True: the arrays are in memory."""
+        """Returns True: the bundles' arrays are in memory."""
         return True
 
     def begun(self) -> bool:
-        """Returns True: the arrays are in memory."""
+        """Returns True: the bundles' arrays are in memory."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` at once."""
+        """Calls ``call`` at once, as the bundles' arrays are in memory."""
         call()
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the arrays."""
+        """Returns the bundles' arrays, which storage had in memory."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """Drops the references to the arrays."""
+        """Drops the references to the bundles' arrays."""
         self._arrays = []
 
 
@@ -306,5 +306,5 @@ class _Leased:
 
 
 def _done(write: Any) -> bool:
-    """Whether a write is done; raises its error if it failed."""
+    """Whether a write to storage is done; raises its error if it failed."""
     return write.done() and write.result() is None

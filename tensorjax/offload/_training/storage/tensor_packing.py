@@ -26,7 +26,7 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
+        """Bytes of the pytree's leaf, which decide whether it is packed."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -75,11 +75,11 @@ class Bundle:
 
     @property
     def staged(self) -> int:
-        """Bytes of staging memory that its tensors take."""
+        """Bytes of staging memory that the bundle's tensors take, packed one included."""
         return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Returns the tensors that hold these arrays; large ones are views, nothing is copied."""
+        """Packs a pytree's arrays into tensors of a store; large ones are views, not copies."""
         found: dict[str, np.ndarray] = {}
         if self._packed in self.specs:
             found[self._packed] = np.zeros(self.specs[self._packed].shape, np.uint8)
@@ -94,7 +94,7 @@ class Bundle:
         return found
 
     def arrays(self, tensors: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Returns the arrays that these tensors hold, as views."""
+        """Unpacks a pytree's arrays from the tensors that hold them, as views."""
         found = []
         for number, leaf in enumerate(self.leaves):
             if number in self._offsets:
@@ -106,11 +106,11 @@ class Bundle:
         return found
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Returns the pytree of these arrays."""
+        """Returns the pytree of the arrays that were packed in tensors."""
         return jax.tree.unflatten(self.tree, list(arrays))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """Checks a pytree against this bundle, and returns its arrays; raises ValueError."""
+        """Checks a pytree to be packed, and returns its arrays; raises ValueError."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.tree:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")

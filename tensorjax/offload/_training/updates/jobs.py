@@ -30,13 +30,13 @@ class Fetched:
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether all that the update needs is in memory."""
+        """Whether all reads of an update job are done and its gradient is there."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Gives the memory of the reads back."""
+        """Gives the memory of an update job's reads back."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -54,7 +54,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[Bundle, list[Any]]]:
-        """Returns the result arrays by bundle, and drops them here."""
+        """Returns the results in an update job's record, by bundle, and drops them there."""
         bundles = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None

@@ -27,9 +27,10 @@ class Shares:
 
 
 def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides the staging memory of reads; an eighth is left free, as leases fragment it.
+    """Divides the read budget, the staging memory, between early parameters and states.
 
-    Parameters are read early only where two of the largest states remain.
+    An eighth is left free, as leases fragment it. Parameters are read early only where two of the
+    largest states remain.
 
     Args:
       store: a `TensorStore`.
@@ -85,7 +86,7 @@ class Ahead:
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:
-        """Whether a state fits beside those that are held, with room for a more urgent one.
+        """Whether reading a state keeps the budget, with room left for a more urgent one.
 
         Args:
           name: of the group.
@@ -98,7 +99,7 @@ class Ahead:
         return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
-        """Whether the states of these groups fit together before their gradients have arrived."""
+        """Whether states read before their gradients have arrived keep the read budget."""
         if self._staging is None:
             return True
         return self._sum(names) <= self._staging

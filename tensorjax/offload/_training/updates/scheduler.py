@@ -70,7 +70,7 @@ class Turns:
     # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """Returns the group whose state to read now, its new version and deadline, or None."""
+        """Picks the group whose state to read now, with its new version and deadline, or None."""
         if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
         coming = self._coming() if self._early else {}
@@ -97,7 +97,7 @@ class Turns:
         return None
 
     def lacking(self) -> str | None:
-        """Returns a group whose state was asked for but whose gradient is in the store, or None."""
+        """Picks a group whose gradient has to be read from the store for its update, or None."""
         for name in self._order():
             fetched = self.fetched.get(name)
             if fetched is None or fetched.whole or fetched.gradient is not None:
@@ -107,7 +107,7 @@ class Turns:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """Returns the most urgent group that can be updated, and whether its results fit.
+        """Picks the most urgent group that can be updated, and tells whether its results fit.
 
         Where they do not, one that is updated in its place, and so gives memory back.
         """
@@ -122,7 +122,7 @@ class Turns:
         return (name, False) if free is None else (free, True)
 
     def _room(self, name: str, let: list[str]) -> bool:
-        """Whether the results of a group fit."""
+        """Whether the scheduler may update a group now, as its results fit beside others."""
         ready = self.ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
@@ -131,11 +131,11 @@ class Turns:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether the stored version of any group is below a given one."""
+        """Whether any group's updates up to a given version are still to be written."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Returns a group whose state is held for a gradient that cannot come now, or None.
+        """Picks a state to give up that is held for a gradient that cannot come now, or None.
 
         None where an update can be made.
         """
@@ -144,7 +144,7 @@ class Turns:
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Returns the least urgent group whose state holds memory, or None."""
+        """Picks a state in memory to give up: that of the least urgent group, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
@@ -153,7 +153,7 @@ class Turns:
     # Parts of these decisions, from the attributes.
 
     def _first(self, there: list[str]) -> str:
-        """Picks the group to update: the most urgent, or that which held memory longest."""
+        """Picks the next group to update: the most urgent, or that which held memory longest."""
         if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
             return there[0]
         # None is needed soon: the one that has held its memory longest, which others wait for.
@@ -162,7 +162,7 @@ class Turns:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Returns the groups in the order in which their states should be read."""
+        """Returns the groups in the order in which their states should be read for updates."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -177,14 +177,14 @@ class Turns:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Returns the groups with a gradient that neither the gate nor a commit holds back."""
+        """Returns the groups to be updated that neither the gate nor a commit holds back."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns the groups whose gradients are still to come and whose states can be read."""
+        """Schedules early reads: groups with gradients to come whose states can be read."""
         found: dict[str, tuple[int, float]] = {}
         for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:
@@ -193,16 +193,16 @@ class Turns:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Returns the groups whose gradients are still to come and that are more urgent."""
+        """Returns the more urgent groups to update whose gradients are still to come."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Whether a state has not been asked for, and the update before has been written."""
+        """Whether the scheduler may ask for a state, as the update before has been written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether a state may be read before its gradient has come, or before the gate is open."""
+        """Whether a state may be read before its group's turn to be updated can come."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

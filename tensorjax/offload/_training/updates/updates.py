@@ -108,7 +108,7 @@ class Updater:
             thread.start()
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces the order in which gradients will come, with versions and deadlines.
+        """Announces the order in which gradients for updates will come, with deadlines.
 
         Gated ones wait for `release`.
         """
@@ -143,7 +143,7 @@ class Updater:
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Accepts the gradient of a group, whose update makes its parameters those of ``version``.
+        """Accepts a group's gradient for the update that makes its parameters ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -172,20 +172,20 @@ class Updater:
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Records the peaks of memory; the lock is held."""
+        """Records the peaks of memory that updates take; the lock is held."""
         results = self._turns.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient has to wait for memory that others use; the lock is held."""
+        """Whether a gradient has to wait until other updates free memory; the lock is held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Returns the group whose gradient should move to the store, or None; the lock is held."""
+        """Returns the updater's gradient that should move to the store; the lock is held."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -199,7 +199,7 @@ class Updater:
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient to the store; the lock is released during the write."""
+        """Writes a gradient that waits for its update to the store, with the lock released."""
         assert self._spill is not None
         ready, bundle = self._turns.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._turns.fetched.pop(name, None)) is not None:
@@ -218,7 +218,7 @@ class Updater:
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until all gradients offered have been applied and the results written."""
+        """Waits until the updates of all gradients offered are made and written."""
         with self._lock:
             while self._turns.ready or self._turns.unwritten or self._spilling:
                 self._raise()
@@ -228,7 +228,7 @@ class Updater:
             home.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until a version of all groups has been written, while later ones are held back.
+        """Waits until all updates up to a version are written; later ones are held back.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -239,13 +239,13 @@ class Updater:
             self._raise()
 
     def fail(self, error: BaseException) -> None:
-        """Makes all calls that wait here raise."""
+        """Makes all calls that wait for updates raise."""
         with self._lock:
             self._error = self._error or error
             self._cond.notify_all()
 
     def close(self) -> None:
-        """Ends the threads; updates that were not made are lost, so `settle` first."""
+        """Ends the update threads; updates not made are lost, so `settle` first."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -273,12 +273,12 @@ class Updater:
             self._failed(error)
 
     def _read_all(self) -> None:
-        """Thread: starts reads of states and of gradients in the store, also during an update."""
+        """Thread: starts reads of states and of stored gradients for the next updates."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Starts the next read, once there is one to make; returns None at the end."""
+        """Starts the next read of the updater's thread; returns None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._turns.lacking()) is not None:
@@ -301,7 +301,7 @@ class Updater:
         return None
 
     def _give_way(self) -> None:
-        """Releases a state, to be read again, where all reads wait for memory that others hold.
+        """Releases a state read for an update where all reads wait for memory of others.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -318,19 +318,19 @@ class Updater:
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether a gradient is read with the state, so that both get their memory together."""
+        """Whether an update's gradient is read with the state, in memory got together."""
         here = self._groups[name].home is self._spill
         return self._together and here and self._turns.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Thread: updates one group at a time."""
+        """Thread: updates one group at a time on the host."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """Waits for the next group to update, and returns it with its state; None at the end."""
+        """Waits for the next group to update; returns it with its state; None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._turns.able()
@@ -374,7 +374,7 @@ class Updater:
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """Computes new parameters and state, and cast parameters for the device if needed."""
+        """Computes an update's new parameters and state, and parameters for the device."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -417,7 +417,7 @@ class Updater:
         return ready
 
     def _bound_spare(self) -> None:
-        """Drops memory kept for reuse where it and the results would exceed the bound."""
+        """Drops memory kept for updates' results where it would exceed the bound."""
         total = self._turns.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
@@ -427,7 +427,7 @@ class Updater:
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Thread: writes results to their storage, and keeps memory that comes back for reuse."""
+        """Thread: writes update results to storage, and keeps memory for the next ones."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:
