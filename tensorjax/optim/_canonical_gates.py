@@ -147,13 +147,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the relative singular value below which all is rounding error of the cores."""
+    """Returns the singular value, relative, below which canonical gates are rounding error."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns a gate of ones where singular values exceed rounding error; the first always."""
+    """Returns a canonical gate of ones where singular values exceed roundoff; the first always."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Completes the shapes of a map: factors an int, keeps a sequence.
+    """Completes a map's shapes: factors an int into balanced modes, keeps a sequence.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Permutes ``free`` so that its largest factor meets the smallest of ``fixed``."""
+    """Permutes the factors ``free`` so that the largest meets the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -117,7 +117,10 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists divisors by trial division; a cofactor of primes above 10⁶ counts as a prime."""
+    """Lists divisors of a size to factor, by trial division.
+
+    A cofactor of primes above 10⁶ counts as a prime.
+    """
     out, rest = [1], size
     for p in itertools.chain((2,), range(3, _LARGEST_TRIAL_DIVISOR, 2)):
         if p * p > rest:

@@ -47,7 +47,7 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """Rounds a count up to two leading bits and then zeros, or up to 256."""
+    """Rounds a count of nonzeros up to two leading bits and then zeros, or up to 256."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 
@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes columns of the map, one in each row of the result (columns, M).
+    """Computes the map's columns that meet nonzeros, one in each row of (columns, M).
 
     Args:
       p: the map.
@@ -141,7 +141,7 @@ def _kronecker(p: Kronecker, digits: jax.Array) -> jax.Array:
 
 
 def _sparse(p: Sparse, flat: jax.Array) -> jax.Array:
-    """Looks up entries of a sparse map by bisection of its sorted indices."""
+    """Looks up entries of a sparse map at nonzeros by bisection of its sorted indices."""
     starts = jnp.arange(p.out_size, dtype=jnp.int32) * p.in_size
     wanted = starts[None] + flat[:, None]
     place = jnp.minimum(jnp.searchsorted(p.index, wanted), p.index.shape[0] - 1)
