@@ -69,33 +69,33 @@ class Gates:
 
     @classmethod
     def of(cls, layout: Layout) -> "Gates":
-        """Builds the index of the gates of a layout."""
+        """Builds the index of the gates of a layout, to choose which to prune."""
         lengths = [n for layer in layout.layers for n in layer.ranks]
         owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
         bonds = np.repeat(np.arange(len(lengths)), lengths)
         return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
 
     def join(self, gates: Sequence[jax.Array]) -> jax.Array:
-        """Concatenates the gates, in their widest dtype and at least single precision."""
+        """Concatenates the gates, for pruning, in their widest dtype, float32 at least."""
         dtype = widest(jnp.float32, *gates)
         return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
 
     def split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits a joined vector of gates into one vector per bond."""
+        """Splits a joined vector of gates, for pruning, into one vector per bond."""
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
-        """Repeats one value per bond for all entries of the bond's gate."""
+        """Repeats one value per bond, for pruning, for all entries of the bond's gate."""
         return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
-        """Sums the entries of a joined vector of gates bond by bond, in single precision."""
+        """Sums a joined vector of gates bond by bond, for pruning, in single precision."""
         sums = jnp.zeros((len(self.lengths),), jnp.float32)
         return sums.at[self.bonds].add(flat.astype(jnp.float32))
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
-        """Marks the largest live gate of every bond, the first of equal ones."""
+        """Marks, for pruning, the largest live gate of every bond, the first of equal ones."""
         count = len(self.lengths)
         shown = jnp.where(live, flat, -jnp.inf)
         peak = jnp.full((count,), -jnp.inf, flat.dtype).at[self.bonds].max(shown)
@@ -119,7 +119,7 @@ def doomed(
     frozen: jax.Array,
     most: jax.Array | None = None,
 ) -> jax.Array:
-    """Marks the gates to set to zero in this step.
+    """Marks the gates to prune, that is to set to zero, in this step.
 
     Args:
       gates: where they are.

@@ -99,7 +99,7 @@ def shrink(
 def _cuts(
     layout: Layout, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
 ) -> dict[int, Cut]:
-    """Returns the indices of live gates to keep, per axis, of every leaf of the gated layers."""
+    """Returns the live indices that a shrink keeps, per axis, of every leaf of gated layers."""
     cuts: dict[int, Cut] = {}
     for layer in layout.layers:
         kept = _kept(layer, leaves, threshold, bucket, keep_one)
@@ -135,7 +135,7 @@ def _kept(
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes on which indices of dead gates would be dropped."""
+    """Selects the axes on which a shrink would drop indices."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -187,7 +187,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Drops dead indices of an array with its parameter's shape; others stay as they are."""
+    """Shrinks an array of its parameter's shape by dead indices; others stay as they are."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -196,7 +196,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Drops dead indices of one optimiser moment; raises ValueError for an unknown layout."""
+    """Shrinks one optimiser moment by dead indices; raises ValueError for an unknown layout."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])

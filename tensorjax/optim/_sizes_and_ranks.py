@@ -151,7 +151,7 @@ def concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: Any) -> Any:
-    """Labels every parameter "core", "gate" or "dense", in the same tree.
+    """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::

@@ -187,13 +187,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether by the state the average exceeds target and best of the stage by more than noise."""
+    """Whether the state's average loss exceeds target and best of the stage by more than noise."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns from the state whether cuts have ended, and a message on the last undone; or None."""
+    """Returns, by the state, whether cuts have ended, and a message on the last undone; or None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def gates(self) -> tuple[int, ...]:
-        """Positions of all gates among the leaves, layer by layer."""
+        """Positions of the gates of all tensorised layers among the leaves, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
 
@@ -105,7 +105,7 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a tree to normalised paths (see `tokens`), leaves and structure."""
+    """Flattens a parameter tree to normalised paths (see `tokens`), leaves and structure."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
 

@@ -184,7 +184,7 @@ class Step:
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """Updates the dead gates by the verdict on the last cut: undone, kept, or still on trial.
+        """Applies, in the update, the verdict on the last cut: undone, kept, or still on trial.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
@@ -288,7 +288,7 @@ class Step:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Checks whether an array of moves has a nonzero entry; False for integer arrays."""
+    """Checks whether an array of the update has a nonzero entry; False for integer arrays."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 

@@ -141,7 +141,7 @@ def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies the joined blocks of x by w, passing one block at a time around a ring.
+    """Multiplies joined blocks of x by w, passing one block at a time around a ring of devices.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

@@ -75,12 +75,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Total bytes of the program: arguments, temporary, outputs, less aliased buffers."""
+        """Total bytes of the compiled program: arguments, temporary, outputs, less aliased."""
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 
 def memory(compiled: Any) -> Memory:
-    """Returns the bytes per device that a compiled program needs, as XLA has laid them out.
+    """Returns a compiled program's memory, in bytes per device, as XLA has laid it out.
 
     The peak that XLA states is not used: on CPU it has been below the temporary bytes alone.
 
@@ -106,7 +106,7 @@ def memory(compiled: Any) -> Memory:
 
 
 def traffic(compiled: Any) -> Traffic:
-    """Counts the traffic of a compiled program: bytes that each device sends in one run.
+    """Counts the traffic of a compiled program's HLO: bytes that each device sends in one run.
 
     Counted are ring algorithms, with p devices in a group:
 

@@ -169,7 +169,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a linear layer that widens x; this device gets its columns of the output.
+        """Applies the layout's linear layer that widens x; this device gets its output columns.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -208,7 +208,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a linear layer that brings the output of `column` back to the width of x.
+        """Applies the layout's linear layer that brings `column`'s output back to the width of x.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -232,7 +232,7 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Checks whether the layout splits a tensor-train layer by modes, as it does features."""
+        """Checks whether the layout splits a linear layer by tensor-train modes, as features."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
@@ -311,7 +311,7 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers the logits over the vocabulary, for this device's batch, without the padding."""
+        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded."""
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
@@ -361,7 +361,7 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies x by w of a linear layer, which has all rows and this device's columns."""
+        """Multiplies x by a linear layer's w, which has all rows and this device's columns."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:

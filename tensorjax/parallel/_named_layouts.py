@@ -93,7 +93,7 @@ def Summa(
 
 
 def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
-    """Returns a layout by its name.
+    """Returns a parallel layout by its name.
 
     Args:
       name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),

@@ -80,32 +80,32 @@ class Placing:
 
     @property
     def batch(self) -> Axes:
-        """Mesh axes that split the batch."""
+        """Mesh axes that shard the batch."""
         return self._of("batch")
 
     @property
     def length(self) -> Axes:
-        """Mesh axes that split the sequence length between linear layers."""
+        """Mesh axes that shard the sequence length between linear layers."""
         return self._of("length")
 
     @property
     def features(self) -> Axes:
-        """Mesh axes that split the features between linear layers."""
+        """Mesh axes that shard the features between linear layers."""
         return self._of("features")
 
     @property
     def wide(self) -> Axes:
-        """Mesh axes that split the wide side of weights (MLP, heads, vocabulary)."""
+        """Mesh axes that shard the wide side of weights (MLP, heads, vocabulary)."""
         return self._of("mlp")
 
     @property
     def stored(self) -> Axes:
-        """Mesh axes over which weights are stored in blocks, and gathered for use."""
+        """Mesh axes over which weights are sharded in storage, and gathered for use."""
         return self._of("embed")
 
     @property
     def vector(self) -> Axes:
-        """Mesh axes that split vectors over the features."""
+        """Mesh axes that shard vectors over the features."""
         return (*self.wide, *self.stored)
 
     @property
@@ -120,7 +120,7 @@ class Placing:
     # Sharding of parameters and data.
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns the `PartitionSpec` of a parameter, from the names of its axes.
+        """Returns a parameter's `PartitionSpec` by the sharding rules, from its axes' names.
 
         Args:
           axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
@@ -147,7 +147,7 @@ class Placing:
         return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
 
     def data_spec(self, *axes: str) -> PartitionSpec:
-        """Returns the `PartitionSpec` of data: tokens (batch, length), or arrays by axis names.
+        """Returns the rules' `PartitionSpec` of data: tokens (batch, length), or by axis names.
 
         Args:
           axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
@@ -158,7 +158,7 @@ class Placing:
         return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
 
     def x_spec(self) -> PartitionSpec:
-        """Returns the `PartitionSpec` of x (batch, length, embed) between linear layers."""
+        """Returns the rules' `PartitionSpec` of x (batch, length, embed) between linear layers."""
         return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
 
     def padded(self, axis: str, size: int) -> int:

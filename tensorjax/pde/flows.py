@@ -97,7 +97,7 @@ class Flowed(Problem):
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds the operators of w in flowing coordinates at t; affine map the identity.
+        """Builds the operators of w in flowing coordinates at t; the map must be the identity.
 
         Linear motions are fields of degree one.
 
@@ -134,7 +134,7 @@ class Flowed(Problem):
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
-        """Approximates F − K ∇λ and the upper triangle of K along the flow by trains, no g."""
+        """Approximates F − K ∇λ and K's upper triangle, along a flow, by trains, without g."""
         if t not in self._known:
             times = [k for k in self._known if k != "points"]
             for old in times[: len(times) + 1 - _KEPT]:

@@ -266,7 +266,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks a solution's v, map and box; one dtype, on the host unless traced."""
+    """Checks v, map and box for a physical quantity; one dtype, on the host unless traced."""
     single("v", v, TT, host=False)
     if v.shape != box.shape:
         raise ValueError(f"v: expected shape {box.shape}, that of the box, got {v.shape}")
@@ -278,7 +278,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
-    """Contracts the solution v with products of rows (m, n_k) over the grid, for every m."""
+    """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         r, n, s = core.shape
@@ -324,7 +324,7 @@ def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray
 def _window(
     map: AffineMap, box: Box, axes: Sequence[int], mean: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns centre and width, for each axis of a marginal, to hold the solution."""
+    """Returns centre and width on each axis, for marginals, of an interval with the solution."""
     back = np.linalg.inv(map.matrix)[list(axes)]
     middle = np.asarray([(a.low + a.high) / 2 for a in box.axes])
     image = back @ (middle - map.shift), np.abs(back) @ [a.length for a in box.axes]
@@ -336,7 +336,7 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns each axis' highest frequency that marginals can take from it without aliasing."""
+    """Returns the highest frequency, for marginals, that each grid axis resolves, not aliased."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 

@@ -36,7 +36,7 @@ def serves(p: Any, x: Any) -> bool:
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects rows of x to (…, M) by NumPy on the host, and checks that the result is finite."""
+    """Projects rows of x to (…, M) by NumPy on the host; also whether the result is finite."""
     rows = np.asarray(x).reshape(math.prod(lead), -1)
     with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):

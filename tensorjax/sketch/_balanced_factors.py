@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Factors N into ``order`` modes, ascending: exactly if these are balanced, else padded.
+    """Factors N into ``order`` modes, ascending: exact factors if balanced, else padded.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Returns exact factors of ``size``, each the divisor closest to an equal share."""
+    """Returns exact factors of ``size``, balanced: each is the divisor nearest an equal share."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal factors whose product is ``size`` or little more."""
+    """Returns balanced (near-equal) factors whose product is ``size`` or little more."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists descending near-equal factors whose product is ``size`` or little more."""
+    """Lists descending, balanced factors whose product is ``size`` or little more."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)

@@ -55,7 +55,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
 
 
 def merge(cores: list[jax.Array]) -> jax.Array:
-    """Multiplies neighbouring TT-matrix cores (r, m, n, r') into one wide matrix core."""
+    """Multiplies neighbouring TT-matrix cores (r, m, n, r') into one for dense input."""
     out = cores[0]
     for core in cores[1:]:
         out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
@@ -172,7 +172,7 @@ def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
 
 
 def row_matrix(p: TTRows | CPRows) -> jax.Array:
-    """Multiplies the rows of the map out to a dense matrix (M, ∏ n_k)."""
+    """Multiplies the rows of a map, for dense x, out to a dense matrix (M, ∏ n_k)."""
     if len(p.in_shape) == 1:
         return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
     left, right = halves(p, len(p.in_shape) - 1)
@@ -188,7 +188,7 @@ def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
-    """Multiplies out a map's modes start … stop − 1: (M, T, modes), or (M, bond, modes, bond)."""
+    """Multiplies out some modes of a map for dense x: (M, T, modes), or (M, bond, modes, bond)."""
     if isinstance(p, CPRows):
         out = p.factors[start]
         if start == 0:

@@ -30,7 +30,7 @@ PAIRING = (0, 0, 1, 2, 3)
 
 
 def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
-    """Builds an automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
+    """Builds the moments' automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
 
     Returns:
       d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
@@ -82,7 +82,7 @@ def start() -> np.ndarray:
 
 
 def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float) -> float:
-    """Computes the moment sum Var ‖f(x)‖² / ‖x‖⁴ if every pairing of copies of x gives ‖x‖⁴.
+    """Computes Var ‖f(x)‖² / ‖x‖⁴ by fourth moments if every pairing of copies of x gives ‖x‖⁴.
 
     For Δ = 3 this is the variance at any rank-one x, and the largest one over all x.
     """
@@ -99,7 +99,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands Var ‖f(x)‖² as Σ weight · ⟨x⊗x⊗x⊗x, pattern⟩, one pairing per mode.
+    """Expands Var ‖f(x)‖² by fourth moments, Σ weight · ⟨x⊗x⊗x⊗x, pattern⟩, a pairing per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

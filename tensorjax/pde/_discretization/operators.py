@@ -145,7 +145,7 @@ def _states(
 
 
 def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an operator's core, of coupled pairs of axes (k, j) that start at k."""
+    """Sets the entries, in an affine operator's core, of axis pairs (k, j) that start at k."""
     if after.left:
         core.put(0, D, after.d(k), 1.0)
         if kinds[0]:
@@ -159,7 +159,7 @@ def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) ->
 
 
 def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an operator's core, of pairs that neither start nor end here."""
+    """Sets the entries, in an affine operator's core, of pairs that neither start nor end here."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
         core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
@@ -174,7 +174,7 @@ def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: A
 
 
 def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an operator's core, of coupled pairs of axes (i, k) that end at k."""
+    """Sets the entries, in an affine operator's core, of axis pairs (i, k) that end at k."""
     if not before.left:
         core.put(before.d(k), D, -1, 1.0)
         if kinds[0]:

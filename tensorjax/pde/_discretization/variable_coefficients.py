@@ -60,7 +60,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds the cores of a ridge function of w·y from a start vector and a core per w_k y_k."""
+    """Builds a coefficient's cores, function of w·y, from a start vector and a core per w_k y_k."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -75,7 +75,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns the first and last axis on which a ridge function depends; all if w is traced."""
+    """Returns the first and last axis on which a coefficient of w·y depends; all if w is traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -92,12 +92,12 @@ def times(a: Cores, b: Cores) -> Cores:
 
 
 def multiplication(cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m v that multiplies by a coefficient m, from its cores."""
+    """Builds the operator v ↦ m v that multiplies by a variable coefficient m, from its cores."""
     return TTMatrix._unchecked(tuple(_diagonal(c) for c in cores))
 
 
 def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ a·∇(m v) with coefficient m, of TT-rank 2 r for m of rank r.
+    """Builds the operator v ↦ a·∇(m v), m a variable coefficient of rank r, of TT-rank 2 r.
 
     What it gives sums to zero over a Fourier grid, as a divergence should.
     """
@@ -105,7 +105,7 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m a·∇v with coefficient m, of TT-rank 2 r for m of rank r."""
+    """Builds the operator v ↦ m a·∇v, m a variable coefficient of rank r, of TT-rank 2 r."""
     return _directed(box, direction, cores, lambda d1, m: d1[None, :, :, None] * m[:, :, None, :])
 
 

@@ -82,13 +82,13 @@ def applied(point: Point, links: Sequence[Link]) -> Family:
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Computes the bond-wise parts of an arbitrary train."""
+    """Computes the bond-wise parts of an arbitrary train at a point."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns the matrix K that passes the states of a bond-wise sum on, (1, rows, columns)."""
+    """Returns the matrix K that passes on the states of a bond-wise sum, (1, rows, columns)."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -175,7 +175,7 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns the left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, at every bond: (r n, s j)."""
+    """Returns bond-wise left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, each (r n, s j)."""
     out = []
     for u, seen, inside in zip(point.left, family.seen, family.inside, strict=True):
         flat = seen.reshape(len(seen), -1)
@@ -184,7 +184,7 @@ def outside(point: Point, family: Family) -> list[np.ndarray]:
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes Gram matrices of the right parts orthogonal to V_{>p}, at every bond.
+    """Computes Gram matrices of bond-wise right parts orthogonal to V_{>p}, at every bond.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -201,7 +201,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Transfers a Gram matrix (s, j, s', j') of right parts from one bond to that on its left."""
+    """Transfers a Gram matrix (s, j, s', j') of bond-wise right parts to the bond on the left."""
     (ka, ba), (kb, bb) = a, b
     (t, ja, n, pa), (u, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

@@ -100,7 +100,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Returns the ranks of a canonical form at error ``tol``, shared equally among bonds."""
+    """Returns a canonical form's ranks for relative error ``tol``, shared equally among bonds."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)
@@ -128,7 +128,7 @@ def leading(point: Point, ranks: tuple[int, ...]) -> Point:
 
 
 def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates all bonds of a canonical form to leading singular vectors, bases orthogonal.
+    """Truncates a canonical form to every bond's leading singular vectors, bases orthogonal.
 
     The projections on leading left singular vectors commute with each other, and so what goes is no
     more than what a truncation bond by bond would leave out.

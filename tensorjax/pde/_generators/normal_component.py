@@ -56,7 +56,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Lists the motions of d modes, y_k ∂_j v, whose normal component counts; or ∂_a ∂_b v too."""
+    """Lists the motions y_k ∂_j v of d modes, for normal components; with ∂_a ∂_b v or without."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -69,7 +69,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the motions normal at bond p, modes on both sides of it, and their state indices."""
+    """Returns the motions on both sides of bond p, for normal components, and state indices."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -91,7 +91,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Computes the tensors with ∂ or y on one mode, and their parts normal to the left bases."""
+    """Computes tensors with ∂ or y on one mode, and what enters their normal components."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
@@ -240,7 +240,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Computes Q without its affine part, bond by bond, for the normal component at a point."""
+    """Computes the bond-wise parts of Q but its affine part, for its normal component."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))
@@ -250,7 +250,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Returns the coefficients of Q's affine part in the `motions` of the quadratic form."""
+    """Returns the coefficients of Q's affine part in all `motions` of the normal component."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -265,12 +265,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the variables of the quadratic form: Σ (d, d) off the diagonal, row by row."""
+    """Returns the variables of the normal component's form: Σ off its diagonal, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds Σ (d, d) of zero diagonal from the variables of the quadratic form."""
+    """Builds Σ (d, d) of zero diagonal from the variables of the normal component's form."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

@@ -48,7 +48,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
 def _one_side(
     out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
 ) -> None:
-    """Adds traces, of pairs left of every bond, to the gradient of the nuclear norms."""
+    """Adds traces of operator pairs left of every bond to the gradient of nuclear norms."""
     one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
     where: list[tuple[int, int, int, int]] = []
     for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):

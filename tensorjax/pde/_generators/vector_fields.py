@@ -119,7 +119,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes Gram matrix, load and energy of the least squares for the vector fields' rates."""
+    """Computes Gram matrix, load and energy of the least squares for vector fields' rates."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)

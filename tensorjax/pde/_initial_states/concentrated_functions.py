@@ -83,7 +83,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds cores from sampled points by interpolation; flags too few samples for the ranks."""
+    """Builds a concentrated function's cores by interpolative decomposition; flags few samples."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -99,7 +99,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Weights columns of sampled values by norm to the power −p: all powers count equally."""
+    """Weights a concentrated function's columns by norm^(−p), so that all powers count equally."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -122,7 +122,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of sampled values ``a``, and X with a ≈ X a[rows] to relative error ``tol``."""
+    """Selects rows of a concentrated function's samples ``a``; X with a ≈ X a[rows] to ``tol``."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -149,7 +149,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns a function that evaluates a train at all pairs of sampled left and right indices."""
+    """Returns an evaluator of a concentrated function's train at all left and right index pairs."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first cores of a train at sampled multi-indices (m, k): (m, r)."""
+    """Multiplies a concentrated function's first cores at multi-indices (m, k): (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -168,7 +168,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns powers of |f|² to sample from, up to one that reaches far enough.
+    """Returns powers of |f|² as densities to sample a concentrated f from, wide enough for ``tol``.
 
     Their densities reach to where a Gaussian is ``tol`` of its peak.
     """

@@ -16,7 +16,7 @@ from tensorjax.tt import _numpy_arithmetic as hosted
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
-    """Approximates a function by its values on a box, by cross approximation; also (m, c)."""
+    """Approximates a function by values on a box, by cross approximation; components allowed."""
     tol = max(tol, 10 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
     key = jax.random.key(seed)
     train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)

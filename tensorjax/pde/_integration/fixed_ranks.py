@@ -350,7 +350,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Tabulates map and motion at start, middle and end of every fixed-rank step; the last map."""
+    """Tabulates map and motion at start, middle, end of each fixed-rank step; also the last map."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []

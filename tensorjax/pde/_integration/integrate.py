@@ -234,7 +234,7 @@ class Replay:
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
 
     def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns Σ and β of the integration that is replayed at a time, or at its ends."""
+        """Returns Σ and β of the replayed integration at a time; outside it, those at its ends."""
         k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
         near = min(k + 1, len(self._times) - 1)
         span = self._times[near] - self._times[k]

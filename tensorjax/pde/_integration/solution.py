@@ -153,7 +153,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """Explanation, with advice, of why the solution is partial; empty if successful."""
+        """Explanation, in the solution, of a failure, with advice; empty if successful."""
         if self._result is not None:
             return self._message
         result = self.result

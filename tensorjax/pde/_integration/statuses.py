@@ -53,7 +53,7 @@ class Stopped(NamedTuple):
 
 
 def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
-    """Builds the stop status for an error raised by the right side or the generator."""
+    """Builds the status of a run that an error of the right side or the generator stops."""
     text = f"at t = {t:g} the right side or the generator failed ({error})"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
         return Stopped(Result.not_finite, f"{text}: try a smaller dt")
@@ -66,7 +66,7 @@ def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
 
 
 def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
-    """Diagnoses a step before it is accepted; returns the stop status, or None."""
+    """Diagnoses a step before it is accepted; returns the status that stops the run, or None."""
     t = at.path.t
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
@@ -119,7 +119,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Whether the status is failure by box or resolution, and whether by resolution."""
+    """Whether box or resolution fails, and whether it is the latter, for a status; arrays too."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)

@@ -14,7 +14,7 @@ _TERMS = 16
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """Solves ẏ = f(y) for characteristics up to time t, by midpoint steps halved to convergence.
+    """Solves for characteristics ẏ = f(y) up to t by extrapolated midpoint, halved to converge.
 
     Args:
       f: maps (m, k) to (m, k).
@@ -95,7 +95,7 @@ class Flow(NamedTuple):
 
 
 def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
-    """Computes the flow of dx = (A x + b) dt + √(2D) dW over a time t, by repeated doubling.
+    """Computes the flow of a linear SDE, dx = (A x + b) dt + √(2D) dW, over t, by doubling.
 
     F = exp(A t), g = ∫ exp(A s) b ds, Q = ∫ exp(A s) 2D exp(Aᵀ s) ds from 0 to t: A may be singular
     or unstable. A negative t is for D = 0 only.

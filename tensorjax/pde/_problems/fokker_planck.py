@@ -103,7 +103,7 @@ class FokkerPlanck(Problem):
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the Fokker–Planck solution, or None if both D and f are set.
+        """Evaluates the exact Fokker–Planck solution, or None if both D and f are set.
 
         With D = 0 it follows characteristics, to about 1e-10.
         """
@@ -123,7 +123,7 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance by Fokker–Planck at t; None unless f is zero."""
+        """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero."""
         return None if self.field else self._linear().moments(t)
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
@@ -139,7 +139,7 @@ class FokkerPlanck(Problem):
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: Any, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Simulates dx = (A x + b + f(x)) dt + √(2D) dW up to time t by Heun's method.
+        """Simulates Fokker–Planck paths dx = (A x + b + f(x)) dt + √(2D) dW to t by Heun's method.
 
         Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)
         and with 1/√count.

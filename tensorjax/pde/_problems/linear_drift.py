@@ -37,7 +37,10 @@ class _Linear(Problem):
         )
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds linear drift's −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v."""
+        """Builds the right side Q_y(v) of a problem with linear drift A x + b.
+
+        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
+        """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: Any) -> np.ndarray:
@@ -52,7 +55,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the solution under linear drift; None for a `Function` with diffusion.
+        """Evaluates the exact solution under linear drift; None for a `Function` with diffusion.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -65,7 +68,7 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance under linear drift at t; Gaussians and mixtures."""
+        """Returns mass, mean and covariance under linear drift at t, of Gaussians and mixtures."""
         if isinstance(self.start, Function):
             return None
         return self.start.moved(self.flow(t)).moments()

@@ -44,11 +44,11 @@ class RightSide:
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Returns the terms of Q_y(v) but the reaction, for `tt.linear_combination`."""
+        """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`."""
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
-        """Returns the right side Q_y(v) − (Σ y + β)·∇v in coordinates with ẏ = Σ y + β.
+        """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v where ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
         """
@@ -110,7 +110,7 @@ class Problem(abc.ABC):
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Computes the cores of the problem's `initial`, in double precision on the host."""
+        """Computes the cores of the problem's initial state, in double precision on the host."""
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
         return self.start.cores(self.box, map, tol)
@@ -186,7 +186,7 @@ def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
 
 
 def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    """Checks a problem's coefficient of this shape; a float64 array unless traced."""
+    """Checks a problem's coefficient for its shape; returns a float64 array unless traced."""
     value = value if _check.is_traced(value) else np.asarray(value, np.float64)
     if value.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
@@ -195,7 +195,7 @@ def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Checks that a problem's D is symmetric positive semidefinite; expands a scalar."""
+    """Checks that a problem's diffusion is symmetric positive semidefinite; expands a scalar."""
     if value is None:
         return None
     if np.ndim(value) == 0:

@@ -123,7 +123,7 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds advection (Γ f)·∇v, diffusion, and reaction p v + R(v) + g, in y.
+        """Builds the right side Q_y(v) of an advection–diffusion–reaction equation.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
         """
@@ -150,7 +150,7 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the reaction's solution, in closed form or on characteristics.
+        """Evaluates the reaction equation's exact solution, closed or by characteristics.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
@@ -167,7 +167,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance at t; reaction R linear, σ constant."""
+        """Returns a reaction equation's mass, mean, covariance; R linear, σ constant."""
         growth = self._linear_growth()
         if growth is None or self.source is not None or self._variable:
             return None
@@ -175,7 +175,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the reaction's exact solution, if known."""
+        """Draws points (count, d) from the reaction equation's exact solution, if known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
 
@@ -183,7 +183,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
-        """Returns the reaction's growth rate c₁ − tr A if f is affine, R linear."""
+        """Returns the reaction's growth rate c₁ − tr A if f is affine and R linear."""
         if self.velocity or self.potential or self._function:
             return None
         if any(c for k, c in enumerate(self._polynomial) if k != 1):
@@ -192,7 +192,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns the Fokker–Planck problem with drift −f, without reaction.
+        """Returns the reaction equation's Fokker–Planck problem, with drift −f.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -210,7 +210,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Solves the reaction on characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
+        """Solves the reaction equation on characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -237,7 +237,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._known.get(map, self.box, self.tol, summed)
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
-        """Returns the nonlinear part of the reaction R of trains, or None."""
+        """Returns the nonlinear part of the reaction R, a function of trains, or None."""
         if self._function is not None:
             return self._by_entries
         return self._by_products if any(self._polynomial[2:]) else None
@@ -254,7 +254,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits the diffusion's σ into a constant and terms with matrices; checks signs."""
+    """Splits a reaction equation's σ into a constant and terms with matrices; checks signs."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -289,7 +289,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes and rounds a reaction's Σ w x∘y; products, of multiplied ranks, are not built."""
+    """Computes and rounds a reaction's Σ w x∘y without the products, whose ranks multiply."""
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]
     modes = [c.shape[1] for c in pairs[0][0]]
     if len(modes) == 1:

@@ -51,7 +51,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """Traces a function to compile once; a program, and the constants it closed over."""
+    """Traces a function to be compiled once: its program, and the constants it closed over."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)

@@ -133,7 +133,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Makes one classical Runge–Kutta step of a core's or bond's equation ẋ = f(x)."""
+    """Makes one Runge–Kutta step of ẋ = f(x), a splitting or BUG step's core or bond equation."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -142,7 +142,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Widens the bases of v before a splitting or BUG step by those of the slope, weight zero."""
+    """Widens v's bases, before a splitting or BUG step, by those of the slope, with weight zero."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
@@ -153,7 +153,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
 def _begun(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
 ) -> tuple[_Parts, Cores]:
-    """Prepares a basis-updating step: right side at its middle, reaction frozen; widened v."""
+    """Begins a splitting or BUG step: right side at its middle, reaction frozen; widened v."""
     rates = at(0.5)
     if not rates.linear:
         terms = rates.terms(v, STAGE * trim.tol)
@@ -165,7 +165,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the interfaces (environments) right of core k, for all k, before a sweep."""
+    """Computes the splitting's interfaces (environments) right of core k, for all k."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -175,7 +175,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
-    """Truncates after a basis-updating step, and estimates its error by the trapezoidal defect."""
+    """Ends a splitting or BUG step: truncates, estimates the error by the trapezoidal defect."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)

@@ -37,7 +37,7 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """Computes a term's sketch (w, r) of a bond from the one right of it; ω is (n, w)."""
+        """Computes the sketch (w, r) of a sum's term at a bond from the next one; ω is (n, w)."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
@@ -120,7 +120,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Rounds Σ w_i t_i to the error ``tol``, relative to the norm of the sum or to ``scale``.
+    """Rounds a sum Σ w_i t_i to the error ``tol``, relative to its norm or to ``scale``.
 
     Args:
       terms: of the same modes.
@@ -239,7 +239,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix for rounding, by way of its triangular factor."""
+    """Computes the SVD of a wide matrix for rounding a sum, by way of its triangular factor."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     q, r = np.linalg.qr(a.T)

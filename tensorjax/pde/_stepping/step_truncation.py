@@ -180,7 +180,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds a step's Σ w t + by · (sum of the terms of a rate)."""
+    """Rounds a step's stage, Σ w t + by · (sum of the terms of a rate)."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -260,7 +260,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes the Adams–Bashforth weights of past slopes over [t, t + dt], over dt."""
+    """Computes an Adams–Bashforth step's weights of past slopes over [t, t + dt], over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -313,7 +313,7 @@ def imex(
 
 
 def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves the IMEX step's system by AMEn in double precision; relative residual too."""
+    """Solves an IMEX step's implicit system by AMEn in double precision; relative residual too."""
     system = System(operator, train(load), train(guess), np.dtype(np.float64), _ENRICHMENT)
     search = solver._amen("auto", "auto", None, _SWEEPS, _ENRICHMENT, None)
     with np.errstate(over="ignore", invalid="ignore"):
