@@ -283,7 +283,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError for a training's size target below the size of all ranks one."""
+    """Raises ValueError if a rank-adaptive size target is below the size of all ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]

@@ -21,7 +21,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Checks the option ``measure`` of size: "numbers", "bytes" or "flops"."""
+    """Checks the option ``measure`` of the size: "numbers", "bytes" or "flops"."""
     if measure not in get_args(Measure):
         raise ValueError(
             f"measure: expected one of {', '.join(get_args(Measure))}, got {measure!r}"
@@ -30,7 +30,7 @@ def checked(measure: str) -> Measure:
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """Yields the (coefficient, gates) terms of one layer's size; its gates count from zero."""
+    """Yields the (coefficient, gates) terms of a layer's size polynomial; gates count from zero."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -43,13 +43,13 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds and their axes, for the terms of its size."""
+    """Returns the gates on a core's bonds, and their axes, for the terms of the size polynomial."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
 
 def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes are inputs, for FLOPs: by bias length, or the most even split."""
+    """Guesses how many modes are inputs, for size in FLOPs: by bias length, or most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):
@@ -133,7 +133,7 @@ class Polynomial:
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
-        """Marks the layers that count in the size: those in which no rank is zero."""
+        """Marks the layers that count in the size polynomial: those without a rank of zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         return jnp.all(full[self.members] > 0, axis=1)
 

@@ -75,7 +75,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Total bytes of the compiled program: arguments, temporary, outputs, less aliased."""
+        """Total bytes of the compiled HLO program: arguments, temporary, outputs, less aliased."""
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 

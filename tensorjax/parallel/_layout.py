@@ -130,7 +130,7 @@ class Layout(Placing):
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-        """Applies a transformer's layer norm over the split features, in float32 at least.
+        """Applies layer norm over the features that the layout splits, in float32 at least.
 
         Where features are split, means and variances of the blocks are gathered and combined by
         the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
@@ -257,7 +257,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Computes the transformer's logits: multiplies x by the rows of the token table.
+        """Computes logits in the layout: multiplies x by the rows of the sharded token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -343,7 +343,7 @@ class Layout(Placing):
         return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any, x: jax.Array) -> Any:
-        """Makes a half-precision linear layer's gradients sum in float32 or their own dtype.
+        """Makes a half-precision layer's gradients sum, in a layout, in float32 or own dtype.
 
         Its parameters are marked as varying on all devices before the cast to half precision, not
         after.
@@ -361,7 +361,7 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies x by a linear layer's w, which has all rows and this device's columns."""
+        """Multiplies the layout's x by w, which has all rows and this device's columns."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
@@ -371,7 +371,7 @@ class Layout(Placing):
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Sums a linear layer's partial results along `wide`; each device keeps its part of x."""
+        """Sums a layer's partial results along the layout's `wide`; each keeps its part of x."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

@@ -270,7 +270,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the ends of a flow's steps of about ``dt``, shortened to meet the times to save."""
+    """Returns the ends of a flow's steps of about ``dt``, shortened to meet times to save at."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
@@ -319,14 +319,14 @@ class _Walk:
         return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
 
     def remembering(self, state: State) -> State:
-        """Adds the flow map to the memory of a state, so that a run can resume."""
+        """Adds the flow map of nonlinear coordinates to a state's memory, to resume a run."""
         flow = {f"flow, {k}": c for k, c in enumerate(self.flow.pieces)}
         flow |= {"flow starts": np.array(self.flow.starts)}
         flow |= {"flow points": np.asarray(self._known.get("points", 0))}
         return state._replace(memory={**(state.memory or {}), **flow})
 
     def _restore(self, start: State) -> None:
-        """Restores the flow map of a run from a state that `remembering` returned."""
+        """Restores nonlinear coordinates, by their flow map, from a state of `remembering`."""
         memory = getattr(start, "memory", None) or {}
         count = sum(k.startswith("flow, ") for k in memory)
         pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))
@@ -373,7 +373,7 @@ class _Walk:
         })  # fmt: skip
 
     def solution(self) -> Solution:
-        """Joins the solutions of all steps in flowing coordinates."""
+        """Joins the solutions of all steps in nonlinear coordinates."""
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)
@@ -385,7 +385,7 @@ class _Walk:
         return Flowed(self.problem, self.flow, cross_tol=self.cross_tol, known=self._known)
 
     def _look(self, t: float) -> tuple[FieldMotion, np.ndarray]:
-        """Computes new rates of the vector fields and extends the flow map from t on."""
+        """Computes new rates for nonlinear coordinates and extends their flow map from t on."""
         still, before = AffineMap.identity(self.problem.dim), self._problem()
         v = before.initial(still, self.tol) if self.now is None else self.now.v
         right = before.right_side(still, t)

@@ -88,7 +88,7 @@ def promoted(a: Any, b: Any) -> Any:
 
 
 def accumulator(dtype: Any) -> Any:
-    """Returns the dtype in which a projection is summed: single precision at least."""
+    """Returns the dtype in which a map is applied: single precision at least."""
     return promoted(dtype, jnp.float32)
 
 
@@ -127,7 +127,7 @@ def _is_small(x: jax.Array) -> bool:
 
 @_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects host rows in chunks, which avoids a copy of the whole of x.
+    """Applies a map to host rows in chunks, which avoids a copy of the whole of x.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -152,7 +152,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits rows to project into blocks of few sizes, since each size compiles a program.
+    """Splits rows, to apply a map, into blocks of few sizes, since each size compiles a program.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -65,7 +65,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: list[np.ndarray]) -> np.ndarray:
-    """Multiplies neighbouring TT-matrix cores (r, m, n, s) into one, by NumPy on the host."""
+    """Multiplies neighbouring cores (r, m, n, s) of a random map into one, on the host."""
     out = cores[0]
     for core in cores[1:]:
         (r, i, j, _), (_, k, n, s) = out.shape, core.shape
@@ -74,7 +74,7 @@ def _merged(cores: list[np.ndarray]) -> np.ndarray:
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Contracts (batch, n, bond, done) with a merged core over n and bond, on the host."""
+    """Applies a map's merged core, on the host, to n and bond of (batch, n, bond, done)."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

@@ -43,7 +43,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 
 
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiplies dense x wᵀ, columns padded to a full block of the matrix product."""
+    """Multiplies dense input x wᵀ, columns padded to a full block of the matrix product."""
     count = w.shape[0]
     w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
@@ -55,7 +55,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
 
 
 def merge(cores: list[jax.Array]) -> jax.Array:
-    """Multiplies neighbouring TT-matrix cores (r, m, n, r') into one for dense input."""
+    """Multiplies neighbouring cores (r, m, n, r') of a random map into one, for dense input."""
     out = cores[0]
     for core in cores[1:]:
         out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
@@ -145,7 +145,7 @@ def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _group(y: jax.Array, core: jax.Array) -> jax.Array:
-    """Contracts dense (batch, n, bond, done) with a merged core over n and bond, by XLA."""
+    """Applies a map's merged core to n and bond of dense (batch, n, bond, done), by XLA."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

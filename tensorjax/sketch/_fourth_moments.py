@@ -68,7 +68,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
 
 
 def bond_weights(rank: int) -> np.ndarray:
-    """Returns the moments' weights (5, 5) from a chain state left of a bond to one on its right."""
+    """Returns fourth moments' weights (5, 5) from a chain state left of a bond to the right."""
     out = np.full((STATES, STATES), 1 / rank)
     out[range(4), range(4)] = 1  # pairing 3 leaves r of r² values free even towards itself
     out[0, 1] = 0  # who has paired ab|cd throughout and does so again stays in state 0 …
@@ -77,7 +77,7 @@ def bond_weights(rank: int) -> np.ndarray:
 
 
 def start() -> np.ndarray:
-    """Returns the moments' weights (5,) of the chain states after the first mode."""
+    """Returns the fourth moments' weights (5,) of the chain states after the first mode."""
     return np.array([1.0, 0.0, 1.0, 1.0, 1.0])
 
 

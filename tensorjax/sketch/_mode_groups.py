@@ -56,7 +56,7 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest grouping of modes by dynamic programming.
+    """Finds the cheapest grouping of a map's modes by dynamic programming.
 
     Args:
       batch: rows of the input.

@@ -122,7 +122,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Computes the bond-wise parts of the affine part of a generator's Q; [] if none."""
+        """Computes a generator's input from the affine part of Q, by bonds; [] if it has none."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -133,7 +133,7 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Computes the bond-wise parts of a generator's right side Q at a point, to be summed."""
+        """Computes a generator's input from the right side Q at a point, by bonds, to be summed."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:

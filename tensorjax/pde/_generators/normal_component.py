@@ -240,7 +240,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Computes the bond-wise parts of Q but its affine part, for its normal component."""
+    """Computes what Q but its affine part adds to the normal component, by bonds, at a point."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))

@@ -131,7 +131,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Computes the bond-wise parts of ∇·(g_m v), g_m a vector field."""
+    """Computes ∇·(g_m v) for a vector field g_m, as bond-wise parts."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

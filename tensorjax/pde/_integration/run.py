@@ -61,7 +61,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether the saved memory, from which to resume a run, belongs to the state's v."""
+    """Whether the saved memory, from which a run resumes, belongs to the state's v."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v

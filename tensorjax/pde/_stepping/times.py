@@ -28,7 +28,7 @@ def reaches(dt: float, begin: float, end: float) -> bool:
 
 
 def step_count(begin: float, end: float, dt: float) -> int:
-    """Returns the number of equal steps of about ``dt`` or less between two times; at least one."""
+    """Returns the count of equal steps of about ``dt`` or less between two times; at least one."""
     return max(1, math.ceil((end - begin) / dt - _hair(dt, begin, end)))
 
 
