@@ -257,7 +257,7 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
-    """Returns the layout of the gated layers; checks the values of concrete gates."""
+    """Returns the layout of gated layers for rank-adaptive training, concrete gates checked."""
     _check_lookahead(params)
     layout = gated(params)
     leaves = jax.tree.leaves(params)
@@ -283,7 +283,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError for a size target below the size of all ranks one."""
+    """Raises ValueError if a rank-adaptive size target is below the size of all ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]

@@ -14,7 +14,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Any) -> Any:
-    """Brings every bond of gated layers to the basis of its singular vectors (Vidal's form).
+    """Brings every bond of gated layers to canonical form: its singular vectors' basis (Vidal).
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train
@@ -147,13 +147,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the relative singular value below which all is rounding error of the cores."""
+    """Returns the singular value, relative, below which canonical gates are rounding error."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns a gate of ones where singular values exceed rounding error; the first always."""
+    """Returns a canonical gate of ones where singular values exceed roundoff; the first always."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

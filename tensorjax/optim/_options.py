@@ -45,7 +45,7 @@ class Options:
 
     @property
     def presses(self) -> bool:
-        """Whether the size surrogate can ever enter the objective."""
+        """Whether the options let the size surrogate ever enter the objective."""
         late = self.switch is not None
         return not is_zero(self.size_weight) or (
             late and not (is_zero(self.late_size_weight) and is_zero(self.mix))
@@ -53,7 +53,7 @@ class Options:
 
     @property
     def passive(self) -> bool:
-        """Whether the optimiser does nothing beyond the inner optimiser."""
+        """Whether by its options the optimiser does nothing beyond the inner optimiser."""
         return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
 
     def check(self) -> None:
@@ -103,6 +103,6 @@ def is_zero(weight: Any) -> bool:
 
 
 def at(weight: Any, count: jax.Array) -> jax.Array:
-    """Evaluates a weight or a schedule at a step count, in single precision."""
+    """Evaluates an option, a weight or schedule, at a step count, in single precision."""
     with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
         return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

@@ -16,19 +16,19 @@ from tensorjax.optim._tensorised_leaves import Layout
 
 
 def widest(*arrays: Any) -> Any:
-    """Returns the widest dtype of the arrays, under strict dtype promotion too."""
+    """Returns the widest dtype of gates or other arrays, under strict dtype promotion too."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
 
 def like(x: jax.Array, model: Any) -> jax.Array:
-    """Reshards x as a model array of its shape, on meshes with explicit sharding."""
+    """Reshards x, such as gates to prune, as a model array, on meshes with explicit sharding."""
     sharding = jax.typeof(model).sharding
     return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
 
 
 def _whole(x: jax.Array) -> jax.Array:
-    """Replicates x on every device, on meshes with explicit sharding."""
+    """Replicates gates on every device, on meshes with explicit sharding."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return x
@@ -36,7 +36,7 @@ def _whole(x: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
-    """Takes some indices of an axis, and keeps the explicit sharding of the other axes."""
+    """Takes some indices of an axis, those not pruned; other axes keep their explicit sharding."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return jnp.take(x, jnp.asarray(indices), axis=axis)
@@ -69,33 +69,33 @@ class Gates:
 
     @classmethod
     def of(cls, layout: Layout) -> "Gates":
-        """Builds the index of the gates of a layout."""
+        """Builds the index of the gates of a layout, to choose which to prune."""
         lengths = [n for layer in layout.layers for n in layer.ranks]
         owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
         bonds = np.repeat(np.arange(len(lengths)), lengths)
         return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
 
     def join(self, gates: Sequence[jax.Array]) -> jax.Array:
-        """Concatenates the gates, in their widest dtype and at least single precision."""
+        """Concatenates the gates, for pruning, in their widest dtype, float32 at least."""
         dtype = widest(jnp.float32, *gates)
         return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
 
     def split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits a joined vector into one vector per bond."""
+        """Splits a joined vector of gates, for pruning, into one vector per bond."""
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
-        """Repeats one value per bond for all entries of the bond's gate."""
+        """Repeats one value per bond, for pruning, for all entries of the bond's gate."""
         return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
-        """Sums the entries of a joined vector bond by bond, in single precision."""
+        """Sums a joined vector of gates bond by bond, for pruning, in single precision."""
         sums = jnp.zeros((len(self.lengths),), jnp.float32)
         return sums.at[self.bonds].add(flat.astype(jnp.float32))
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
-        """Marks the largest live gate of every bond, the first of equal ones."""
+        """Marks, for pruning, the largest live gate of every bond, the first of equal ones."""
         count = len(self.lengths)
         shown = jnp.where(live, flat, -jnp.inf)
         peak = jnp.full((count,), -jnp.inf, flat.dtype).at[self.bonds].max(shown)
@@ -119,7 +119,7 @@ def doomed(
     frozen: jax.Array,
     most: jax.Array | None = None,
 ) -> jax.Array:
-    """Marks the gates to set to zero in this step.
+    """Marks the gates to prune, that is to set to zero, in this step.
 
     Args:
       gates: where they are.
@@ -153,7 +153,7 @@ def doomed(
 
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
-    """Finds by bisection the least count up to ``high`` that is enough; ``high`` if none is."""
+    """Finds by bisection the least count of gates to prune that is enough; ``high`` if none is."""
     low = jnp.zeros_like(high)
     for _ in range(math.ceil(math.log2(size + 1))):
         middle = (low + high) // 2

@@ -99,7 +99,7 @@ def shrink(
 def _cuts(
     layout: Layout, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
 ) -> dict[int, Cut]:
-    """Returns the live indices to keep, axis by axis, of every leaf of the gated layers."""
+    """Returns the live indices that a shrink keeps, per axis, of every leaf of gated layers."""
     cuts: dict[int, Cut] = {}
     for layer in layout.layers:
         kept = _kept(layer, leaves, threshold, bucket, keep_one)
@@ -135,7 +135,7 @@ def _kept(
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes on which indices would be dropped."""
+    """Selects the axes on which a shrink would drop indices."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -146,7 +146,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """Returns the optimiser state for the smaller parameters; ``known``: parameters by path."""
+    """Returns the optimiser state shrunk with the parameters; ``known``: these by path."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -174,7 +174,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter that a state array belongs to: the longest path within its own."""
+    """Finds the parameter with which a state array shrinks: the longest path within its own."""
     for length in range(len(path), 0, -1):
         if path[-length:] in known:
             return path[-length:]
@@ -187,7 +187,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Drops dead indices of an array with the shape of its parameter; others stay as they are."""
+    """Shrinks an array of its parameter's shape by dead indices; others stay as they are."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -196,7 +196,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Drops dead indices of one optimiser array; raises ValueError for an unknown layout."""
+    """Shrinks one optimiser moment by dead indices; raises ValueError for an unknown layout."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])

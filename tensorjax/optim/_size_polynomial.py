@@ -21,7 +21,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Checks the option ``measure``: "numbers", "bytes" or "flops"."""
+    """Checks the option ``measure`` of the size: "numbers", "bytes" or "flops"."""
     if measure not in get_args(Measure):
         raise ValueError(
             f"measure: expected one of {', '.join(get_args(Measure))}, got {measure!r}"
@@ -30,7 +30,7 @@ def checked(measure: str) -> Measure:
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """Yields the (coefficient, gates) terms of one layer's size; its gates count from zero."""
+    """Yields the (coefficient, gates) terms of a layer's size polynomial; gates count from zero."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -43,13 +43,13 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on the bonds of a core, and the core's axes for these bonds."""
+    """Returns the gates on a core's bonds, and their axes, for the terms of the size polynomial."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
 
 def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes are inputs: from the bias length, or else the most even split."""
+    """Guesses how many modes are inputs, for size in FLOPs: by bias length, or most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):
@@ -120,20 +120,20 @@ class Polynomial:
     members: np.ndarray
 
     def __call__(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size at real-valued ranks of shape (gates,)."""
+        """Evaluates the size polynomial at real-valued ranks of shape (gates,)."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         products = jnp.prod(full[self.factors], axis=1)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def of_living(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size, where a layer with any rank of zero counts as zero."""
+        """Evaluates the size polynomial; a layer with any rank of zero counts as zero."""
         alive = self.living(ranks).astype(ranks.dtype)
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         products = jnp.prod(full[self.factors], axis=1) * alive[self.owners]
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
-        """Marks the layers in which no rank is zero."""
+        """Marks the layers that count in the size polynomial: those without a rank of zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         return jnp.all(full[self.members] > 0, axis=1)
 
@@ -164,13 +164,13 @@ def _padded(lists: Sequence[tuple[int, ...]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """Computes the size of one layer in exact integers; zero if a rank is zero."""
+    """Computes one layer's size polynomial in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """Computes the size of all layers in exact integers."""
+    """Computes the size polynomial of all layers in exact integers."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

@@ -84,7 +84,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """Counts the parameters or bytes of the leaves that are neither cores nor gates."""
+    """Counts, for the size, parameters or bytes of the leaves that are neither cores nor gates."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
@@ -94,7 +94,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """Checks that a gate threshold is a number; raises ValueError otherwise."""
+    """Checks that the threshold of live ranks is a number; ValueError otherwise."""
     if _check.is_traced(threshold):
         return threshold
     try:
@@ -109,7 +109,7 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the gates above the threshold on every bond of a layer; needs concrete arrays."""
+    """Counts the live ranks of a layer, gates above the threshold; needs concrete arrays."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
@@ -142,7 +142,7 @@ def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
 
 
 def concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError if a leaf is traced."""
+    """Raises TypeError if a leaf, to be measured for size or ranks, is traced."""
     if _check.is_traced(leaves):
         raise TypeError(
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
@@ -151,7 +151,7 @@ def concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: Any) -> Any:
-    """Labels every parameter "core", "gate" or "dense", in the same tree.
+    """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::

@@ -14,7 +14,7 @@ PROGRESS = 1e-2
 
 
 def unknown(x: Any) -> Any:
-    """Checks whether a target is still unset."""
+    """Checks whether a target in the optimiser's state is still unset."""
     return x <= UNKNOWN / 10
 
 
@@ -187,13 +187,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether the average is above the target, and the best of the stage, by more than noise."""
+    """Whether the state's average loss exceeds target and best of the stage by more than noise."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns whether cuts have ended, and a message on the last undone cut; None without one."""
+    """Returns, by the state, whether cuts have ended, and a message on the last undone; or None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

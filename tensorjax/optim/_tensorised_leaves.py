@@ -54,16 +54,16 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Path of the layer as text, joined by slashes."""
+        """Path of the tensorised layer as text, joined by slashes."""
         return "/".join(map(str, self.path)) or "(top)"
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Rank of every bond, that is the length of its gate."""
+        """Rank of every bond of the tensorised layer, that is the length of its gate."""
         return tuple(self.shapes[core][axis] for ((core, axis), *_) in self.bonds)
 
     def modes(self, core: int) -> tuple[int, ...]:
-        """Returns the mode sizes of a core: the sizes of its axes that are not bonds."""
+        """Returns the mode sizes of a tensorised layer's core: its axes that are not bonds."""
         axes = {axis for bonds in self.bonds for c, axis in bonds if c == core}
         if self.kind == "tt":  # the outer bonds of size one have no gate
             axes |= {0, len(self.shapes[core]) - 1}
@@ -84,12 +84,12 @@ class Layout:
 
     @property
     def gates(self) -> tuple[int, ...]:
-        """Positions of all gates among the leaves, layer by layer."""
+        """Positions of the gates of all tensorised layers among the leaves, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
 
 def tokens(path: Any) -> Path:
-    """Normalises a JAX key path to plain keys: "0" becomes 0, a Flax "value" is dropped."""
+    """Normalises a leaf's JAX key path to plain keys: "0" becomes 0, Flax' "value" is dropped."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()
@@ -105,7 +105,7 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a tree to normalised paths (see `tokens`), leaves and structure."""
+    """Flattens a parameter tree to normalised paths (see `tokens`), leaves and structure."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
 
@@ -147,7 +147,7 @@ def gated(params: Any) -> Layout:
 
 
 def _parts(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields the (part name, number of keys) pairs of layer parts that a path may end in."""
+    """Yields (name, number of keys) of the parts of a tensorised layer, by which a path may end."""
     # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
         yield str(path[-2]), 2

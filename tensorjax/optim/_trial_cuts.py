@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int) -> Watch:
-    """Returns an empty record; every field is its own array, so that all can be donated."""
+    """Returns an empty record of cuts; every field is its own array, so that all can be donated."""
 
     def number(x: float) -> jax.Array:
         return jnp.array(x, jnp.float32)
@@ -94,7 +94,7 @@ def fresh(saved: Any, gates: int) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which the model has collapsed; 1e30 if chance is unknown."""
+    """Returns the loss above which a cut has made the model collapse; 1e30 if chance is unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
@@ -107,7 +107,7 @@ def seen(
     watch: Watch, loss: jax.Array, excess: jax.Array, finite: jax.Array, decay: jax.Array,
     late: jax.Array,
 ) -> Watch:  # fmt: skip
-    """Updates the record with one more loss.
+    """Updates the record of the cut on trial with one more loss.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)

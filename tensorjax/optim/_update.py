@@ -74,7 +74,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and size surrogate; None stands for 1 and for 0."""
+        """Returns the update's weights of loss and size surrogate; None stands for 1 and for 0."""
         options, state = self.options, self.state
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
@@ -95,13 +95,13 @@ class Step:
         return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Returns on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
+        """Returns the update's on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
         return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))
 
     def gradients(self) -> Any:
-        """Returns the gradients of the whole objective, zero at dead gates."""
+        """Returns the update's gradients of the whole objective, zero at dead gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -129,7 +129,7 @@ class Step:
         return jax.tree.unflatten(structure, leaves)
 
     def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
-        """Returns the moves that set dying gates, and the core slices on their bonds, to zero.
+        """Returns the moves of the update, which set dying gates and their core slices to zero.
 
         Args:
           moves: of the inner transformation.
@@ -178,13 +178,13 @@ class Step:
         return jax.tree.unflatten(structure, leaves), size, learnt
 
     def _most(self) -> jax.Array | None:
-        """Returns how many gates may be set to zero in this step; all in the early stage."""
+        """Returns how many gates the update may set to zero; all in the early stage."""
         if self.trial is None:
             return None
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """Updates the dead gates by the verdict on the last cut: undone, kept, or still on trial.
+        """Applies, in the update, the verdict on the last cut: undone, kept, or still on trial.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
@@ -211,7 +211,7 @@ class Step:
         return dead, back, (kept != 0) | (back != 0), watch
 
     def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
-        """Returns the gates after the inner optimiser's move and the proximal step."""
+        """Returns the gates after the update's inner move and its proximal step."""
         new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
@@ -227,7 +227,7 @@ class Step:
     def _clear(
         self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
     ) -> None:
-        """Sets the core slices of dead gates to zero, so that norms do not see them.
+        """Sets the core slices of dead gates to zero in the update, so that norms do not see them.
 
         Slices of a cut on trial keep their values, as the cut may be undone.
         """
@@ -252,7 +252,7 @@ class Step:
     def _frozen(
         self, moves: list[Any], gradients: list[Any]
     ) -> tuple[dict[int, jax.Array], jax.Array]:
-        """Detects cores and gates that the inner optimiser keeps frozen, from their moves.
+        """Detects, by an update's moves, cores and gates that the inner optimiser keeps frozen.
 
         Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
         does not move, while another one does, counts as frozen; it stays so in steps in which
@@ -272,7 +272,7 @@ class Step:
     def record(
         self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
     ) -> RankAdaptiveState:
-        """Returns the state after the step: its size, and the count of steps without progress."""
+        """Returns the state after the update: its size, and the count of steps without progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
         better = loss < best - PROGRESS * jnp.abs(best)
@@ -288,7 +288,7 @@ class Step:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Checks whether a floating-point array has a nonzero entry; False for integer arrays."""
+    """Checks whether an array of the update has a nonzero entry; False for integer arrays."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
@@ -303,7 +303,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds this step's loss, if finite, to the moving average in the state."""
+    """Adds the loss of this update, if finite, to the moving average in the state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -326,7 +326,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Updates size and stage in the state; fixes the targets when the late stage begins."""
+    """Updates size and stage for an update; fixes the targets when the late stage begins."""
     state = state._replace(size=size)
     if options.switch is None:
         return state
@@ -346,13 +346,13 @@ def _staged(
 
 
 def _plus(x: Any, move: Any) -> jax.Array:
-    """Adds a move to a parameter as `optax.apply_updates` does."""
+    """Adds the update's move to a parameter as `optax.apply_updates` does."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
 
 def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts parameter and move to one dtype that holds the parameter exactly."""
+    """Casts a parameter and its move to one dtype that holds the parameter exactly."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 
@@ -360,7 +360,7 @@ def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
 def _gate_move(
     gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
 ) -> jax.Array:
-    """Returns gate moves: to zero for dead gates, to just above the threshold for held ones."""
+    """Returns the update's gate moves: to zero for dead gates, just above τ for held ones."""
     eps = float(jnp.finfo(jnp.result_type(gate)).eps)
     x, move = _same(gate, move)
     dead, held = like(dead, x), like(held, x)

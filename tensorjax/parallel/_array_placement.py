@@ -15,7 +15,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
-    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding`.
+    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` that places arrays.
 
     Args:
       specs: as `Layout.spec` makes them.
@@ -25,7 +25,7 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
-    """Shards every array of a tree over a mesh by its `PartitionSpec`.
+    """Places every array of a tree on a mesh, sharded by its `PartitionSpec`.
 
     Args:
       tree: of arrays. With several processes each one has to hold the same values, for example as
@@ -70,7 +70,7 @@ def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: Any, specs: Any, mesh: Mesh
 ) -> Any:
-    """Returns the shardings of an optimiser state: moments as their parameters, counters whole.
+    """Returns the placement of an optimiser state: moments as parameters, counters whole.
 
     Args:
       optimizer: from Optax.

@@ -14,12 +14,12 @@ Axes = tuple[str, ...]
 
 
 def size(axes: Axes) -> int:
-    """Returns the number of devices along the axes, inside `jax.shard_map`."""
+    """Returns the number of devices in a collective along the axes, inside `jax.shard_map`."""
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
 def index(axes: Axes) -> jax.Array | int:
-    """Returns the index of this device along the axes, the first changing slowest."""
+    """Returns this device's index in a collective along the axes, the first changing slowest."""
     return jax.lax.axis_index(axes) if axes else 0
 
 
@@ -54,7 +54,7 @@ def varying(x: jax.Array) -> frozenset[str]:
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks x as varying along ``axes``; its cotangents are then summed over these axes here."""
+    """Marks x as varying along ``axes``, so that its cotangents are all-reduced over these."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
@@ -105,7 +105,7 @@ def total(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def largest(x: jax.Array, axes: Axes) -> jax.Array:
-    """Takes the maximum over the devices along ``axes``, without a derivative."""
+    """All-reduces to the maximum over the devices along ``axes``, without a derivative."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, axes) if axes else x
 
@@ -118,7 +118,7 @@ def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
 
 
 def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """Returns this device's block of an array that all devices along ``axes`` hold."""
+    """Returns this device's block of an array that all along ``axes`` hold: undoes a gather."""
     if not axes:
         return x
     length = x.shape[dim] // size(axes)
@@ -126,19 +126,22 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one, explicitly, because the tests forbid rank promotion."""
+    """Prepends axes of size one, explicitly, to an array for local products and sums.
+
+    The tests forbid rank promotion.
+    """
     return jnp.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiplies x by w over x's last and w's first axis, accumulated in ``dtype``."""
+    """Multiplies this device's x by w over x's last and w's first axis, summed in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies the joined blocks of x by w, passing one block at a time around a ring.
+    """Multiplies joined blocks of x by w, passing one block at a time around a ring of devices.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

@@ -35,7 +35,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether elements are sent in single precision at least: norms, losses, gradients."""
+        """Whether a cost is counted in single precision at least: norms, losses, gradients."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")
@@ -43,13 +43,13 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Number of elements that a device sends, over all runs."""
+        """Communication cost: number of elements that a device sends, over all runs."""
         passes = 2 if self.kind == "all-reduce" else 1
         return self.runs * passes * self.numbers * (self.group - 1) / self.group
 
     @property
     def hops(self) -> int:
-        """Number of consecutive messages around a ring, over all runs.
+        """Communication cost: number of consecutive messages around a ring, over all runs.
 
         Collectives of vectors count as no message, because XLA combines them with others.
         """
@@ -82,7 +82,7 @@ class Sizes:
 
     @classmethod
     def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
-        """Computes the sizes from a layout, which raises ValueError for uneven splits."""
+        """Computes a step's sizes for the costs from a layout; ValueError for uneven splits."""
         layout.padded("heads", config.heads)
         layout.padded("embed", config.features)
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
@@ -106,14 +106,14 @@ class Sizes:
         )
 
     def parameters(self, positions: int) -> int:
-        """Counts the parameters: four weights and nine vectors (13 H) per block, two tables."""
+        """Counts parameters, for the costs: 4 weights, 9 vectors (13 H) per block, 2 tables."""
         h = self.features
         block = 12 * h * h + 13 * h
         return self.layers * block + (self.vocabulary + positions + 2) * h
 
 
 def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
-    """Yields all collectives of one training step, loss and gradient.
+    """Yields all collectives of one training step, loss and gradient, with their costs.
 
     Args:
       layout: of the model.
@@ -133,7 +133,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of ``runs`` blocks, whose forward pass runs ``again`` times."""
+    """Yields the communication costs of ``runs`` blocks, whose forward runs ``again`` times."""
     split, c = bool(layout.features or layout.length), s.wide
     x = s.tokens * s.features
     # Into attention and into the MLP.
@@ -166,7 +166,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of a layer norm: scale, bias, and moments of split features."""
+    """Yields the communication costs of a layer norm: scale, bias, moments of split features."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -176,7 +176,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of a vector over the features, or of a table of positions."""
+    """Yields the communication costs of a vector over features, or of a table of positions."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:
@@ -186,7 +186,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
 
 
 def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
-    """Yields the collectives of embedding, positions, last norm, logits and loss."""
+    """Yields the communication costs of embedding, positions, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)
@@ -208,7 +208,7 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
 
 
 def flops(sizes: Sizes, remat: Remat) -> float:
-    """Counts the floating-point operations of one device in one training step.
+    """Computes the FLOP cost of one device in one training step.
 
     The backward pass costs twice the forward pass. Rematerialisation adds nothing ("none"), the
     products of attention ("dots"), or the blocks once more ("full").
@@ -221,7 +221,7 @@ def flops(sizes: Sizes, remat: Remat) -> float:
 
 
 def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
-    """Estimates the elements that a device holds temporarily in a step, as XLA on CPU lays out.
+    """Estimates the memory cost of a step: a device's temporary elements, as XLA on CPU lays out.
 
     What all blocks keep for the backward pass, and the largest one of what is worked on: attention,
     an MLP, the logits. The factors are a fit to 235 compiled programs (JAX 0.10.1; all layouts, 4

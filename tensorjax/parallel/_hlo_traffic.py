@@ -48,11 +48,11 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Total bytes over all kinds of collective."""
+        """Total bytes of the traffic, over all kinds of collective."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        """Formats one line per kind of collective."""
+        """Formats the traffic, one line per kind of collective."""
         lines = [f"{kind:20} {self.counts[kind]:6} {n:16,.0f}" for kind, n in self.bytes.items()]
         return "\n".join([f"{'collective':20} {'runs':>6} {'bytes/device':>16}", *lines])
 
@@ -75,12 +75,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Total bytes: arguments, temporary and outputs, less aliased buffers."""
+        """Total bytes of the compiled HLO program: arguments, temporary, outputs, less aliased."""
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 
 def memory(compiled: Any) -> Memory:
-    """Returns the bytes per device that a compiled program needs, as XLA has laid them out.
+    """Returns a compiled program's memory, in bytes per device, as XLA has laid it out.
 
     The peak that XLA states is not used: on CPU it has been below the temporary bytes alone.
 
@@ -106,7 +106,7 @@ def memory(compiled: Any) -> Memory:
 
 
 def traffic(compiled: Any) -> Traffic:
-    """Counts the bytes that each device sends in one run of a compiled program.
+    """Counts the traffic of a compiled program's HLO: bytes that each device sends in one run.
 
     Counted are ring algorithms, with p devices in a group:
 
@@ -162,7 +162,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _visit(name: str, computations: Mapping[str, list[str]], known: dict[str, _Found]) -> _Found:
-    """Counts the bytes that one run of a computation sends."""
+    """Counts the traffic of one run of an HLO computation, in bytes."""
     if name not in known:
         lines = computations.get(name, ())
         known[name] = _added([_instruction(line, computations, known) for line in lines])
@@ -181,7 +181,7 @@ def _added(parts: list[_Found]) -> _Found:
 def _instruction(
     line: str, computations: Mapping[str, list[str]], known: dict[str, _Found]
 ) -> _Found:
-    """Counts the bytes that one instruction sends, including what it calls."""
+    """Counts the traffic of one HLO instruction in bytes, including what it calls."""
     line = line.partition(", metadata=")[0] + " " + "".join(_TRIPS.findall(line)[:1])
     operation = _OPERATION.search(" " + line)
     name = operation[1] if operation else ""
@@ -219,7 +219,7 @@ def _rounds(line: str) -> int:
 
 
 def _sent(kind: str, started: bool, line: str) -> float:
-    """Computes the bytes that one device sends in one collective."""
+    """Computes the traffic of one HLO collective: the bytes that one device sends."""
     if kind in ("collective-permute", "collective-broadcast"):
         pairs = _PAIRS.search(line)
         ends = [pair.split(",") for pair in re.findall(r"\{([^{}]*)\}", pairs[1])] if pairs else []
@@ -239,7 +239,7 @@ def _sent(kind: str, started: bool, line: str) -> float:
 
 
 def _group(line: str) -> int:
-    """Parses the number of devices in a group of a collective."""
+    """Parses the number of devices in a group of an HLO collective."""
     if listed := _GROUPS.search(line):
         return listed[1].count(",") + 1
     if iota := _IOTA.search(line):
@@ -257,7 +257,7 @@ def _group(line: str) -> int:
 
 
 def _size(line: str) -> float:
-    """Computes the bytes of an instruction's result, all parts of a tuple together."""
+    """Computes the bytes of an HLO instruction's result, all parts of a tuple together."""
     operation = _OPERATION.search(" " + line)
     result = (" " + line)[: operation.start() + 1] if operation else line
     return sum(_bytes(kind, dims) for kind, dims in _ARRAY.findall(result))

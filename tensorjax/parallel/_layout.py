@@ -79,7 +79,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: Any = None,
     ) -> jax.Array:
-        """Looks up rows of the sharded token table.
+        """Embeds tokens in the layout: looks up rows of the sharded token table.
 
         Args:
           table: block of ("vocab", "embed").
@@ -111,7 +111,7 @@ class Layout(Placing):
         return self._reduce(x)
 
     def positions(self, table: jax.Array, length: int, *, dtype: Any = None) -> jax.Array:
-        """Returns rows 0 … length − 1 of the position table, laid out to be added to x.
+        """Returns rows 0 … length − 1 of the position table in the layout of x, to be added.
 
         Args:
           table: block of ("position", "embed").
@@ -130,7 +130,7 @@ class Layout(Placing):
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-        """Applies layer norm over the features, in float32 at least.
+        """Applies layer norm over the features that the layout splits, in float32 at least.
 
         Where features are split, means and variances of the blocks are gathered and combined by
         the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
@@ -169,7 +169,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a linear layer that widens x; this device gets its columns of the output.
+        """Applies the layout's linear layer that widens x; this device gets its output columns.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -208,7 +208,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a linear layer that brings the output of `column` back to the width of x.
+        """Applies the layout's linear layer that brings `column`'s output back to the width of x.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -232,11 +232,11 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Checks whether a layer's modes split over the devices that split the features."""
+        """Checks whether the layout splits a linear layer by tensor-train modes, as features."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
-        """Reshards x so that this device has all features of its part of the sequence."""
+        """Reshards x in the layout: to this device all features of its part of the sequence."""
         if self.wide:
             self._check_length(x.shape[1] * (self.ways(self.length)))
         if self.features:
@@ -257,7 +257,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Multiplies x by the rows of the token table.
+        """Computes logits in the layout: multiplies x by the rows of the sharded token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -274,7 +274,7 @@ class Layout(Placing):
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums the cross-entropy of all tokens of the batch, on all devices, in float32 at least.
+        """Sums the layout's cross-entropy of the batch, over all devices, in float32 at least.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -311,11 +311,11 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers the logits over the vocabulary, for this device's batch, without the padding."""
+        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded."""
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers the blocks of a parameter along `stored`, in ``dtype``.
+        """Gathers a parameter's blocks, which the layout stores along `stored`, in ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.
@@ -323,7 +323,7 @@ class Layout(Placing):
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """Gathers a parameter for use; without a mesh, only casts it."""
+        """Gathers a parameter for use in the layout; without a mesh, only casts it."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)
@@ -332,7 +332,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a vector over the features, for the features that x has on this device."""
+        """Gathers a vector over the features, in the layout that x has on this device."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -343,7 +343,7 @@ class Layout(Placing):
         return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any, x: jax.Array) -> Any:
-        """Makes a half-precision layer's gradients sum in single precision or their own dtype.
+        """Makes a half-precision layer's gradients sum, in a layout, in float32 or own dtype.
 
         Its parameters are marked as varying on all devices before the cast to half precision, not
         after.
@@ -361,17 +361,17 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies x by w, which has all rows and this device's columns."""
+        """Multiplies the layout's x by w, which has all rows and this device's columns."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies the blocks of x of all devices along `features`, joined, by w."""
+        """Multiplies the layout's blocks of x along `features`, joined, by a linear layer's w."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Sums partial results over the devices along `wide`; each keeps its part of x."""
+        """Sums a layer's partial results along the layout's `wide`; each keeps its part of x."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

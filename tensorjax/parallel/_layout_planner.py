@@ -31,7 +31,7 @@ class Machine:
     latency: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Checks that the rates are positive and the latency not negative."""
+        """Checks the planner's rates, to be positive, and the latency, not negative."""
         for name in ("flops", "bandwidth"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -72,17 +72,17 @@ class Candidate:
 
     @property
     def sent(self) -> float:
-        """Total bytes that a device sends per step."""
+        """Bytes that a device sends per step in the candidate layout."""
         return sum(self.wire.values())
 
     @property
     def memory(self) -> float:
-        """Peak bytes that a device holds."""
+        """Peak bytes that a device holds in the candidate layout."""
         return self.arguments + self.gradients + self.temporary
 
     @property
     def seconds(self) -> float:
-        """Predicted time of a step in seconds: compute plus communication."""
+        """Predicted time of a step in the candidate layout: compute plus communication."""
         return self.compute + self.communication
 
 
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """Fastest candidate that fits the memory limit; of equals, the one with the least memory.
+        """Fastest candidate layout that fits the memory limit; of equals, that of least memory.
 
         Raises:
           ValueError: none fits, or all are refused.
@@ -129,7 +129,7 @@ class Plan:
         return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
 
     def __str__(self) -> str:
-        """Formats the candidates as a table, the fastest first."""
+        """Formats the plan's candidate layouts as a table, the fastest first."""
         head = ("layout", "mesh", "args MiB", "temp MiB", "wire MiB", "messages", "ms", "")
         usable = sorted(
             (c for c in self.candidates if not c.refusal), key=lambda c: (c.seconds, c.memory)
@@ -350,7 +350,7 @@ def _remat(given: Any) -> Remat:
 
 
 def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yields the mesh shapes of ``devices`` devices that differ for a layout."""
+    """Yields the planner's meshes of ``devices`` devices that differ for a layout."""
     if name == "single":
         if devices == 1:
             yield (1, 1)

@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 def Single() -> Layout:
-    """Returns the layout of one device, without splits or communication."""
+    """Returns the layout "single" of one device, without splits or communication."""
     return Layout("single")
 
 
@@ -93,7 +93,7 @@ def Summa(
 
 
 def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
-    """Returns a layout by its name.
+    """Returns a parallel layout by its name.
 
     Args:
       name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),
@@ -138,7 +138,7 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
 
 
 def _rows(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the mesh axes that split the batch; checks that "r" and "c" exist."""
+    """Returns the batch axes of a named layout; checks that "r" and "c" exist."""
     missing = {"r", "c"} - set(mesh.axis_names)
     if missing:
         raise ValueError(

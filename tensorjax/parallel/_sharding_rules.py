@@ -39,7 +39,7 @@ class Placing:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Checks that the rules name known axes and fit together."""
+        """Checks that the sharding rules name known axes and fit together."""
         there = () if self.mesh is None else self.mesh.axis_names
         for key, rule in self.rules.items():
             if key not in _KEYS:
@@ -80,47 +80,47 @@ class Placing:
 
     @property
     def batch(self) -> Axes:
-        """Mesh axes that split the batch."""
+        """Mesh axes that shard the batch."""
         return self._of("batch")
 
     @property
     def length(self) -> Axes:
-        """Mesh axes that split the sequence length between linear layers."""
+        """Mesh axes that shard the sequence length between linear layers."""
         return self._of("length")
 
     @property
     def features(self) -> Axes:
-        """Mesh axes that split the features between linear layers."""
+        """Mesh axes that shard the features between linear layers."""
         return self._of("features")
 
     @property
     def wide(self) -> Axes:
-        """Mesh axes that split the wide side of weights (MLP, heads, vocabulary)."""
+        """Mesh axes that shard the wide side of weights (MLP, heads, vocabulary)."""
         return self._of("mlp")
 
     @property
     def stored(self) -> Axes:
-        """Mesh axes over which weights are stored in blocks, and gathered for use."""
+        """Mesh axes over which weights are sharded in storage, and gathered for use."""
         return self._of("embed")
 
     @property
     def vector(self) -> Axes:
-        """Mesh axes that split vectors over the features."""
+        """Mesh axes that shard vectors over the features."""
         return (*self.wide, *self.stored)
 
     @property
     def devices(self) -> int:
-        """Number of devices of the mesh."""
+        """Number of devices of the mesh that the rules shard over."""
         return 1 if self.mesh is None else self.mesh.size
 
     def ways(self, axes: Axes) -> int:
-        """Returns the number of blocks that an array is split into along mesh axes."""
+        """Returns the number of blocks that a rule splits an array into, along mesh axes."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
 
     # Sharding of parameters and data.
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns the `PartitionSpec` of a parameter, from the names of its axes.
+        """Returns a parameter's `PartitionSpec` by the sharding rules, from its axes' names.
 
         Args:
           axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
@@ -147,7 +147,7 @@ class Placing:
         return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
 
     def data_spec(self, *axes: str) -> PartitionSpec:
-        """Returns the `PartitionSpec` of data: tokens (batch, length), or arrays by axis names.
+        """Returns the rules' `PartitionSpec` of data: tokens (batch, length), or by axis names.
 
         Args:
           axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
@@ -158,11 +158,11 @@ class Placing:
         return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
 
     def x_spec(self) -> PartitionSpec:
-        """Returns the `PartitionSpec` of x (batch, length, embed) between linear layers."""
+        """Returns the rules' `PartitionSpec` of x (batch, length, embed) between linear layers."""
         return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
 
     def padded(self, axis: str, size: int) -> int:
-        """Returns the global size of an axis: "vocab" is padded to equal blocks, others must fit.
+        """Returns an axis' global size: "vocab" padded to equal shards, others must fit.
 
         Args:
           axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
@@ -193,7 +193,7 @@ class Placing:
         return size
 
     def local(self, axis: str, size: int) -> int:
-        """Returns the size of this device's block of an axis between linear layers.
+        """Returns the size of this device's shard of an axis between linear layers.
 
         Args:
           axis: as for `padded`.
@@ -216,7 +216,7 @@ class Placing:
         return " × ".join(f"{axis}={n}" for axis, n in shape.items()) or "one device"
 
     def over(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        """Maps a function of local blocks to one of global arrays, by `jax.shard_map`.
+        """Maps a function of local shards to one of global arrays, by `jax.shard_map`.
 
         Args:
           function: of blocks.
@@ -243,7 +243,7 @@ class Placing:
         return run
 
     def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
-        """Folds device indices into a random key, so that different blocks of x draw differently.
+        """Folds device indices into a random key: different shards of x draw differently.
 
         Devices that hold the same block get the same key, those with other blocks get others. So
         the draw depends on the mesh.

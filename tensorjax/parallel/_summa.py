@@ -12,7 +12,7 @@ __all__ = ["summa"]
 
 
 def summa(x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False) -> Any:
-    """Multiplies Y = X W with X, W and Y sharded over rows and columns of a mesh.
+    """Multiplies Y = X W by SUMMA, with X, W and Y sharded over rows and columns of a mesh.
 
     On each device, with blocks of X, W and Y on ("r", "c"):
 

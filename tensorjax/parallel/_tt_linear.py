@@ -85,7 +85,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """Returns this device's block of the mode of a core, in each of ``parts`` leading parts."""
+    """Returns this device's block of a TT core's mode, in each of ``parts`` leading parts."""
     left, _, right = core.shape
     folded = core.reshape(left, parts, -1, right)
     return collectives.block(folded, axes, 2).reshape(left, -1, right)

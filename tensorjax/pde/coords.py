@@ -45,7 +45,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the coordinate motion Σ that minimises a quadratic form."""
+    """Computes the generator's coordinate motion Σ that minimises a quadratic form."""
     w, z = np.linalg.eigh(form.gram)
     sigma = filtered(w, z, form.load, regularization * max(w[-1], 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
@@ -68,7 +68,7 @@ class Fixed:
     """
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns the zero motion, Σ = 0 and β = 0."""
+        """Returns the coordinate motion of rest, Σ = 0 and β = 0."""
         return _at_rest(box.dim)
 
 
@@ -95,7 +95,7 @@ class Prescribed:
     motion: Callable[[float], Any]
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Evaluates the given function at time t, with its shapes checked."""
+        """Evaluates the coordinate motion given for time t, with its shapes checked."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
@@ -154,7 +154,7 @@ class Convex:
         _check_options(self.regularization, self.gauge)
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Computes the minimising motion at v."""
+        """Computes the coordinate motion that minimises the normal component at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -227,7 +227,7 @@ class MultiLevel:
             raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Computes the minimising motion at v."""
+        """Computes the coordinate motion of least normal component at all truncations of v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -251,7 +251,7 @@ class MultiLevel:
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the minimising Σ, and the levels with their ranks."""
+        """Computes the coordinate motion Σ that minimises at all levels, with their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
@@ -319,7 +319,7 @@ class Flow:
             raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
 
     def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Computes the direction of descent at v."""
+        """Computes the coordinate motion that descends the nuclear norms at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)

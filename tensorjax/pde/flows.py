@@ -97,7 +97,7 @@ class Flowed(Problem):
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds the operators of w at time t; the affine map must be the identity.
+        """Builds the operators of w in flowing coordinates at t; the map must be the identity.
 
         Linear motions are fields of degree one.
 
@@ -124,17 +124,17 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates w at points y (m, d), where u is known."""
+        """Evaluates w in flowing coordinates at points y (m, d), where u is known."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points from w: those of u, mapped forward."""
+        """Draws points from w in flowing coordinates: those of u, mapped forward."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
-        """Approximates F − K ∇λ and the upper triangle of K by trains, without g."""
+        """Approximates F − K ∇λ and K's upper triangle, along a flow, by trains, without g."""
         if t not in self._known:
             times = [k for k in self._known if k != "points"]
             for old in times[: len(times) + 1 - _KEPT]:
@@ -178,7 +178,7 @@ class Flown(NamedTuple):
     flow: FlowMap
 
     def values(self, box: Any, x: Any, state: State | None = None) -> np.ndarray:
-        """Evaluates u at physical points (m, d), at the end or at one of the states saved."""
+        """Evaluates u by flowing coordinates at points (m, d), at the end or at a state saved."""
         state = self.solution.final if state is None else state
         y, volume = self.flow.forward(state.t, x)
         return np.asarray(evaluate(state.v, state.map, box, y)) * volume
@@ -270,7 +270,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the ends of all steps of about ``dt``, shortened to meet the times to save at."""
+    """Returns the ends of a flow's steps of about ``dt``, shortened to meet times to save at."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
@@ -310,23 +310,23 @@ class _Walk:
         self._parts: list[dict[str, Any]] = []
 
     def state(self) -> State:
-        """Returns the newest state, for `checkpointer`."""
+        """Returns the newest state of the run in flowing coordinates, for `checkpointer`."""
         return self.now
 
     @property
     def memory(self) -> Any:
-        """Object whose ``steps`` counts the steps made, for `checkpointer`."""
+        """Object whose ``steps`` counts the flow's steps so far, for `checkpointer`."""
         return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
 
     def remembering(self, state: State) -> State:
-        """Adds the flow map to the memory of a state, so that a run can resume."""
+        """Adds the flow map of nonlinear coordinates to a state's memory, to resume a run."""
         flow = {f"flow, {k}": c for k, c in enumerate(self.flow.pieces)}
         flow |= {"flow starts": np.array(self.flow.starts)}
         flow |= {"flow points": np.asarray(self._known.get("points", 0))}
         return state._replace(memory={**(state.memory or {}), **flow})
 
     def _restore(self, start: State) -> None:
-        """Restores the flow map from a state that `remembering` returned."""
+        """Restores nonlinear coordinates, by their flow map, from a state of `remembering`."""
         memory = getattr(start, "memory", None) or {}
         count = sum(k.startswith("flow, ") for k in memory)
         pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))
@@ -343,7 +343,10 @@ class _Walk:
     def step(
         self, t: float, end: float, dt: float, *, first: bool, options: dict[str, Any]
     ) -> None:
-        """Makes one step; errors after the first one stop the run."""
+        """Moves the nonlinear coordinates along a flow and integrates w in them, by one step.
+
+        Errors after the first step stop the run.
+        """
         try:
             found, rates = self._look(t)
             solution = _integrate.integrate(
@@ -370,7 +373,7 @@ class _Walk:
         })  # fmt: skip
 
     def solution(self) -> Solution:
-        """Joins the solutions of all steps."""
+        """Joins the solutions of all steps in nonlinear coordinates."""
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)
@@ -382,7 +385,7 @@ class _Walk:
         return Flowed(self.problem, self.flow, cross_tol=self.cross_tol, known=self._known)
 
     def _look(self, t: float) -> tuple[FieldMotion, np.ndarray]:
-        """Computes the new rates of the fields and extends the flow map from t on."""
+        """Computes new rates for nonlinear coordinates and extends their flow map from t on."""
         still, before = AffineMap.identity(self.problem.dim), self._problem()
         v = before.initial(still, self.tol) if self.now is None else self.now.v
         right = before.right_side(still, t)

@@ -64,7 +64,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> Any:
-    """Computes the mass ∫ u dx = ∫ v dy / |det Γ|.
+    """Computes the physical mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Example:
       >>> import numpy as np
@@ -192,7 +192,7 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ on the two outermost points at either end of an axis.
+    """Computes the edge mass: the largest share of ‖v‖ on the two points at either end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. One sweep in either direction, O(d n r³) operations.
@@ -209,7 +209,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ in the highest third of the modes of an axis.
+    """Computes the solution's largest share of ‖v‖ in the highest third of an axis' modes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -235,12 +235,15 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the weights and the highest modes of every axis, as `shares_of` takes them."""
+    """Returns weights and highest modes of every axis for edge mass and resolution.
+
+    `shares_of` takes them in this form.
+    """
     return [(a.weights, a.fine) for a in box.axes]
 
 
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Computes `shares` for arrays of NumPy or of JAX."""
+    """Computes edge mass and resolution (`shares`) for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     for core, (w, _) in zip(reversed(cores), reversed(axes), strict=True):
         part = xp.tensordot(core, right[-1], (2, 0)) * w[None, :, None]
@@ -263,7 +266,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks the arguments and converts them to one dtype, on the host unless traced."""
+    """Checks v, map and box for a physical quantity; one dtype, on the host unless traced."""
     single("v", v, TT, host=False)
     if v.shape != box.shape:
         raise ValueError(f"v: expected shape {box.shape}, that of the box, got {v.shape}")
@@ -275,7 +278,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
-    """Contracts v with a product of rows (m, n_k) over the grid, for every m."""
+    """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         r, n, s = core.shape
@@ -287,14 +290,14 @@ def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
 
 
 def _parts(cores: list[Any], count: int) -> list[slice]:
-    """Splits points into slices of bounded memory."""
+    """Splits the physical points, at which to evaluate, into slices of bounded memory."""
     size = max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores)
     step = max(1, _CHUNK // size)
     return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
-    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :]."""
+    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :] of mass and moments."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
@@ -310,7 +313,7 @@ def _product(xp: Any, matrices: list[Any]) -> Any:
 
 
 def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray:
-    """Computes ∫ exp(i κ·y) v dy for every κ, (m, d)."""
+    """Computes ∫ exp(i κ·y) v dy for every κ, (m, d), from which marginals follow."""
     out = np.empty(len(kappa), complex)
     for part in _parts(cores, len(kappa)):
         rows = [a.waves(kappa[part, k]) for k, a in enumerate(box.axes)]
@@ -321,7 +324,7 @@ def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray
 def _window(
     map: AffineMap, box: Box, axes: Sequence[int], mean: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the centre and width, for each axis, of an interval that holds the solution."""
+    """Returns centre and width on each axis, for marginals, of an interval with the solution."""
     back = np.linalg.inv(map.matrix)[list(axes)]
     middle = np.asarray([(a.low + a.high) / 2 for a in box.axes])
     image = back @ (middle - map.shift), np.abs(back) @ [a.length for a in box.axes]
@@ -333,12 +336,12 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency that the grid of every axis resolves without aliasing."""
+    """Returns the highest frequency, for marginals, that each grid axis resolves, not aliased."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Computes the largest |ω_a| for each axis a, subject to |ω·back_k| ≤ limit_k for all k."""
+    """Computes a marginal's largest |ω_a| per axis a, subject to |ω·back_k| ≤ limit_k for all k."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

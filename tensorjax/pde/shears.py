@@ -66,12 +66,12 @@ class Shears:
 
     @property
     def powers(self) -> np.ndarray:
-        """Exponents of every monomial, (M, d)."""
+        """Exponents of every monomial of the shears, (M, d)."""
         return np.repeat(self._monomials, len(self.moved), axis=0)
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis j(m) that each monomial moves, (M,)."""
+        """Axis j(m) that each monomial shears, (M,)."""
         return np.tile(self.moved, len(self._monomials))
 
     @property
@@ -84,11 +84,11 @@ class Shears:
         return np.array(out)
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of monomial m that depends on the coordinate k."""
+        """Evaluates the factor of the shears' monomial m that depends on the coordinate k."""
         return y ** self.powers[m, k]
 
     def shift(self, coefficients: Any, x: Any) -> np.ndarray:
-        """Evaluates the displacement q, (m, d), at points (m, d)."""
+        """Evaluates the shear displacement q, (m, d), at points (m, d)."""
         values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
         out = np.zeros_like(x)
         for j in self.moved:
@@ -106,7 +106,7 @@ class Shears:
         return y - self.shift(coefficients, y)
 
     def push(self, coefficients: Any, x: Any, field: Any) -> np.ndarray:
-        """Pushes a vector field (m, d) forward at points x: f_J + (f·∇) q, and f_others."""
+        """Pushes a vector field forward by the shear at x: f_J + (f·∇) q, and f_others."""
         out = np.array(field, np.float64)
         for k in set(range(self.dim)) - set(self.moved):
             lower = self.powers - np.eye(self.dim, dtype=int)[k]
@@ -202,7 +202,7 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, z)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds Q_y(v) = −∇·(Γ (F + ċ) v)."""
+        """Builds Q_y(v) = −∇·(Γ (F + ċ) v) in sheared coordinates."""
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))

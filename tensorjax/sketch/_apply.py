@@ -82,18 +82,18 @@ def apply(p: Any, x: Any) -> Any:
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """Returns the dtype of JAX's standard promotion, whatever promotion mode is set."""
+    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:
-    """Returns the dtype to compute in: single precision at least."""
+    """Returns the dtype in which a map is applied: single precision at least."""
     return promoted(dtype, jnp.float32)
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Checks whether x has its last axes folded to ``in_shape``; raises ValueError if neither."""
+    """Checks whether x, to be projected, has ``in_shape`` as last axes; ValueError if neither."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -121,13 +121,13 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _is_small(x: jax.Array) -> bool:
-    """Checks whether an array is small, uncommitted and on a CPU, to be read by the host."""
+    """Checks whether x is small, uncommitted and on a CPU, so that the host reads it to project."""
     return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
 
 
 @_check.at_once
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects host rows in chunks, which avoids a copy of the whole of x.
+    """Applies a map to host rows in chunks, which avoids a copy of the whole of x.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -152,7 +152,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits rows into blocks of few distinct sizes, since each size compiles a program.
+    """Splits rows, to apply a map, into blocks of few sizes, since each size compiles a program.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

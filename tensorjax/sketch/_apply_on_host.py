@@ -20,7 +20,7 @@ _THREADS = 2**18
 
 
 def serves(p: Any, x: Any) -> bool:
-    """Checks whether map and rows are concrete, on a CPU, of one dtype, and fast by NumPy."""
+    """Checks whether NumPy applies the map on the host: all concrete, on a CPU, one dtype, fast."""
     if not isinstance(p, Dense | Kronecker) or not x.size or x.dtype != p.dtype:
         return False
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
@@ -36,7 +36,7 @@ def serves(p: Any, x: Any) -> bool:
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects the rows of x to (…, M), and checks whether the result is finite."""
+    """Projects rows of x to (…, M) by NumPy on the host; also whether the result is finite."""
     rows = np.asarray(x).reshape(math.prod(lead), -1)
     with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):
@@ -49,7 +49,7 @@ def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
 
 
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
-    """Applies a Kronecker map by groups of modes, from the last to the first."""
+    """Applies a Kronecker map on the host by groups of modes, from the last to the first."""
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)
@@ -65,7 +65,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: list[np.ndarray]) -> np.ndarray:
-    """Multiplies neighbouring TT-matrix cores (r, m, n, s) into one."""
+    """Multiplies neighbouring cores (r, m, n, s) of a random map into one, on the host."""
     out = cores[0]
     for core in cores[1:]:
         (r, i, j, _), (_, k, n, s) = out.shape, core.shape
@@ -74,7 +74,7 @@ def _merged(cores: list[np.ndarray]) -> np.ndarray:
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Contracts the trailing mode and the bond of (batch, n, bond, done) with a merged core."""
+    """Applies a map's merged core, on the host, to n and bond of (batch, n, bond, done)."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Completes the shapes of a map: factors an int, keeps a sequence.
+    """Completes a map's shapes: factors an int into balanced modes, keeps a sequence.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Permutes ``free`` so that its largest factor meets the smallest of ``fixed``."""
+    """Permutes balanced factors ``free`` so that the largest meets the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Factors N into ``order`` modes, ascending: exactly if these are balanced, else padded.
+    """Factors N into ``order`` modes, ascending: exact factors if balanced, else padded.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Returns exact factors of ``size``, each the divisor closest to an equal share."""
+    """Returns exact factors of ``size``, balanced: each is the divisor nearest an equal share."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -117,7 +117,10 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists divisors by trial division; a cofactor of primes above 10⁶ counts as a prime."""
+    """Lists divisors of a size to factor, by trial division.
+
+    A cofactor of primes above 10⁶ counts as a prime.
+    """
     out, rest = [1], size
     for p in itertools.chain((2,), range(3, _LARGEST_TRIAL_DIVISOR, 2)):
         if p * p > rest:
@@ -131,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal factors whose product is ``size`` or little more."""
+    """Returns balanced (near-equal) factors whose product is ``size`` or little more."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -143,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists descending near-equal factors whose product is ``size`` or little more."""
+    """Lists descending, balanced factors whose product is ``size`` or little more."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)

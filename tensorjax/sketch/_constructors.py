@@ -17,7 +17,7 @@ _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int
 
 
 def _float_dtype(dtype: Any) -> Any:
-    """Checks the dtype of a map; None is JAX's default floating-point type."""
+    """Checks the dtype of a map to construct; None is JAX's default floating-point type."""
     out = jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
@@ -26,7 +26,7 @@ def _float_dtype(dtype: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Checks that ``key`` is a JAX random key."""
+    """Checks that ``key``, from which a projection is drawn, is a JAX random key."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
@@ -36,7 +36,7 @@ def _key(key: Any) -> Any:
 
 
 def _interior(rank: Any, order: int) -> tuple[int, ...]:
-    """Expands ``rank`` to d − 1 bonds, without an upper bound."""
+    """Expands ``rank`` to the d − 1 bonds of a map to construct, without an upper bound."""
     return _check.bond_ranks(rank, (2**62,) * (order - 1))
 
 
@@ -103,7 +103,7 @@ def ttrp(
 
 
 def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int]:
-    """Returns the input modes and M of a map whose rows have no product structure."""
+    """Returns the input modes and M of a map to construct whose rows have no product structure."""
     n = _check.shape("in_shape", in_shape)
     return n, math.prod(_check.shape("out_shape", out_shape))
 
@@ -187,7 +187,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws the positions of successes among ``count`` trials, ascending, with random signs.
+    """Draws a sparse map's nonzeros among ``count`` places, ascending, with random signs.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.

@@ -20,7 +20,7 @@ _LARGE = 2**18  # elements of the input from which on compiled code is faster th
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
-    """Returns the cores with the scale of the map shared among them."""
+    """Returns the map's cores for dense input, its scale shared among them."""
     out = []
     modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
     surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
@@ -31,7 +31,7 @@ def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
 
 
 def project(p: Projection, x: jax.Array) -> jax.Array:
-    """Projects rows (batch, N) or (batch, ∏ n_k) to (batch, M); p and x have one dtype."""
+    """Projects dense rows (batch, N) or (batch, ∏ n_k) to (batch, M); p and x have one dtype."""
     if isinstance(p, Kronecker):
         return _kronecker(p, x)
     if isinstance(p, TTRows | CPRows):
@@ -43,7 +43,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 
 
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiplies x wᵀ, with the columns padded to a full block of the matrix product."""
+    """Multiplies dense input x wᵀ, columns padded to a full block of the matrix product."""
     count = w.shape[0]
     w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
@@ -55,7 +55,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
 
 
 def merge(cores: list[jax.Array]) -> jax.Array:
-    """Multiplies neighbouring TT-matrix cores (r, m, n, r') into one."""
+    """Multiplies neighbouring cores (r, m, n, r') of a random map into one, for dense input."""
     out = cores[0]
     for core in cores[1:]:
         out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
@@ -84,7 +84,7 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Returns the mode at which compiled code splits the map to read x once; 0 to use XLA."""
+    """Returns the mode at which compiled code splits the map to read dense x once; 0 for XLA."""
     batch, size = x.shape
     if len(n) < 2 or size != math.prod(n) or batch * size < _LARGE:
         return 0
@@ -108,7 +108,7 @@ def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
-    """Projects rows by a function of the rows and of both merged halves of the map."""
+    """Projects dense rows by a function of the rows and of both merged halves of the map."""
     cores = scaled_cores(p)
     left, right = merge(cores[:cut]), merge(cores[cut:])
     rows = x.reshape(len(x), left.shape[2], right.shape[2])
@@ -125,7 +125,7 @@ def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def _over_batches(
     size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Batches the one-pass projection under vmap: several maps of the same rows go to XLA."""
+    """Batches the one-pass projection of dense x under vmap; several maps go to XLA."""
     x_batched, *maps_batched = batched
     if x_batched and not any(maps_batched):
         y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
@@ -145,7 +145,7 @@ def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _group(y: jax.Array, core: jax.Array) -> jax.Array:
-    """Contracts the trailing mode and the bond of (batch, n, bond, done) with a merged core."""
+    """Applies a map's merged core to n and bond of dense (batch, n, bond, done), by XLA."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n
@@ -172,7 +172,7 @@ def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
 
 
 def row_matrix(p: TTRows | CPRows) -> jax.Array:
-    """Multiplies the rows of the map out to a dense matrix (M, ∏ n_k)."""
+    """Multiplies the rows of a map, for dense x, out to a dense matrix (M, ∏ n_k)."""
     if len(p.in_shape) == 1:
         return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
     left, right = halves(p, len(p.in_shape) - 1)
@@ -180,7 +180,7 @@ def row_matrix(p: TTRows | CPRows) -> jax.Array:
 
 
 def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out the modes before s and from s on: (M, T, left) and (M, T, right)."""
+    """Multiplies out a map for dense x before mode s and from it: (M, T, left), (M, T, right)."""
     left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
     if isinstance(p, CPRows):
         return left, right
@@ -188,7 +188,7 @@ def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
-    """Multiplies out modes start … stop − 1: (M, T, modes), or (M, bond, modes, bond)."""
+    """Multiplies out some modes of a map for dense x: (M, T, modes), or (M, bond, modes, bond)."""
     if isinstance(p, CPRows):
         out = p.factors[start]
         if start == 0:
@@ -222,5 +222,5 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
 
 
 def as_dtype(p: Any, dtype: Any) -> Any:
-    """Casts a map to ``dtype``; the indices of a sparse map stay integers."""
+    """Casts a map to the ``dtype`` of a projection; indices of a sparse map stay integers."""
     return p if p.dtype == dtype else p.astype(dtype)

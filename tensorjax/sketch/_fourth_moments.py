@@ -30,7 +30,7 @@ PAIRING = (0, 0, 1, 2, 3)
 
 
 def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
-    """Builds an automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
+    """Builds the moments' automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
 
     Returns:
       d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
@@ -52,7 +52,7 @@ def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
 
 
 def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.ndarray]:
-    """Returns weights (4, t, t) of the pairings in each mode, for t states of a row pair.
+    """Returns fourth-moment weights (4, t, t) of the pairings per mode, t states of a row pair.
 
     They are normalised so that the weights of the path 0, …, 0 multiply to one.
     """
@@ -68,7 +68,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
 
 
 def bond_weights(rank: int) -> np.ndarray:
-    """Returns weights (5, 5) from a chain state left of a bond to one on its right."""
+    """Returns fourth moments' weights (5, 5) from a chain state left of a bond to the right."""
     out = np.full((STATES, STATES), 1 / rank)
     out[range(4), range(4)] = 1  # pairing 3 leaves r of r² values free even towards itself
     out[0, 1] = 0  # who has paired ab|cd throughout and does so again stays in state 0 …
@@ -77,12 +77,12 @@ def bond_weights(rank: int) -> np.ndarray:
 
 
 def start() -> np.ndarray:
-    """Returns weights (5,) of the chain states after the first mode."""
+    """Returns the fourth moments' weights (5,) of the chain states after the first mode."""
     return np.array([1.0, 0.0, 1.0, 1.0, 1.0])
 
 
 def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float) -> float:
-    """Computes Var ‖f(x)‖² / ‖x‖⁴ if every pairing of the copies of x gives ‖x‖⁴.
+    """Computes Var ‖f(x)‖² / ‖x‖⁴ by fourth moments if every pairing of copies of x gives ‖x‖⁴.
 
     For Δ = 3 this is the variance at any rank-one x, and the largest one over all x.
     """
@@ -99,7 +99,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands Var ‖f(x)‖² as Σ weight · ⟨x⊗x⊗x⊗x, pattern⟩, one pairing per mode.
+    """Expands Var ‖f(x)‖² by fourth moments, Σ weight · ⟨x⊗x⊗x⊗x, pattern⟩, a pairing per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

@@ -38,7 +38,7 @@ class Law:
     def draw(
         self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
     ) -> tuple[jax.Array, ...]:
-        """Draws arrays of independent entries, one for each shape.
+        """Draws arrays of independent entries of this type of law, one for each shape.
 
         Signs depend neither on the dtype nor on JAX's 64-bit mode.
         """
@@ -70,13 +70,13 @@ def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Arr
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """Draws independent signs ±1."""
+    """Draws independent signs ±1, the entries of sign-type maps."""
     bits = jax.random.bits(key, tuple(shape), jnp.uint8)
     return 1 - 2 * (bits & 1).astype(dtype)
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """Returns the entry distribution of a given name; ``s`` is the sparsity of "sparse"."""
+    """Returns the entry law of a given name; ``s`` is the sparsity of the type "sparse"."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     if distribution not in moments:
         raise ValueError(f"distribution: expected one of {sorted(moments)}, got {distribution!r}")
@@ -84,7 +84,7 @@ def law(distribution: str, s: float = 3.0) -> Law:
 
 
 def sparsity(s: Any) -> float:
-    """Checks an inverse density s ≥ 1."""
+    """Checks the inverse density s ≥ 1 of a sparse random map's type."""
     if isinstance(s, str) or not math.isfinite(s) or s < 1:
         raise ValueError(f"s: expected a finite number >= 1 (one entry in s is not 0), got {s!r}")
     return float(s)
@@ -109,7 +109,7 @@ class Projection:
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Modes of the output: (M,) if the rows of the map have no product structure."""
+        """Modes of the map's output: (M,) if its rows have no product structure."""
         return (self.out_size,)
 
     @property
@@ -119,12 +119,12 @@ class Projection:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the stored entries."""
+        """Dtype of the map's stored entries."""
         return jax.tree.leaves(self)[-1].dtype
 
     @property
     def size(self) -> int:
-        """Number of stored random entries (of one map, batch axes left out)."""
+        """Number of the map's stored random entries (of one map, batch axes left out)."""
         raise TypeError("an abstract map stores nothing")
 
     def astype(self, dtype: Any) -> Any:
@@ -165,7 +165,7 @@ def _decoded(saved: list[Any]) -> tuple[Any, ...]:
 
 @dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
-    """Makes a class a frozen dataclass and a pytree with the named fields as children."""
+    """Makes a type of maps a frozen dataclass and a pytree with the named fields as children."""
 
     def wrap(cls: Cls) -> Cls:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -190,17 +190,17 @@ class Kronecker(Projection):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Modes (m_1, …, m_d) of the output."""
+        """Modes (m_1, …, m_d) of the Kronecker map's output."""
         return tuple(c.shape[-3] for c in self.cores)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1})."""
+        """Interior TT-ranks (r_1, …, r_{d-1}) of the Kronecker map."""
         return tuple(c.shape[-1] for c in self.cores[:-1])
 
     @property
     def size(self) -> int:
-        """Number of stored entries, Σ r_{k-1} m_k n_k r_k."""
+        """Number of entries stored in the Kronecker map, Σ r_{k-1} m_k n_k r_k."""
         return sum(math.prod(c.shape[-4:]) for c in self.cores)
 
 
@@ -213,7 +213,7 @@ class Dense(Projection):
 
     @property
     def size(self) -> int:
-        """Number of stored entries, M N."""
+        """Number of entries stored in the dense map, M N."""
         return math.prod(self.matrix.shape[-2:])
 
 
@@ -232,7 +232,7 @@ class Sparse(Projection):
 
     @property
     def size(self) -> int:
-        """Number of nonzeros; under a transformation, the capacity that is kept for them."""
+        """Number of nonzeros of the sparse map; under a transformation, the capacity kept."""
         if _check.is_traced(self.sign):
             return self.sign.shape[-1]
         batch = math.prod(self.sign.shape[:-1])
@@ -252,12 +252,12 @@ class TTRows(Projection):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1}) of a row."""
+        """Interior TT-ranks (r_1, …, r_{d-1}) of a row of the map."""
         return tuple(c.shape[-1] for c in self.cores[:-1])
 
     @property
     def size(self) -> int:
-        """Number of stored entries, M Σ r_{k-1} n_k r_k."""
+        """Number of entries stored in the map of TT rows, M Σ r_{k-1} n_k r_k."""
         return sum(math.prod(c.shape[-4:]) for c in self.cores)
 
 
@@ -274,10 +274,10 @@ class CPRows(Projection):
 
     @property
     def terms(self) -> int:
-        """Number T of rank-one terms in a row."""
+        """Number T of rank-one terms in a row of the map."""
         return self.factors[0].shape[-2]
 
     @property
     def size(self) -> int:
-        """Number of stored entries, M T Σ n_k."""
+        """Number of entries stored in the map of CP rows, M T Σ n_k."""
         return sum(math.prod(a.shape[-3:]) for a in self.factors)

@@ -163,7 +163,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩ in one planned einsum."""
+    """Contracts the variance's ⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩ in one planned einsum."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [
@@ -217,7 +217,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales cores by powers of two to a norm near one; returns them, ‖x‖², and the exponent."""
+    """Scales cores by powers of two to a norm near one, for the variance; ‖x‖² and exponent."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -238,7 +238,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """Contracts ⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with the same pairing in every mode."""
+    """Contracts the variance's ⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with one pairing in every mode."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)
@@ -246,7 +246,7 @@ def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
 
 
 def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
-    """Sums over all pairings by a sweep over the bonds of four copies x⊗x̄⊗x⊗x̄."""
+    """Sums the variance over all pairings by a sweep over bonds of four copies x⊗x̄⊗x⊗x̄."""
     assert kind.out_shape is not None
     weights = _fourth_moments.mode_weights(kind.out_shape, kind.rows, kind.delta)
     pairs = weights[0].shape[1]
@@ -269,12 +269,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the weights before the first mode: the chain starts in state 0."""
+    """Returns the variance sweep's weights before the first mode: the chain starts in state 0."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts the four bonds of the sweep's state with cores whose modes are paired."""
+    """Contracts four bonds of the variance sweep's state with cores whose modes are paired."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

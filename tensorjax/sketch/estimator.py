@@ -89,7 +89,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Draws the random map, from the shape and dtype of X alone.
+        """Fits the estimator: draws the random map, from the shape and dtype of X alone.
 
         Args:
           X: array or scipy.sparse matrix (n_samples, n_features).
@@ -134,7 +134,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self
 
     def _output(self, n_samples: int, n_features: int) -> int | tuple[int, ...] | None:
-        """Returns M or its modes; None to keep all features."""
+        """Returns the estimator's M or its modes; None to keep all features."""
         given = self.n_components
         is_int = isinstance(given, numbers.Integral) and not isinstance(given, bool)
         if given != "auto" and (not is_int or given < 1):  # type: ignore[operator]
@@ -180,7 +180,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
 
     def transform(self, X: Any) -> np.ndarray:
-        """Projects the rows of X, dense or sparse (n_samples, n_features).
+        """Transforms X, dense or sparse (n_samples, n_features): projects its rows.
 
         Returns:
           Array (n_samples, n_components_) of the dtype of X.
@@ -200,7 +200,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return _in_dtype(X.dtype, self.projection_, X)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Maps back by the Moore–Penrose inverse: least-norm, least-squares pre-images.
+        """Transforms back by the Moore–Penrose inverse: least-norm, least-squares pre-images.
 
         For a plain Kronecker product it is the product of the factors' inverses; with TT-ranks or
         padding it is found from the Gram matrix of the M rows, at a cost of M³.
@@ -244,7 +244,7 @@ def _in_dtype(dtype: Any, p: Kronecker, X: Any) -> np.ndarray:
 
 
 def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
-    """Factors the pseudo-inverse A⁺ = B G into a map B and a matrix G (None for 1), in float64."""
+    """Factors the inverse transform A⁺ = B G into a map B and a matrix G (None for 1); float64."""
     plain = (
         not any(r > 1 for r in p.ranks)
         and p.out_size == math.prod(p.out_shape)
@@ -266,7 +266,7 @@ def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
 
 
 def _gram(p: Kronecker) -> np.ndarray:
-    """Computes the Gram matrix A Aᵀ over the columns in use, without the padding."""
+    """Computes A Aᵀ for the inverse transform, over the columns in use, without padding."""
     a = to_tt_matrix(p)
     gram = np.asarray(tt.to_dense(tt.matmul(a, tt.transpose(a))))
     out = gram.reshape(math.prod(p.out_shape), -1)[: p.out_size, : p.out_size]

@@ -76,12 +76,12 @@ class Axis:
 
     @property
     def length(self) -> float:
-        """Length of the interval, high − low."""
+        """Length high − low of the interval that the axis of the grid covers."""
         return self.high - self.low
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """Grid points, (n,), ascending."""
+        """Collocation points of the axis, (n,), ascending."""
         if self.kind == "fourier":
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -90,7 +90,7 @@ class Axis:
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
-        """Quadrature weights, (n,): the integral of v is weights · values."""
+        """Quadrature weights of the grid points, (n,): ∫ v dy is weights · values."""
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
@@ -99,7 +99,7 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """First-derivative matrix, (n, n)."""
+        """First-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
             return _fixed(_fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
@@ -109,7 +109,7 @@ class Axis:
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
-        """Second-derivative matrix, (n, n)."""
+        """Second-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
             return _fixed(_fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
@@ -119,13 +119,13 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """Matrices 1, ∂, y, y ∂ and ∂² stacked, (5, n, n)."""
+        """Matrices 1, ∂, y, y ∂ and ∂² on the grid points of the axis, stacked, (5, n, n)."""
         y = np.diag(self.points)
         return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Projection on the highest third of the modes, (m, n), which the grid hardly resolves.
+        """Projection (m, n) on the highest third of the modes, which the grid hardly resolves.
 
         Orthonormal rows, for v times the root of the weights.
         """
@@ -144,7 +144,7 @@ class Axis:
         return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
     def interpolate(self, y: Any) -> Any:
-        """Returns the interpolation matrix (m, n) from grid values to values at y, (m,).
+        """Returns the matrix (m, n) that interpolates grid values of the axis at y, (m,).
 
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
@@ -173,7 +173,7 @@ class Axis:
 
     @functools.cached_property
     def _refined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points, and the weighted interpolation matrix to them, (2n, n)."""
+        """Gauss–Legendre points, and weighted interpolation from the grid to them, (2n, n)."""
         x, w = np.polynomial.legendre.leggauss(2 * self.n)
         y = self.low + self.length * (x + 1) / 2
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
@@ -190,7 +190,7 @@ class Axis:
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
-        """Evaluates the Lagrange polynomials of all Gauss–Lobatto points, ends included, at y."""
+        """Evaluates the Lagrange polynomials of a Chebyshev grid with its end points at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
         weights = (-1.0) ** np.arange(self.n + 2)
         weights[[0, -1]] /= 2
@@ -218,7 +218,7 @@ class Axis:
 
     @functools.cached_property
     def _chebyshev(self) -> np.ndarray:
-        """First-derivative matrix on all Gauss–Lobatto points, both ends included."""
+        """First-derivative matrix of a Chebyshev grid, Gauss–Lobatto points with both ends."""
         t = self._angles
         half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
         gap = self.length * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
@@ -231,7 +231,7 @@ class Axis:
 
     @functools.cached_property
     def _projected(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivative on the interior points, by Galerkin projection."""
+        """First and second derivative on a Chebyshev grid without ends, by Galerkin."""
         x, w = np.polynomial.legendre.leggauss(self.n + 2)
         half = self.length / 2
         at = self._lagrange(np, self.low + half * (x + 1))
@@ -283,22 +283,22 @@ class Box:
 
     @property
     def dim(self) -> int:
-        """Number of axes d."""
+        """Number d of axes of the grid."""
         return len(self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of points along every axis, (n_1, …, n_d)."""
+        """Number of grid points along every axis, (n_1, …, n_d)."""
         return tuple(a.n for a in self.axes)
 
     @property
     def points(self) -> list[np.ndarray]:
-        """Grid points of every axis."""
+        """Collocation points of every axis of the grid."""
         return [a.points for a in self.axes]
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """Quadrature weights of every axis."""
+        """Quadrature weights of every axis of the grid."""
         return [a.weights for a in self.axes]
 
 
@@ -318,7 +318,7 @@ def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a cached array read-only, since callers share it."""
+    """Makes a cached array of a grid axis read-only, since callers share it."""
     x.flags.writeable = False
     return x
 
@@ -329,7 +329,7 @@ def _circulant(column: np.ndarray) -> np.ndarray:
 
 
 def _fourier_first(n: int) -> np.ndarray:
-    """Returns the Fourier first-derivative matrix on n 2π-periodic points.
+    """Returns the first-derivative matrix of a Fourier grid of n 2π-periodic points.
 
     The derivative of the highest mode of an even n is zero.
     """
@@ -349,7 +349,7 @@ def _fourier_second(n: int) -> np.ndarray:
 
 
 def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
-    """Builds the banded matrix with stencil[k] at offset k, and parity times that at −k."""
+    """Builds a finite-difference matrix: stencil[k] at offset k, parity times that at −k."""
     out = stencil[0] * np.eye(n)
     for k, c in enumerate(stencil[1:], start=1):
         out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
@@ -357,7 +357,7 @@ def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
 
 
 def _clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of the interior points on [−1, 1]."""
+    """Returns the Clenshaw–Curtis weights of a Chebyshev grid's interior points on [−1, 1]."""
     angles = np.pi * np.arange(1, intervals) / intervals
     k = np.arange(1, intervals // 2 + 1)
     factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)

@@ -27,7 +27,7 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: Any, beta: Any = None) -> "Coefficients":
-        """Returns the coefficients of L − (Σ y + β)·∇, for coordinates that move."""
+        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇."""
         zero = np.zeros(np.shape(sigma))
         _, (matrix, sigma, shift, beta) = floats(
             zero if self.matrix is None else self.matrix,
@@ -41,7 +41,7 @@ class Coefficients(NamedTuple):
 def affine_generator(
     box: Box, matrix: Any, shift: Any, diffusion: Any, constant: Any = 0.0
 ) -> TTMatrix:
-    """Builds L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
+    """Builds the affine operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
 
     A finite automaton runs along the axes. Up to the middle its states are "no factor yet", one for
     every ∂_i and every y_i met, and "done"; from the middle on one for every ∂_j and y_j still to
@@ -78,7 +78,7 @@ def affine_generator(
 
 
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
-    """Builds the cores of `affine_generator` as coefficients of 1, ∂, y, y∂, ∂²: (r, 5, s).
+    """Builds the affine operator's cores as coefficients of 1, ∂, y, y∂, ∂²: (r, 5, s).
 
     The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
     needs no more.
@@ -125,7 +125,7 @@ class _Cut:
 def _states(
     k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
 ) -> Any:
-    """Builds one core (r, 5, s) of the automaton."""
+    """Builds one core (r, 5, s) of an affine operator from the states of its automaton."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
     core = _Entries(xp, (before.size, 5, after.size), m.dtype)
     core.put(0, ONE, 0, 1.0)
@@ -145,7 +145,7 @@ def _states(
 
 
 def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries of coupled pairs of axes (k, j) that start at k."""
+    """Sets the entries, in an affine operator's core, of axis pairs (k, j) that start at k."""
     if after.left:
         core.put(0, D, after.d(k), 1.0)
         if kinds[0]:
@@ -159,7 +159,7 @@ def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) ->
 
 
 def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries of pairs that neither start nor end here."""
+    """Sets the entries, in an affine operator's core, of pairs that neither start nor end here."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
         core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
@@ -174,7 +174,7 @@ def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: A
 
 
 def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries of coupled pairs of axes (i, k) that end at k."""
+    """Sets the entries, in an affine operator's core, of axis pairs (i, k) that end at k."""
     if not before.left:
         core.put(before.d(k), D, -1, 1.0)
         if kinds[0]:
@@ -202,7 +202,7 @@ class _Entries:
 
 
 def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
-    """Contracts states with the mode matrices, Σ_o states[a, o, b] B_o."""
+    """Contracts an affine operator's core with the mode matrices, Σ_o states[a, o, b] B_o."""
     xp = np if isinstance(states, np.ndarray) else jnp
     matrices = xp.asarray(matrices).astype(states.dtype)
     if multiplier is None:
@@ -213,7 +213,7 @@ def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """Applies 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
+    """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     return np.stack([core, first, y * core, y * first, np.matmul(axis.d2, core)])

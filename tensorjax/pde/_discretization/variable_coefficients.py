@@ -16,7 +16,7 @@ Cores = list[Any]
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
-    """Builds the cores of a sin(w·y + φ), of TT-rank 2.
+    """Builds the cores of a sin(w·y + φ) as a variable coefficient, of TT-rank 2.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -31,7 +31,7 @@ def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
 
 
 def power(box: Box, weights: Any, offset: Any, exponent: int, amplitude: Any = 1.0) -> Cores:
-    """Builds the cores of a (w·y + c)^m, of TT-rank m + 1.
+    """Builds the cores of a (w·y + c)^m as a variable coefficient, of TT-rank m + 1.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -60,7 +60,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds the cores of a function of w·y from a start vector and a core for each w_k y_k."""
+    """Builds a coefficient's cores, function of w·y, from a start vector and a core per w_k y_k."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -75,7 +75,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns the first and last position where w is not zero; all if w is traced."""
+    """Returns the first and last axis on which a coefficient of w·y depends; all if w is traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -83,7 +83,7 @@ def _active(w: Any) -> tuple[int, int]:
 
 
 def times(a: Cores, b: Cores) -> Cores:
-    """Multiplies two trains entry by entry; TT-ranks multiply."""
+    """Multiplies two coefficients, as trains, entry by entry; TT-ranks multiply."""
     out = []
     for p, q in zip(a, b, strict=True):
         c = p[:, None, :, :, None] * q[None, :, :, None, :]
@@ -92,12 +92,12 @@ def times(a: Cores, b: Cores) -> Cores:
 
 
 def multiplication(cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m v from the cores of m."""
+    """Builds the operator v ↦ m v that multiplies by a variable coefficient m, from its cores."""
     return TTMatrix._unchecked(tuple(_diagonal(c) for c in cores))
 
 
 def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ a·∇(m v), of TT-rank 2 r for m of rank r.
+    """Builds the operator v ↦ a·∇(m v), m a variable coefficient of rank r, of TT-rank 2 r.
 
     What it gives sums to zero over a Fourier grid, as a divergence should.
     """
@@ -105,12 +105,12 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m a·∇v, of TT-rank 2 r for m of rank r."""
+    """Builds the operator v ↦ m a·∇v, m a variable coefficient of rank r, of TT-rank 2 r."""
     return _directed(box, direction, cores, lambda d1, m: d1[None, :, :, None] * m[:, :, None, :])
 
 
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
-    """Builds v ↦ Σ S_ij ∂_i (m ∂_j v), S symmetric, of TT-rank (2 min(p, d − p) + 2) r.
+    """Builds v ↦ Σ S_ij ∂_i (m ∂_j v), m variable, S symmetric; rank (2 min(p, d − p) + 2) r.
 
     The automaton of `affine_generator`, with ∂_i before m in place of ∂_i and ∂_j after m in place
     of y_j.
@@ -131,7 +131,7 @@ def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 def _directed(
     box: Box, direction: Any, cores: Cores, derived: Callable[[Any, Any], Any]
 ) -> TTMatrix:
-    """Builds Σ_k a_k times the operator with the k-th core differentiated."""
+    """Builds Σ_k a_k times the operator with coefficient m and the k-th core differentiated."""
     low, high = _active(direction)
     xp, (a, *cores) = floats(direction, *cores)
     out = []
@@ -151,13 +151,13 @@ def _directed(
 
 
 def _diagonal(m: Any) -> Any:
-    """Builds diag(m) for every pair of bond indices: (s, n, n, t)."""
+    """Builds diag(m) of a coefficient's core for every pair of bond indices: (s, n, n, t)."""
     xp = backend(m)
     return xp.eye(m.shape[1], dtype=m.dtype)[None, :, :, None] * m[:, :, None, :]
 
 
 def _merged(states: Any, matrices: Any) -> Any:
-    """Contracts states[a, o, b] with matrices[o, s, i, j, t] and merges bonds as (a s), (b t)."""
+    """Contracts a derivative's states[a, o, b] with coefficient matrices; bonds (a s), (b t)."""
     xp = backend(states, matrices)
     core = xp.tensordot(states, matrices, (1, 0))
     a, b, s, i, j, t = core.shape
@@ -165,6 +165,6 @@ def _merged(states: Any, matrices: Any) -> Any:
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits a train whose last mode counts components into one train for each."""
+    """Splits a train of coefficients whose last mode counts components into one for each."""
     *rest, last = cores
     return [[*rest[:-1], np.tensordot(rest[-1], last[:, i], (2, 0))] for i in range(last.shape[1])]

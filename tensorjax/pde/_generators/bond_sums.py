@@ -61,7 +61,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """Projects the cores of a state on the left and right bases of a point."""
+    """Projects the cores of a state on the bases left and right of a point's bonds."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -82,13 +82,13 @@ def applied(point: Point, links: Sequence[Link]) -> Family:
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Computes the bond-wise parts of an arbitrary train."""
+    """Computes the bond-wise parts of an arbitrary train at a point."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns the matrix K that passes states on to the next bond, (1, rows, columns)."""
+    """Returns the matrix K that passes on the states of a bond-wise sum, (1, rows, columns)."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -133,7 +133,7 @@ def _family(
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """Contracts a left environment (i, s, j) with the next core: (i, n, s', j')."""
+    """Contracts bond-wise left parts (i, s, j) with the next core: (i, n, s', j')."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(env, k, (1, 1)).transpose(0, 3, 2, 1)  # (i, s', t, j)
@@ -143,7 +143,7 @@ def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
 
 
 def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
-    """Contracts a core with the right environment (s', j', l): (s, j, n, l)."""
+    """Contracts a core with the bond-wise right parts (s', j', l): (s, j, n, l)."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(k, env, (2, 0)).transpose(0, 2, 1, 3)  # (t, j', s, l)
@@ -154,7 +154,7 @@ def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts as `_append_left` where all states are passed on unchanged and two start."""
+    """Contracts bond-wise left parts where all states are passed on unchanged and two start."""
     i, s, j = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -165,7 +165,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts as `_append_right` where two states start and all others are passed on."""
+    """Contracts bond-wise right parts where two states start and all others are passed on."""
     s, _, bra = env.shape
     j, n, after = core.shape
     out = np.empty((s + 2, j, n, bra))
@@ -175,7 +175,7 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns the left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, at every bond: (r n, s j)."""
+    """Returns bond-wise left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, each (r n, s j)."""
     out = []
     for u, seen, inside in zip(point.left, family.seen, family.inside, strict=True):
         flat = seen.reshape(len(seen), -1)
@@ -184,7 +184,7 @@ def outside(point: Point, family: Family) -> list[np.ndarray]:
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes Gram matrices of the right parts orthogonal to V_{>p}, at every bond.
+    """Computes Gram matrices of bond-wise right parts orthogonal to V_{>p}, at every bond.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -201,7 +201,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Transfers a Gram matrix (s, j, s', j') from the bond on the right to that on the left."""
+    """Transfers a Gram matrix (s, j, s', j') of bond-wise right parts to the bond on the left."""
     (ka, ba), (kb, bb) = a, b
     (t, ja, n, pa), (u, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

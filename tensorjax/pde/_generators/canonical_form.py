@@ -37,17 +37,17 @@ class Point(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number of modes d."""
+        """Number of modes d of the train in canonical form."""
         return len(self.left) + 1
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds."""
+        """TT-ranks of the interior bonds in canonical form."""
         return tuple(len(s) for s in self.bonds)
 
     @property
     def centers(self) -> Cores:
-        """Orthogonality centres C_k of v = U_{<k} C_k V_{>k}."""
+        """Orthogonality centres C_k of the canonical form, v = U_{<k} C_k V_{>k}."""
         if not self.left:
             return [self.whole]
         firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]
@@ -55,12 +55,12 @@ class Point(NamedTuple):
 
     @property
     def cores(self) -> Cores:
-        """Cores of the train, left-orthogonal but for the last."""
+        """Cores of the train in canonical form, left-orthogonal but for the last."""
         return [*self.left, self.centers[-1]]
 
 
 def host_cores(name: str, train: Any) -> Cores:
-    """Converts the cores of a train to float64 NumPy arrays, checked to be finite and real."""
+    """Converts a train's cores for the canonical form: NumPy float64, checked finite and real."""
     cores = [np.asarray(c) for c in train.cores]
     if any(np.iscomplexobj(c) for c in cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
@@ -100,7 +100,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Returns the TT-ranks for a relative error ``tol``, shared equally among the bonds."""
+    """Returns a canonical form's ranks for relative error ``tol``, shared equally among bonds."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)
@@ -113,7 +113,10 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates to the leading blocks of the cores; cheaper than `truncated`, not orthogonal."""
+    """Truncates a canonical form to its cores' leading blocks.
+
+    This is cheaper than `truncated`, but the result is not orthogonal.
+    """
     if ranks == point.ranks:
         return point
     ends = (1, *ranks, 1)
@@ -125,7 +128,7 @@ def leading(point: Point, ranks: tuple[int, ...]) -> Point:
 
 
 def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates every bond to its leading singular vectors, with orthogonal bases.
+    """Truncates a canonical form to every bond's leading singular vectors, bases orthogonal.
 
     The projections on leading left singular vectors commute with each other, and so what goes is no
     more than what a truncation bond by bond would leave out.

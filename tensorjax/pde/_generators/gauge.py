@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """Norm of v near the edge of each axis, (d,), unresolved waves subtracted.
+        """Norm of v near the box edge on each axis, (d,), less unresolved waves, for the gauge.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -43,7 +43,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes the moments and edge norms of v; ``singles`` has ∂ and y on one mode."""
+    """Computes moments and edge norms of v for the gauge; ``singles`` has ∂ and y on one mode."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -66,7 +66,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def drifts(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates at which Q changes means and variances of the density v², each (d,)."""
+    """Computes the rates, (d,), at which Q changes mean and variance of v², for the gauge."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -79,7 +79,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects a tensor, given by its bond-wise parts, on the bases around core k."""
+    """Projects a tensor of the gauge, given by bond-wise parts, on the bases around core k."""
     if k < point.order - 1:
         part, right = family.seen[k], family.overlap[k]
         out = part.reshape(len(part), -1) @ right.reshape(-1, right.shape[2])
@@ -99,7 +99,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses the diagonal of Σ and β such that means and variances of the density v² stay put.
+    """Chooses the gauge, diagonal of Σ and β, that holds means and variances of density v².
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.

@@ -62,14 +62,14 @@ def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
 
 
 def filtered(w: np.ndarray, z: np.ndarray, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves normal equations by a regularised pseudoinverse, eigenvalues at roundoff dropped."""
+    """Solves a generator's normal equations by regularised pseudoinverse, roundoff dropped."""
     w = np.where(w > len(w) * np.finfo(float).eps * max(w[-1], 0.0), w, 0)
     bottom = w**2 + floor**2
     return z @ (np.where(bottom > 0, w / np.where(bottom > 0, bottom, 1), 0) * (z.T @ load))
 
 
 def visible(gram: np.ndarray, load: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Restricts normal equations to eigenvalues above a share of the largest."""
+    """Restricts a generator's normal equations to eigenvalues above a share of the largest."""
     w, z = np.linalg.eigh(gram)
     keep = w > share * max(w[-1], 0.0)
     w, z = w[keep], z[:, keep]
@@ -111,7 +111,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic form at a point, of v or of a ``state`` near it."""
+        """Computes the generator's quadratic form at a point, of v or of a ``state`` near it."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -122,7 +122,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Computes the bond-wise parts of the affine part of Q; an empty list if it has none."""
+        """Computes a generator's input from the affine part of Q, by bonds; [] if it has none."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -133,11 +133,11 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Computes the bond-wise parts of Q at a point, as a list to be summed."""
+        """Computes a generator's input from the right side Q at a point, by bonds, to be summed."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:
-        """Estimates the mean of ‖y_k ∂_j v‖² over j ≠ k, as if v had rank one."""
+        """Estimates a generator's mean of ‖y_k ∂_j v‖² over j ≠ k, as if v had rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -146,7 +146,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes Σ of zero diagonal to a motion with its cost and the gauge."""
+        """Completes the generator's Σ of zero diagonal to a motion with its cost and the gauge."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -26,29 +26,29 @@ class Modes(NamedTuple):
     root: list[np.ndarray] | None
 
     def pair(self, k: int, core: np.ndarray) -> np.ndarray:
-        """Applies ∂ and y to the mode of core k, (2, r, n, s)."""
+        """Applies ∂ and y, in L²-weighted form, to the mode of core k, (2, r, n, s)."""
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """Multiplies a train of values by the square roots of the quadrature weights."""
+        """Multiplies a train of values, mode by mode, by roots of the weights: L²-weighted."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Divides a train by the square roots of the quadrature weights; inverse of `weighted`."""
+        """Divides a train by the roots of the L² weights, mode by mode; inverse of `weighted`."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]
 
     def matrices(self, k: int, o: np.ndarray) -> np.ndarray:
-        """Converts matrices on values of axis k to matrices on weighted values."""
+        """Converts matrices on values of mode k to matrices on L²-weighted values."""
         return o if self.root is None else self.root[k][:, None] * o / self.root[k]
 
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """Builds the modes of a `Box`."""
+    """Builds the L²-weighted modes of a `Box`."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]
@@ -65,7 +65,7 @@ def links_of(operator: Any, modes: Modes) -> list[Link]:
 
 
 def _factored(core: np.ndarray) -> Link:
-    """Factors a core (r, n, n, s) into K (t, r, s) and O (t, n, n).
+    """Factors a TT-matrix core (r, n, n, s) into K (t, r, s) and mode matrices O (t, n, n).
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells
@@ -89,7 +89,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Selects rows that span all rows, by pivoted elimination; returns the coefficients too."""
+    """Selects mode matrices, as rows, that span all, by pivoted elimination; with coefficients."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

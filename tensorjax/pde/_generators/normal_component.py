@@ -56,7 +56,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Lists the motions of d modes, with the second derivatives or without."""
+    """Lists the motions y_k ∂_j v of d modes, for normal components; with ∂_a ∂_b v or without."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -69,7 +69,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the motions whose modes lie on both sides of bond p, and their state indices."""
+    """Returns the motions on both sides of bond p, for normal components, and state indices."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -91,13 +91,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Computes the tensors with ∂ or y on one mode, with their orthogonal parts."""
+    """Computes tensors with ∂ or y on one mode, and what enters their normal components."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> np.ndarray:
-    """Computes the Gram matrix ⟨N m, N m'⟩ of all `motions`, (count, count)."""
+    """Computes the Gram matrix ⟨N m, N m'⟩ of normal parts of all `motions`, (count, count)."""
     d = len(at.outside) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -116,7 +116,7 @@ def gram(at: Singles, second: bool) -> np.ndarray:
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes ⟨N m, N Z⟩ of all `motions` with a tensor Z given by its bond-wise parts."""
+    """Computes ⟨N m, N Z⟩ of normal components, of all `motions` and of Z in bond-wise parts."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -171,11 +171,14 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> np.ndarray:
-        """Gram matrix ⟨N b_p, N b_q⟩ of all b_jk = y_k ∂_j v, j ≠ k, row by row."""
+        """Gram matrix ⟨N b_p, N b_q⟩ of normal components of b_jk = y_k ∂_j v, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes ‖N(Q − Σ_jk Σ_jk b_jk)‖; affine parts cancel before they are squared."""
+        """Computes the normal component's norm, ‖N(Q − Σ_jk Σ_jk b_jk)‖.
+
+        Affine parts cancel before they are squared.
+        """
         if self.energy is None:
             raise ValueError("energy: expected a form that was made with measure=True")
         left = self.known.copy()
@@ -237,7 +240,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Computes the bond-wise parts of Q without its affine part, at a point."""
+    """Computes what Q but its affine part adds to the normal component, by bonds, at a point."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))
@@ -247,7 +250,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Returns the coefficients of the affine part of Q in all `motions`."""
+    """Returns the coefficients of Q's affine part in all `motions` of the normal component."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -262,12 +265,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the off-diagonal entries of a matrix (d, d), row by row."""
+    """Returns the variables of the normal component's form: Σ off its diagonal, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds the matrix (d, d) of zero diagonal from its off-diagonal entries."""
+    """Builds Σ (d, d) of zero diagonal from the variables of the normal component's form."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

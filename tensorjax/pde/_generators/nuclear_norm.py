@@ -48,7 +48,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
 def _one_side(
     out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
 ) -> None:
-    """Adds the traces of pairs of operators left of every bond with the bond matrices."""
+    """Adds traces of operator pairs left of every bond to the gradient of nuclear norms."""
     one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
     where: list[tuple[int, int, int, int]] = []
     for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
@@ -66,11 +66,11 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Transfers matrices (m, r, r) through a core: Uᵀ (M ⊗ 1) U."""
+    """Transfers matrices (m, r, r) of the nuclear norms' traces through a core: Uᵀ (M ⊗ 1) U."""
     return _overlap(u, matrices[:, None] @ u.transpose(1, 0, 2)[None])
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Computes the overlaps of cores (m, n, r, s) with the core u: Uᵀ of each."""
+    """Computes overlaps Uᵀ of cores (m, n, r, s) with core u, for the nuclear norms' traces."""
     flat = seen.transpose(0, 2, 1, 3).reshape(len(seen), len(u) * u.shape[1], seen.shape[3])
     return tall(u).T @ flat

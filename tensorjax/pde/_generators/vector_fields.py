@@ -18,16 +18,16 @@ class Basis(Protocol):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """Number of coordinates of the vector fields."""
         ...
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis j(m) along which each field points, (M,)."""
+        """Axis j(m) along which each vector field points, (M,)."""
         ...
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor f_mk of field m at coordinates y_k, (n,)."""
+        """Evaluates the factor f_mk of vector field m at coordinates y_k, (n,)."""
         ...
 
 
@@ -56,7 +56,7 @@ def field_motion(
     levels: Sequence[float] = (),
     regularization: float = 1e-10,
 ) -> FieldMotion:
-    """Finds the rates of fields that minimise the normal component of the right side at v.
+    """Finds the rates of vector fields that minimise the right side's normal component at v.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q(v_i) − Σ_m ċ_m ∇·(g_m v_i))‖² over ċ, v_i = v rounded at δ_i‖v‖
     and N_i the projection on what is normal to the tangent space there: with no levels but the
@@ -119,7 +119,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes the Gram matrix, load vector and energy of the least-squares problem at a point."""
+    """Computes Gram matrix, load and energy of the least squares for vector fields' rates."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)
@@ -131,7 +131,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Computes the bond-wise parts of ∇·(g_m v)."""
+    """Computes ∇·(g_m v) for a vector field g_m, as bond-wise parts."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

@@ -46,7 +46,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Approximates f by a train from sampled points; returns cores and held-out error.
+    """Approximates a concentrated f by a train from sampled points; cores, held-out error.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative
@@ -83,7 +83,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds cores by interpolative decompositions; flags too few samples for the ranks."""
+    """Builds a concentrated function's cores by interpolative decomposition; flags few samples."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -99,7 +99,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Weights columns by their norm to the power −p, so that all powers count equally."""
+    """Weights a concentrated function's columns by norm^(−p), so that all powers count equally."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -122,7 +122,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of ``a`` and X with a ≈ X a[rows] to a relative error ``tol``."""
+    """Selects rows of a concentrated function's samples ``a``; X with a ≈ X a[rows] to ``tol``."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -144,12 +144,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates entries of a train at multi-indices (m, d)."""
+    """Evaluates entries of a concentrated function's train at multi-indices (m, d)."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns a function that evaluates a train at all pairs of left and right indices."""
+    """Returns an evaluator of a concentrated function's train at all left and right index pairs."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first cores at multi-indices (m, k): (m, r)."""
+    """Multiplies a concentrated function's first cores at multi-indices (m, k): (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -168,14 +168,20 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns powers of |f|² whose densities reach to where a Gaussian is ``tol`` of its peak."""
+    """Returns powers of |f|² as densities to sample a concentrated f from, wide enough for ``tol``.
+
+    Their densities reach to where a Gaussian is ``tol`` of its peak.
+    """
     # Of a density exp(−p |z|²), |z|² is d/(2p) on average, where f = exp(−|z|²/2) is tol.
     reach = min(max(2 * math.log(1 / tol) / dim, 1.0), 6.0)
     return 1.0, 0.5, 0.5 / reach
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a sampler of points from |v|^(2p): exact for p = 1, else axis by axis."""
+    """Returns a sampler of points where a train is concentrated, from |v|^(2p).
+
+    It is exact for p = 1; else the density is taken axis by axis.
+    """
     cores, _ = hosted.right_orthogonal(cores)
     kinds = np.asarray(powers(tol, len(cores)))
 

@@ -16,7 +16,7 @@ from tensorjax.tt import _numpy_arithmetic as hosted
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
-    """Approximates a function on a box by cross approximation; components (m, c) allowed."""
+    """Approximates a function by values on a box, by cross approximation; components allowed."""
     tol = max(tol, 10 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
     key = jax.random.key(seed)
     train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)
@@ -34,7 +34,7 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
 def drawn(
     name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
 ) -> Cores:
-    """Approximates a function on a box from points drawn where it is large."""
+    """Approximates a function by its values on a box at points drawn where it is large."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
         points = zip(box.points, index.T, strict=True)
@@ -44,7 +44,7 @@ def drawn(
 
 
 def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
-    """Approximates f(v), entry by entry, from entries drawn from v²; f(0) is split off."""
+    """Approximates f(v), entry by entry, by its values where v² is drawn; f(0) is split off."""
     cores = [np.asarray(c).astype(np.float64) for c in v.cores]
     rest = float(_finite(name, f(np.zeros(1)))[0])
 

@@ -51,7 +51,7 @@ def bonds(precision: np.ndarray) -> list[Bond]:
 
 
 def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
-    """Selects the fewest Hermite multi-indices whose omitted weights stay below ``tol``.
+    """Selects a Gaussian's fewest Hermite indices whose omitted weights stay below ``tol``.
 
     That is relative to all in the root-sum-square. Sorted by degree; with k, the set holds every
     multi-index below k.
@@ -86,13 +86,13 @@ def _too_many(tol: float) -> str:
 
 
 def ranks(precision: np.ndarray, tol: float) -> tuple[int, ...]:
-    """Returns TT-ranks that approximate every unfolding of exp(−½ zᵀ P z) to relative ``tol``."""
+    """Returns TT-ranks for all unfoldings of a Gaussian exp(−½ zᵀ P z) to relative ``tol``."""
     inner = [len(excitations(b.decay, tol)) for b in bonds(precision)[1:-1]]
     return (1, *inner, 1)
 
 
 def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) -> Cores:
-    """Builds the cores of exp(−½ zᵀ P z) on the grid of points z_k, to relative error ``tol``."""
+    """Builds the cores of a Gaussian exp(−½ zᵀ P z) on points z_k, to relative error ``tol``."""
     d = len(points)
     share = tol / max(d - 1, 1) ** 0.5
     chain = bonds(precision)
@@ -108,7 +108,7 @@ def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) ->
 def _integrals(
     scale: np.ndarray, after: np.ndarray, rows: np.ndarray, columns: np.ndarray, z: np.ndarray
 ) -> np.ndarray:
-    """Computes ∫ ψ_α(τ z + B η) ψ_β(η) dη, (α, β, n), for τ z + B η = T (z, T'⁻¹ η).
+    """Computes a Gaussian's core ∫ ψ_α(τ z + B η) ψ_β(η) dη, (α, β, n), by Hermite functions ψ.
 
     With ψ_α the products of orthonormal Hermite functions of degrees α. Their generating function
     is Σ t^α ψ_α / √α! = π^(−1/4) exp(−x²/2 + √2 t x − t²/2) in one dimension; so that of the
@@ -149,7 +149,7 @@ def _integrals(
 
 
 def _below(index: np.ndarray) -> np.ndarray:
-    """Returns the positions of k − e_i among the multi-indices, (r, m); −1 where k_i is zero."""
+    """Returns the positions of k − e_i among a Gaussian's Hermite indices, (r, m); −1 if none."""
     place = {tuple(k): p for p, k in enumerate(index.tolist())}
     out = np.full(index.shape, -1)
     for p, k in enumerate(index.tolist()):

@@ -29,14 +29,14 @@ class _Start(abc.ABC):
 
     @abc.abstractmethod
     def values(self, x: Any) -> np.ndarray:
-        """Evaluates the state at physical points (m, d)."""
+        """Evaluates the initial state at physical points (m, d)."""
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the initial state on the box, at x = map.inverse(y), on the host."""
 
     def train(self, box: Box, map: AffineMap, tol: float) -> TT:
-        """Builds the train of the values on the box, at relative error ``tol``."""
+        """Builds the train of the initial state on the box, at relative error ``tol``."""
         return TT([jnp.asarray(c) for c in self.cores(box, map, tol)])  # JAX's default dtype
 
 
@@ -90,29 +90,29 @@ class Gaussian(_Start):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d."""
+        """Number of coordinates d of the Gaussian initial state."""
         return len(self.mean)
 
     @property
     def mass(self) -> float:
-        """Integral over all space."""
+        """Integral of the Gaussian initial state over all space."""
         return 1.0 if self.amplitude is None else self.amplitude / self._density
 
     @property
     def _density(self) -> float:
-        """Largest value of the probability density."""
+        """Largest value of the Gaussian initial state's probability density."""
         sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
         return float(sign * np.exp(-log / 2))
 
     def values(self, x: Any) -> np.ndarray:
-        """Evaluates the Gaussian at physical points (m, d)."""
+        """Evaluates the Gaussian initial state at physical points (m, d)."""
         z = np.linalg.solve(
             np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
         )
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the Gaussian start on the box, at x = map.inverse(y), on the host."""
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
@@ -120,29 +120,29 @@ class Gaussian(_Start):
         return hosted.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
-        """Returns TT-ranks for a relative error ``tol`` of every unfolding, in closed form."""
+        """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``."""
         map = AffineMap.identity(self.dim) if map is None else map
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m), in which the TT-ranks are one."""
+        """Returns the map y = C^(−1/2) (x − m): TT-ranks of the Gaussian start are one."""
         values, vectors = np.linalg.eigh(self.covariance)
         matrix = vectors / np.sqrt(values) @ vectors.T
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns the Gaussian after a linear flow with noise."""
+        """Returns the Gaussian initial state after a linear flow with noise."""
         f, g, q = flow
         new = Gaussian(f @ self.mean + g, f @ self.covariance @ f.T + q)
         return dataclasses.replace(new, amplitude=self.mass * new._density)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the probability density."""
+        """Draws points (count, d) of the Gaussian initial state's probability density."""
         z = rng.standard_normal((count, self.dim))
         return self.mean + z @ np.linalg.cholesky(self.covariance).T
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance."""
+        """Returns mass, mean and covariance of the Gaussian initial state."""
         return self.mass, self.mean, self.covariance
 
     def _precision(self, map: AffineMap) -> np.ndarray:
@@ -185,12 +185,12 @@ class Mixture(_Start):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d."""
+        """Number of coordinates d of the initial state, a mixture."""
         return self.gaussians[0].dim
 
     @property
     def mass(self) -> float:
-        """Integral over all space."""
+        """Integral of the initial state, a mixture, over all space."""
         return float(self._masses.sum())
 
     @property
@@ -199,21 +199,21 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: Any) -> np.ndarray:
-        """Evaluates the mixture at physical points (m, d)."""
+        """Evaluates the initial state, a mixture, at physical points (m, d)."""
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes the cores of the values on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the mixture start on the box, at x = map.inverse(y), on the host."""
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return hosted.rounded(hosted.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns the mixture after a linear flow with noise."""
+        """Returns the mixture as an initial state after a linear flow with noise."""
         return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the probability density.
+        """Draws points (count, d) of the initial state, a mixture, as a density.
 
         Raises:
           ValueError: a part of negative weight.
@@ -226,7 +226,7 @@ class Mixture(_Start):
         return rng.permutation(np.concatenate(parts))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance."""
+        """Returns mass, mean and covariance of the initial state, a mixture."""
         share = self._masses / self.mass
         means = np.stack([g.mean for g in self.gaussians])
         mean = share @ means
@@ -259,11 +259,11 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: Any) -> np.ndarray:
-        """Evaluates the function at physical points (m, d)."""
+        """Evaluates the function that is the initial state at physical points (m, d)."""
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the values on the box, at x = map.inverse(y), by a train on the host."""
+        """Approximates the initial state on the box, at x = map.inverse(y), on the host."""
 
         def values(y: np.ndarray) -> np.ndarray:
             return self.values(map.inverse(y))
@@ -274,7 +274,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a sampler of box points from powers of a Gaussian mixture."""
+    """Returns a sampler of box points for an initial state near a mixture of Gaussians."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)

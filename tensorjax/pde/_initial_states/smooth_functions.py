@@ -28,7 +28,7 @@ class Coarse(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of points along every axis."""
+        """Number of points along every axis of the coarse Chebyshev grid."""
         return tuple(len(p) for p in self.points)
 
 
@@ -96,7 +96,7 @@ def _cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
 
 
 def _interpolation(nodes: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns the matrix from values at Gauss–Chebyshev nodes to those at other points."""
+    """Returns the interpolation matrix from the coarse Gauss–Chebyshev nodes to other points."""
     j = np.arange(len(nodes))
     weights = (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * len(nodes)))
     gap = points[:, None] - nodes

@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Any, state: State) -> pathlib.Path:
-    """Saves a state, with the integrator's memory, as ``folder/step_N``.
+    """Saves a checkpoint, a state with the integrator's memory, as ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
 
@@ -64,7 +64,7 @@ def save(folder: Any, state: State) -> pathlib.Path:
 
 
 def load(folder: Any) -> State:
-    """Loads the newest state that a run or `save` left in a folder.
+    """Loads the newest checkpoint that a run or `save` left in a folder.
 
     Args:
       folder: the directory given to `integrate`, or one ``step_N`` in it.
@@ -127,12 +127,12 @@ class _Saver:
             )
 
     def after(self, work: Any) -> None:
-        """Saves the state if due; to be called after every step."""
+        """Saves a checkpoint of the state if due; to be called after every step."""
         if work.memory.steps % self._options.every == 0:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """Saves the last state if not yet saved; to be called at the end."""
+        """Saves a checkpoint of the last state if not yet saved; to be called at the end."""
         if work.memory.steps != self._last:
             self._save(work)
 
@@ -153,7 +153,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two states, with their integrator memories, are equal to the last bit."""
+    """Whether two states of checkpoints, memories included, are equal to the last bit."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (

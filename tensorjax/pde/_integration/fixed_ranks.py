@@ -92,7 +92,7 @@ def integrate_static(
     start: State | None,
     map: AffineMap,
 ) -> Solution:
-    """Integrates with fixed ranks and steps of one length, as `integrate` with ``rank``.
+    """Integrates at fixed TT-ranks, steps of one length, as `integrate` with ``rank``.
 
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
@@ -154,7 +154,7 @@ def integrate_static(
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Traces the operators and source as a function of time, map and motion."""
+    """Traces operators and source for the fixed-rank loop, by time, map and motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
@@ -171,7 +171,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 @jax.jit(static_argnums=0)
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
-    """Makes all steps in one scan; at the end v is NaN if the run was unstable."""
+    """Makes all steps at fixed ranks in one scan; at the end v is NaN if the run was unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
@@ -182,7 +182,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """Moves the inputs to the device of v, so that the loop is not compiled a second time."""
+    """Moves the fixed-rank loop's inputs to the device of v, so that it is not compiled twice."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -192,7 +192,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 def _in_parts(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
-    """Makes all steps by calls of one compiled program; stops after NaN or Inf."""
+    """Makes all steps at fixed ranks by calls of one program; stops after NaN or Inf."""
     count = len(rows[0])
     norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
@@ -211,7 +211,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Makes the first ``count`` steps of a table; returns their norms and finiteness."""
+    """Makes the first ``count`` fixed-rank steps of a table; returns norms and finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -228,7 +228,7 @@ def _part(
 
 
 def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
-    """Re-examines a run that looked unstable, with the fastest rate that is found.
+    """Re-examines a fixed-rank run that looked unstable, with the fastest rate that is found.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
@@ -242,7 +242,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
-    """Estimates the fastest rate, times dt, of an unstable run by power iteration.
+    """Estimates the fastest rate, times dt, of an unstable fixed-rank run by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
@@ -277,7 +277,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """Normalises v on the host; returns the norm too. None where it is zero or not finite."""
+    """Normalises v of a fixed-rank run on the host; norm too. None if zero or not finite."""
     cores = [np.asarray(c, np.float64) for c in v.cores]
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -293,7 +293,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """Makes step k with its norm, and its status where it is to be examined."""
+    """Makes fixed-rank step k with its norm, and its status where it is to be examined."""
     look, *row = row
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
@@ -319,7 +319,7 @@ def _followed(
 def _watched(
     scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
 ) -> tuple[Any, Any]:
-    """Returns the status of a step, except NaN, and dt times its rate if unstable."""
+    """Returns the status of a fixed-rank step, except NaN, and dt times its rate if unstable."""
     found = rate(scheme.method, trains, change)
     cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
@@ -350,7 +350,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Computes maps and motions at the start, middle and end of every step; the last map too."""
+    """Tabulates map and motion at start, middle, end of each fixed-rank step; also the last map."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []
@@ -374,7 +374,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Makes one step; returns v, the stages and the result, and the change of the source."""
+    """Makes one step at fixed ranks; returns v, stages and result, and the source's change."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

@@ -234,7 +234,7 @@ class Replay:
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
 
     def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns Σ and β at a time; before and after the run, those at its ends."""
+        """Returns Σ and β of the replayed integration at a time; outside it, those at its ends."""
         k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
         near = min(k + 1, len(self._times) - 1)
         span = self._times[near] - self._times[k]
@@ -290,7 +290,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """Returns the initial map and time, and the state if one is given, all checked."""
+    """Returns the integration's initial map and time, and state if given, all checked."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
@@ -308,7 +308,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the first step: 1/100 of the time in which the right side changes v."""
+    """Estimates the integration's first step: 1/100 of the time in which Q changes v."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

@@ -37,7 +37,7 @@ class Memory:
     lost: float = 0.0
 
     def saved(self) -> dict[str, Any]:
-        """Returns the memory as arrays by name."""
+        """Returns the integrator's memory as arrays by name."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
@@ -58,7 +58,7 @@ class Memory:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Memory":
-        """Rebuilds the memory from what `saved` returned."""
+        """Rebuilds the integrator's memory from what `saved` returned."""
         moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
         slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
         guesses = {

@@ -27,7 +27,7 @@ def _counter() -> _Counter:
 
 
 def compilations() -> int:
-    """Returns the number of XLA compilations in this process since the first call."""
+    """Counts this process's XLA compilations since the first call, to monitor progress."""
     return _counter().count
 
 

@@ -61,7 +61,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether the saved memory belongs to the state's v."""
+    """Whether the saved memory, from which a run resumes, belongs to the state's v."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v
@@ -84,12 +84,12 @@ class Run:
         self.rejected = 0
 
     def state(self) -> State:
-        """Returns the current state, to be saved."""
+        """Returns the current state of the run, to be saved."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
     def advance(self, target: float) -> Stopped | None:
-        """Makes one accepted step towards a time; returns the reason if it stops.
+        """Makes one accepted step of the run towards a time; the reason if it stops.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -133,7 +133,7 @@ class Run:
         return stop
 
     def _trim(self) -> Trim:
-        """Creates the `Trim` that rounds the sums of the next step."""
+        """Creates the `Trim` that rounds the sums of the run's next step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -146,7 +146,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes a step, and the fault found in it, if any."""
+        """Computes a step of the run, and the fault found in it, if any."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -166,7 +166,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes a step; converts errors that a smaller step may cure into a fault."""
+        """Computes a step of the run; turns errors that a smaller step may cure into a fault."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -175,7 +175,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Asks the generator for Σ and β at the present state; returns its costs (rest, motion)."""
+        """Asks the run's generator for Σ and β at the state; returns its costs (rest, motion)."""
         generator = self.options.generator
         if generator is None:
             d = self.options.problem.dim
@@ -195,7 +195,7 @@ class Run:
         return float(motion.cost_without), float(motion.cost)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """Returns the length of the next step, and whether it ends at the target."""
+        """Returns the length of the run's next step, and whether it ends at the target."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -206,7 +206,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Asks the controller whether to accept the step, and sets the next step size."""
+        """Asks the run's controller whether to accept the step, and sets the next size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -235,7 +235,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Makes a step the current state, unless a check fails."""
+        """Makes a step the current state of the run, unless a check fails."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -272,7 +272,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects v to the mass of the start."""
+        """Corrects v in the run to the mass of the start."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)
@@ -310,7 +310,7 @@ class Run:
         self.rows.append(row)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the statistics of all steps as arrays."""
+        """Returns the statistics of all steps of the run as arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
         names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}

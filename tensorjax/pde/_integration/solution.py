@@ -141,7 +141,7 @@ class Solution:
 
     @property
     def result(self) -> Result:
-        """Outcome of the run; for a batch of runs, the worst one.
+        """Outcome of the run that the solution comes from; for a batch, the worst one.
 
         With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
         that is traced it is `Result.unknown`.
@@ -153,7 +153,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """Explanation of a failure, with advice; empty if successful."""
+        """Explanation, in the solution, of a failure, with advice; empty if successful."""
         if self._result is not None:
             return self._message
         result = self.result
@@ -169,7 +169,7 @@ class Solution:
 
     @property
     def final(self) -> State:
-        """Last state saved."""
+        """Last state saved in the solution."""
         return self.ys[-1]
 
     @shown
@@ -181,7 +181,7 @@ class Solution:
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """Checks the requested save times; returns them ascending, snapped to t0 and t1.
+    """Checks the save times of a solution; returns them ascending, snapped to t0 and t1.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.

@@ -53,7 +53,7 @@ class Stopped(NamedTuple):
 
 
 def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
-    """Builds the stop reason for an error raised by the right side or the generator."""
+    """Builds the status of a run that an error of the right side or the generator stops."""
     text = f"at t = {t:g} the right side or the generator failed ({error})"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
         return Stopped(Result.not_finite, f"{text}: try a smaller dt")
@@ -66,7 +66,7 @@ def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
 
 
 def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
-    """Checks a step before it is accepted; returns the stop reason, or None."""
+    """Diagnoses a step before it is accepted; returns the status that stops the run, or None."""
     t = at.path.t
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
@@ -94,7 +94,7 @@ def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | N
 def unbounded(
     options: Options, cores: Cores, at: Clock, edge: float, rough: float
 ) -> Stopped | None:
-    """Returns the stop reason if v reaches the edge of the box or its grid is too coarse."""
+    """Returns the stop status if v reaches the edge of the box or its grid is too coarse."""
     outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
     if not outside:
         return None
@@ -119,7 +119,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Whether a limit is exceeded, and whether it is the grid resolution; arrays too."""
+    """Whether box or resolution fails, and whether it is the latter, for a status; arrays too."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
@@ -129,7 +129,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
 def too_fast(
     options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
 ) -> Stopped | None:
-    """Returns the stop reason if the right side's fastest rate makes the step unstable.
+    """Returns the stop status if the right side's fastest rate makes the step unstable.
 
     Args:
       options: of the run.
@@ -158,7 +158,7 @@ def fastest(
     stable: tuple[float, float],
     near: float = 1.0,
 ) -> float | None:
-    """Estimates the fastest rate acting on v; None if the step is stable for it.
+    """Estimates the fastest rate on v for the stop status; None if the step is stable for it.
 
     Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
     linear operators have rates; a source has none, and what a reaction does the norms tell.
@@ -193,6 +193,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates ‖right side at v‖ / ‖v‖."""
+    """Estimates ‖right side at v‖ / ‖v‖, to diagnose a failed run."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

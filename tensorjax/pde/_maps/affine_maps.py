@@ -30,31 +30,31 @@ class AffineMap(NamedTuple):
 
     @classmethod
     def identity(cls, dim: int) -> "AffineMap":
-        """Returns the identity map in ``dim`` dimensions."""
+        """Returns the identity in ``dim`` dimensions as an affine map."""
         return cls(np.eye(dim), np.zeros(dim))
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d."""
+        """Number of coordinates d of the affine map."""
         return self.matrix.shape[-1]
 
     @property
     def det(self) -> Any:
-        """Determinant of Γ: the ratio of volumes in y and in x, with a sign."""
+        """Determinant of the affine map's Γ: ratio of volumes in y and in x, with a sign."""
         return backend(self.matrix).linalg.det(self.matrix)
 
     @property
     def cond(self) -> Any:
-        """Condition number of Γ in the 2-norm."""
+        """Condition number of the affine map's Γ in the 2-norm."""
         return backend(self.matrix).linalg.cond(self.matrix)
 
     def forward(self, x: Any) -> Any:
-        """Maps physical points x, (m, d), to moving coordinates y, (m, d)."""
+        """Maps physical points x, (m, d), by the affine map to moving coordinates y, (m, d)."""
         _, (matrix, shift, x) = floats(self.matrix, self.shift, x)
         return x @ matrix.T + shift[None]
 
     def inverse(self, y: Any) -> Any:
-        """Maps points y, (m, d), to physical points x, (m, d)."""
+        """Maps points y, (m, d), back by the affine map to physical points x, (m, d)."""
         xp, (matrix, shift, y) = floats(self.matrix, self.shift, y)
         return xp.linalg.solve(matrix, (y - shift[None]).T).T
 
@@ -104,7 +104,7 @@ class Remembered:
         self._known: dict[Any, Any] = {}
 
     def get(self, map: AffineMap, box: Hashable, tol: float, make: Callable[[], Any]) -> Any:
-        """Returns the cached result for a map, box and tolerance, or makes it."""
+        """Returns the cached result for an affine map, box and tolerance, or makes it."""
         if _check.is_traced(map):
             raise TypeError(
                 f"{self._name}: expected a concrete map, got a traced one: this is brought into a "
@@ -123,12 +123,12 @@ def _given(x: Any) -> Any:
 
 
 def backend(*values: Any) -> Any:
-    """Returns `jax.numpy` if a value is traced, else NumPy."""
+    """Returns `jax.numpy` if a map's or another value is traced, else NumPy."""
     return jnp if _check.is_traced(*values) else np
 
 
 def floats(*values: Any) -> tuple[Any, list[Any]]:
-    """Returns the `backend` and the values as its arrays of one dtype, float64 on the host."""
+    """Returns `backend` and an affine map's values as arrays of one dtype, float64 on the host."""
     xp = backend(*values)
     if xp is np:
         return np, [np.asarray(v, np.float64) for v in values]
@@ -138,7 +138,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """Converts a value to an array that tracing keeps as a constant beside the program.
+    """Converts a map's value to an array that tracing keeps as a constant beside the program.
 
     So problems that differ in an amplitude share what is compiled: see
     `tensorjax.pde._stepping.compiled_once`.

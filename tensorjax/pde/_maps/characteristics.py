@@ -14,7 +14,7 @@ _TERMS = 16
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """Solves ẏ = f(y) up to time t by extrapolated midpoint steps, halved until converged.
+    """Solves for characteristics ẏ = f(y) up to t by extrapolated midpoint, halved to converge.
 
     Args:
       f: maps (m, k) to (m, k).
@@ -75,7 +75,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 def partial(
     f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, h: float = 2e-3
 ) -> np.ndarray:
-    """Computes ∂_k f at points (m, d), by central differences of sixth order."""
+    """Computes ∂_k f of a velocity f at points (m, d), by central differences of order 6."""
     step = np.zeros(x.shape[1])
     step[k] = h
     parts = [w / h * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
@@ -90,12 +90,12 @@ class Flow(NamedTuple):
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """Returns the starting points x(0), (m, d), for x(t), ignoring the noise."""
+        """Returns the starting points x(0), (m, d), of the paths to x(t), ignoring the noise."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 
 def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
-    """Computes the flow of dx = (A x + b) dt + √(2D) dW over a time t, by repeated doubling.
+    """Computes the flow of a linear SDE, dx = (A x + b) dt + √(2D) dW, over t, by doubling.
 
     F = exp(A t), g = ∫ exp(A s) b ds, Q = ∫ exp(A s) 2D exp(Aᵀ s) ds from 0 to t: A may be singular
     or unstable. A negative t is for D = 0 only.

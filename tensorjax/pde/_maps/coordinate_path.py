@@ -45,25 +45,25 @@ class Path:
         self._series = self._solved() if past else []
 
     def time(self, share: float) -> float:
-        """Returns the time t + share·dt."""
+        """Returns the time t + share·dt on the coordinate path."""
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
-        """Returns (Σ, β) at a time; (None, None) at rest."""
+        """Returns the path's coordinate motion (Σ, β) at a time; (None, None) at rest."""
         if not self._motion:
             return None, None
         total = _horner(self._motion, share) / self.dt
         return total[:, :-1], total[:, -1]
 
     def map(self, share: float) -> AffineMap:
-        """Returns the affine map at a time."""
+        """Returns the affine map on the coordinate path at a time."""
         if not self._series or share == 0:
             return self._start
         total = _horner(self._series, share)
         return AffineMap(total[:, :-1], total[:, -1])
 
     def _solved(self) -> list[Any]:
-        """Computes power-series coefficients of [Γ s]: k G_k = Σ_j Σ_j G_{k−1−j} + [0 β_{k−1}]."""
+        """Computes the path's power series of [Γ s]: k G_k = Σ_j Σ_j G_{k−1−j} + [0 β_{k−1}]."""
         out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
         size = np.linalg.norm(out[0])
         for k in range(1, _TERMS):
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest motions through which a polynomial extrapolates reliably.
+    """Selects the newest coordinate motions through which a polynomial extrapolates reliably.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -99,7 +99,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
 
 
 def jumps(moments: Sequence[Moment], degree: int) -> bool:
-    """Whether no polynomial through the earlier motions predicts the newest one.
+    """Whether no polynomial through earlier coordinate motions predicts the newest one.
 
     Slopes from before a jump are those of another motion: a multistep method that went on with them
     would be of order one there.
@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns how many past motions predict the newest one well, and the counts tried."""
+    """Returns how many past coordinate motions predict the newest one well, and counts tried."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):
@@ -127,7 +127,7 @@ def _joined(moment: Moment) -> np.ndarray:
 
 
 def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
-    """Fits a polynomial in the share to dt·[Σ β] of the moments; returns coefficients."""
+    """Fits a path, a polynomial in the share, to dt·[Σ β] of the moments; its coefficients."""
     values = np.stack([dt * _joined(m) for m in past])
     nodes = np.array([(m.t - t) / dt for m in past])
     powers = np.vander(nodes, increasing=True)

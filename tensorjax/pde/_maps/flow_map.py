@@ -93,12 +93,12 @@ class Fields:
 
     @property
     def powers(self) -> np.ndarray:
-        """Exponents p of every field, (M, d)."""
+        """Exponents p of every vector field that makes the flow, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis j(m) along which each field points, (M,)."""
+        """Axis j(m) along which each vector field of the flow points, (M,)."""
         return self._axes
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class Fields:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of field m that depends on the coordinate k."""
+        """Evaluates the factor of the flow's field m that depends on the coordinate k."""
         powers, axis = self._pairs[m]
         scale = 1 / self._wave if k == axis else 1.0
         return scale * self._powers(y)[0][:, powers[k]]
@@ -116,7 +116,7 @@ class Fields:
         return np.pi / (2 * self.reach)
 
     def _powers(self, y: np.ndarray, derivatives: int = 0) -> list[np.ndarray]:
-        """Evaluates sin(ω y)^p for p = 0 … degree, and up to two derivatives."""
+        """Evaluates sin(ω y)^p of the flow's fields, p = 0 … degree, with two derivatives."""
         w = self._wave
         s, p = np.sin(w * y)[:, None], np.arange(self.degree + 1)
         powers = np.ones((len(y), self.degree + 1))
@@ -132,7 +132,7 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Expands Σ_m c_m g_m: exponents (U, d) of the monomials, and coefficients (U, d)."""
+        """Expands the flow's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d)."""
         out = np.zeros((len(self._monomials), self.dim))
         out[self._places, self.axes] = rates / self._wave
         return np.array(self._monomials), out
@@ -140,7 +140,7 @@ class Fields:
     def values(
         self, rates: np.ndarray, y: np.ndarray, *, second: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Evaluates Σ_m c_m g_m (m, d), its Jacobian (m, d, d), and ∇ div (m, d) if asked for."""
+        """Evaluates the flow's Σ_m c_m g_m (m, d), its Jacobian, and ∇ div if asked for."""
         monomials, c = self.spread(rates)
         tables = [
             [t[:, p] for t in self._powers(y[:, k], 2 if second else 1)]
@@ -159,7 +159,7 @@ class Fields:
         return product() @ c, slopes, np.stack([np.asarray(r) for r in rise], axis=1)
 
     def trains(self, rates: np.ndarray, points: Sequence[np.ndarray]) -> list[Cores]:
-        """Builds Σ_m c_m g_m on a grid, a train for each component."""
+        """Builds the flow's vector field Σ_m c_m g_m on a grid, a train for each component."""
         monomials, c = self.spread(rates)
         tables = [self._powers(y)[0][:, p] for y, p in zip(points, monomials.T, strict=True)]
         diagonal = np.eye(len(monomials))
@@ -187,7 +187,7 @@ class Back(NamedTuple):
     rise: np.ndarray | None
 
     def push(self, field: np.ndarray) -> np.ndarray:
-        """Pushes a vector field (m, d) forward from x to y: ∂y/∂x f."""
+        """Pushes a vector field (m, d) forward by the flow map from x to y: ∂y/∂x f."""
         return np.linalg.solve(self.inverse, field[..., None])[..., 0]
 
 
@@ -220,17 +220,17 @@ class FlowMap:
     _slopes: dict[tuple[int, float], float] = dataclasses.field(default_factory=dict, repr=False)
 
     def rates(self, t: float) -> np.ndarray:
-        """Returns the coefficients c at a time, (M,)."""
+        """Returns the flow map's coefficients c at a time, (M,)."""
         k = max(int(np.searchsorted(self.starts, t, "right")) - 1, 0)
         return _polynomial(self.pieces[k], t - self.starts[k])
 
     def extended(self, start: float, piece: np.ndarray) -> "FlowMap":
-        """Returns the map with another piece from time ``start`` on."""
+        """Returns the flow map with another piece from time ``start`` on."""
         starts, pieces = (*self.starts, float(start)), (*self.pieces, piece)
         return FlowMap(self.fields, starts, pieces, self._slopes)
 
     def forward(self, t: float, x: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Maps points x (m, d) to y (m, d) at a time; returns det ∂y/∂x (m,) too."""
+        """Maps points x (m, d) along the flow to y (m, d) at a time; also det ∂y/∂x (m,)."""
         x = np.array(x, np.float64)
 
         def rate(c: np.ndarray, y: np.ndarray, log: np.ndarray) -> State:
@@ -243,7 +243,10 @@ class FlowMap:
         return state[0], np.exp(state[1])
 
     def back(self, t: float, y: Any, *, second: bool = False) -> Back:
-        """Maps points y (m, d) back to x, with ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x."""
+        """Maps points y (m, d) back along the flow to x, with the derivatives there.
+
+        These are ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x.
+        """
         y = np.array(y, np.float64)
 
         def rate(c: np.ndarray, y: np.ndarray, m: np.ndarray, *q: np.ndarray) -> State:
@@ -260,13 +263,13 @@ class FlowMap:
         return Back(x, inverse, rise[0] if rise else None)
 
     def _spans(self, t: float) -> list[tuple[int, float, float]]:
-        """Returns the pieces up to a time that move anything, as (index, from, to)."""
+        """Returns the flow map's pieces up to a time that move anything, as (index, from, to)."""
         ends = (*self.starts[1:], math.inf)
         spans = [(k, a, min(b, t)) for k, (a, b) in enumerate(zip(self.starts, ends, strict=True))]
         return [(k, a, b) for k, a, b in spans if a < b and np.any(self.pieces[k])]
 
     def _moved(self, k: int, a: float, b: float, state: State, rate: Callable[..., State]) -> State:
-        """Integrates through a piece by the classical Runge–Kutta method."""
+        """Integrates through a piece of the flow map by the classical Runge–Kutta method."""
         count = max(1, math.ceil(abs(b - a) * self._slope(k, max(a, b)) / _STEP))
         h, start = (b - a) / count, self.starts[k]
 
@@ -284,7 +287,7 @@ class FlowMap:
         return state
 
     def _slope(self, k: int, end: float) -> float:
-        """Estimates the largest slope of the field of a piece in the inner half of its reach."""
+        """Estimates the largest slope of a flow map's field in the inner half of its reach."""
         key = k, end
         if key not in self._slopes:
             reach, d = self.fields.reach, self.fields.dim

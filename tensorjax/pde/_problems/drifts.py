@@ -22,18 +22,18 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the term at physical points (m, d)."""
+        """Evaluates the drift term at physical points (m, d)."""
 
     @abc.abstractmethod
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the gradient (m, d) at physical points (m, d)."""
+        """Evaluates the drift term's gradient (m, d) at physical points (m, d)."""
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the values on the points of the box, at x = map.inverse(y)."""
+        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y)."""
 
     def check(self, dim: int) -> None:
-        """Raises ValueError if the term is not a function of ``dim`` coordinates."""
+        """Raises ValueError if the drift term is not a function of ``dim`` coordinates."""
         _check.finite(f"{type(self).__name__}.amplitude", self.amplitude)
 
     amplitude: Any
@@ -191,7 +191,7 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the gradient by central differences of sixth order."""
+        """Evaluates the separable term's gradient by central differences of sixth order."""
         out = np.zeros_like(x)
         for i in self.functions:
             out[:, i] = characteristics.partial(self.values, x, i)
@@ -202,7 +202,7 @@ class Separable(Term):
         return [cores[0] * self.amplitude, *cores[1:]]
 
     def _plain(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the term without its amplitude."""
+        """Returns the cores of the separable drift term without its amplitude."""
         back = np.linalg.inv(map.matrix)
         used = {i: np.flatnonzero(back[i]) for i in self.functions}
         if any(len(k) > 1 for k in used.values()):
@@ -225,7 +225,7 @@ class Separable(Term):
 
 
 def _turned(map: AffineMap, weights: Any, offset: Any) -> tuple[Any, Any]:
-    """Returns the weights and the offset of w·x + c as a function of y."""
+    """Returns weights and offset of a drift term's w·x + c as a function of y."""
     xp, (matrix, shift, w, c) = floats(map.matrix, map.shift, weights, offset)
     w = xp.linalg.solve(matrix.T, w)
     return w, c - w @ shift
@@ -272,7 +272,7 @@ class Field:
         return self.function is not None or bool(self.directed)
 
     def _add(self, term: Term, direction: np.ndarray) -> None:
-        """Adds a term in a direction, merged with a proportional one that is already there."""
+        """Adds a term to the drift in a direction, merged with a proportional one already there."""
         for i, (other, before) in enumerate(self.directed):
             ratio = _ratio(term, other)
             if ratio is not None:
@@ -281,7 +281,7 @@ class Field:
         self.directed.append((term, direction))
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the field, (m, d), at physical points (m, d)."""
+        """Evaluates the drift, (m, d), at physical points (m, d)."""
         if self.function is not None:
             return np.asarray(self.function(x), np.float64)
         out = np.zeros_like(x)
@@ -290,7 +290,7 @@ class Field:
         return out
 
     def divergence(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the divergence, (m,), at physical points (m, d)."""
+        """Evaluates the drift's divergence, (m,), at physical points (m, d)."""
         if self.function is not None:
             parts = [
                 characteristics.partial(lambda p, k=k: self.values(p)[:, k], x, k)
@@ -303,7 +303,7 @@ class Field:
         return out
 
     def pieces(self, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
-        """Decomposes Γ f on the grid of y as Σ m a; returns pairs (cores of m, vector a)."""
+        """Decomposes the drift Γ f on the grid of y as Σ m a; pairs (cores of m, vector a)."""
         if self.function is not None:
             return self._crossed(self.function, box, map)
         out = []
@@ -313,7 +313,7 @@ class Field:
         return out
 
     def _crossed(self, f: Any, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
-        """Approximates all components of a function by one cross approximation."""
+        """Approximates all components of a drift function by one cross approximation."""
 
         def moved(y: np.ndarray) -> np.ndarray:
             return np.asarray(f(map.inverse(y)), np.float64) @ np.asarray(map.matrix).T
@@ -328,7 +328,7 @@ class Field:
 
 
 def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
-    """Converts one entry of a field to a list of checked terms."""
+    """Converts one entry of a drift field to a list of checked terms."""
     found = [] if entry is None else [entry] if isinstance(entry, Term) else list(entry)
     for term in found:
         if not isinstance(term, Term):
@@ -341,7 +341,7 @@ def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
 
 
 def _ratio(term: Term, other: Term) -> float | None:
-    """Returns c if term = c · other, for sines with equal or opposite arguments; else None."""
+    """Returns c if drift term = c · other, for sines of equal or opposite arguments; else None."""
     if not (isinstance(term, Sin) and isinstance(other, Sin)):
         return None
     numbers = [term.weights, term.phase, term.amplitude, other.weights, other.phase]

@@ -91,7 +91,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds Q_y(v) = −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, its affine part separately."""
+        """Builds the Fokker–Planck right side −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, affine part apart."""
         parts = self.matrix, self.offset, self.diffusion
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map)
@@ -99,11 +99,11 @@ class FokkerPlanck(Problem):
         return RightSide(self.box, affine, others)
 
     def velocity(self, x: Any) -> np.ndarray:
-        """Evaluates the drift A x + b + f(x) at points (m, d)."""
+        """Evaluates the Fokker–Planck drift A x + b + f(x) at points (m, d)."""
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution, or None if both D and f are set.
+        """Evaluates the exact Fokker–Planck solution, or None if both D and f are set.
 
         With D = 0 it follows characteristics, to about 1e-10.
         """
@@ -123,11 +123,11 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance at time t; None unless f is zero."""
+        """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero."""
         return None if self.field else self._linear().moments(t)
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points of the exact solution, where one is known; see `Problem.sample`.
+        """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
 
         With D and f there is no exact density: `simulate` gives approximate points.
         """
@@ -139,7 +139,7 @@ class FokkerPlanck(Problem):
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: Any, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Simulates dx = (A x + b + f(x)) dt + √(2D) dW up to time t by Heun's method.
+        """Simulates Fokker–Planck paths dx = (A x + b + f(x)) dt + √(2D) dW to t by Heun's method.
 
         Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)
         and with 1/√count.
@@ -179,6 +179,6 @@ class FokkerPlanck(Problem):
         return x
 
     def _linear(self) -> OrnsteinUhlenbeck:
-        """Returns the linear problem without f."""
+        """Returns the linear Fokker–Planck problem without f."""
         matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)

@@ -37,22 +37,25 @@ class _Linear(Problem):
         )
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v."""
+        """Builds the right side Q_y(v) of a problem with linear drift A x + b.
+
+        Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
+        """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: Any) -> np.ndarray:
-        """Evaluates the drift A x + b at points (m, d)."""
+        """Evaluates the linear drift A x + b at points (m, d)."""
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """Computes the flow of points over a time t: linear, with noise."""
+        """Computes the flow of points under linear drift over a time t: linear, with noise."""
         d = self.dim
         offset = np.zeros(d) if self.offset is None else self.offset
         diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution; None for a `Function` start with diffusion.
+        """Evaluates the exact solution under linear drift; None for a `Function` with diffusion.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -65,13 +68,13 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance at time t, for Gaussians and mixtures."""
+        """Returns mass, mean and covariance under linear drift at t, of Gaussians and mixtures."""
         if isinstance(self.start, Function):
             return None
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact solution; see `Problem.sample`."""
+        """Draws points (count, d) from the solution under linear drift; see `Problem.sample`."""
         if isinstance(self.start, Function):
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)

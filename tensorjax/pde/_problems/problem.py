@@ -38,17 +38,17 @@ class RightSide:
 
     @functools.cached_property
     def operators(self) -> tuple[TTMatrix, ...]:
-        """All linear operators, to be summed."""
+        """All linear operators of the problem's right side, to be summed."""
         if self.affine is None:
             return self.others
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Returns the terms of Q_y(v) without the reaction, for `tt.linear_combination`."""
+        """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`."""
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
-        """Returns Q_y(v) − (Σ y + β)·∇v, the right side in coordinates with ẏ = Σ y + β.
+        """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v where ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
         """
@@ -57,7 +57,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Builds the list of operators applied to v, and a source, in the dtype of v.
+    """Builds a problem's list of operators applied to v, and a source, in the dtype of v.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """
@@ -106,33 +106,33 @@ class Problem(abc.ABC):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d."""
+        """Number of coordinates d of the problem."""
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Computes the cores of `initial`, in double precision on the host."""
+        """Computes the cores of the problem's initial state, in double precision on the host."""
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
         return self.start.cores(self.box, map, tol)
 
     def initial(self, map: AffineMap, tol: float) -> TT:
-        """Builds u(0) on the grid of y, at x = map.inverse(y), to relative error ``tol``."""
+        """Builds the problem's u(0) on the grid of y, x = map.inverse(y), to error ``tol``."""
         return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds the right side in the coordinates of a map, which may be traced."""
+        """Builds the problem's right side in the coordinates of a map, perhaps traced."""
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution at time t and points (m, d); None if unknown."""
+        """Evaluates the problem's solution at time t and points (m, d); None if unknown."""
         return None
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance at time t; None where no closed form is known."""
+        """Returns the problem's mass, mean and covariance at t; None without closed form."""
         return None
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact solution at time t, a density.
+        """Draws points (count, d) from the problem's exact solution at time t, a density.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -149,7 +149,7 @@ class Problem(abc.ABC):
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Returns a NumPy generator: the one given, or one seeded by a `jax.random` key."""
+    """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
     if isinstance(key, np.random.Generator):
         return key
     if not isinstance(key, jax.Array) or _check.is_traced(key):
@@ -160,7 +160,7 @@ def generator_of(key: Any) -> np.random.Generator:
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes the coefficients in y of −∇·((A x + b) u) + D:∇∇u."""
+    """Computes a problem's affine coefficients in y, of −∇·((A x + b) u) + D:∇∇u."""
     zero = np.zeros((map.dim, map.dim))
     xp, (gamma, s, a, b, diff) = floats(
         map.matrix,
@@ -180,13 +180,13 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
-    """Evaluates A x + b at points (m, d); None stands for zero."""
+    """Evaluates a problem's affine drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
     return out if offset is None else out + np.asarray(offset)
 
 
 def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    """Checks a coefficient of this shape; returns it as a float64 array unless traced."""
+    """Checks a problem's coefficient for its shape; returns a float64 array unless traced."""
     value = value if _check.is_traced(value) else np.asarray(value, np.float64)
     if value.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
@@ -195,7 +195,7 @@ def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Checks that a matrix is symmetric positive semidefinite; expands a scalar."""
+    """Checks that a problem's diffusion is symmetric positive semidefinite; expands a scalar."""
     if value is None:
         return None
     if np.ndim(value) == 0:

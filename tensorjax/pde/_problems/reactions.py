@@ -123,7 +123,10 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:
-        """Builds Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g."""
+        """Builds the right side Q_y(v) of an advection–diffusion–reaction equation.
+
+        Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
+        """
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
         affine = affine_part(map, matrix, offset, self._constant)._replace(constant=growth)
@@ -147,7 +150,7 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: Any) -> np.ndarray | None:
-        """Evaluates the exact solution, in closed form or on characteristics.
+        """Evaluates the reaction equation's exact solution, closed or by characteristics.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
@@ -164,7 +167,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance at t if linear with constant σ."""
+        """Returns a reaction equation's mass, mean, covariance; R linear, σ constant."""
         growth = self._linear_growth()
         if growth is None or self.source is not None or self._variable:
             return None
@@ -172,7 +175,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: Any, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact solution, if known."""
+        """Draws points (count, d) from the reaction equation's exact solution, if known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
 
@@ -180,7 +183,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
-        """Returns the growth rate c₁ − tr A if f is affine and R linear."""
+        """Returns the reaction's growth rate c₁ − tr A if f is affine and R linear."""
         if self.velocity or self.potential or self._function:
             return None
         if any(c for k, c in enumerate(self._polynomial) if k != 1):
@@ -189,7 +192,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns the Fokker–Planck problem with drift −f.
+        """Returns the reaction equation's Fokker–Planck problem, with drift −f.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -207,7 +210,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Solves along characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
+        """Solves the reaction equation on characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -234,13 +237,13 @@ class AdvectionDiffusionReaction(Problem):
         return self._known.get(map, self.box, self.tol, summed)
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
-        """Returns the nonlinear part of R as a function of trains, or None."""
+        """Returns the nonlinear part of the reaction R, a function of trains, or None."""
         if self._function is not None:
             return self._by_entries
         return self._by_products if any(self._polynomial[2:]) else None
 
     def _by_products(self, v: TT, tol: float) -> TT:
-        """Computes Σ_{k ≥ 2} c_k vᵏ."""
+        """Computes the reaction polynomial Σ_{k ≥ 2} c_k vᵏ."""
         cores = [np.asarray(c).astype(np.float64) for c in v.cores]
         return TT._unchecked(tuple(polynomial(cores, self._polynomial, tol))).astype(v.dtype)
 
@@ -251,7 +254,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits the conductivity into a constant part and terms with matrices; checks signs."""
+    """Splits a reaction equation's σ into a constant and terms with matrices; checks signs."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -273,7 +276,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Computes Σ_{k ≥ 2} c_k vᵏ of a train, each product to a relative error of about ``tol``."""
+    """Computes the reaction's Σ_{k ≥ 2} c_k vᵏ, each product to relative error of about ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -286,7 +289,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes and rounds Σ w x∘y without materialising the products, whose ranks multiply."""
+    """Computes and rounds a reaction's Σ w x∘y without the products, whose ranks multiply."""
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]
     modes = [c.shape[1] for c in pairs[0][0]]
     if len(modes) == 1:

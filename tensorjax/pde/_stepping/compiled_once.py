@@ -34,7 +34,7 @@ class Program:
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:
-        """Evaluates the function at these arguments, with these constants."""
+        """Evaluates the compiled-once function at these arguments, with these constants."""
         given = iter(constants)
         consts = [
             self._inside[i] if i in self._inside else next(given)
@@ -51,7 +51,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """Traces a function; returns it as a program and the constants it closed over."""
+    """Traces a function to be compiled once: its program, and the constants it closed over."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)
@@ -71,7 +71,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """Yields what distinguishes operations beyond their text: inner constants and functions."""
+    """Yields what tells compiled-once programs apart beyond text: inner constants, functions."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

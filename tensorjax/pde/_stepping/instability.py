@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 
 def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
-    """Estimates the fastest rate of the operator from the stages of a step.
+    """Estimates the operator's fastest rate from the stages of a step, to see instability.
 
     Args:
       method: "rk4" or "rk2".
@@ -56,13 +56,16 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes ‖Σ w x‖ from a Gram matrix, to √eps of its terms, which suffices here."""
+    """Computes ‖Σ w x‖ of a step's stages from a Gram matrix, for the stability check.
+
+    It is exact to √eps of its terms, which suffices here.
+    """
     w = jnp.stack([jnp.asarray(x, gram.dtype) for x in weights])
     return jnp.sqrt(jnp.maximum(w @ gram @ w, 0))
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes all inner products of some trains, up to one scale, in a single sweep."""
+    """Computes all inner products of a step's stages, up to one scale, in a single sweep."""
     widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
     state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
     for k in range(trains[0].order):

@@ -33,7 +33,7 @@ class Quadrature(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def quadrature(box: Any) -> Quadrature:
-    """Builds the quadrature of a `Box`."""
+    """Builds the quadrature of a `Box` for the mass of trains."""
     faded = []
     for a in box.axes:
         x = (2 * a.points - a.low - a.high) / (a.high - a.low)
@@ -42,7 +42,7 @@ def quadrature(box: Any) -> Quadrature:
 
 
 def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
-    """Computes ∫ v dy by the quadrature weights of every axis."""
+    """Computes the mass ∫ v dy by the quadrature weights of every axis."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
         left = left @ (w @ c)
@@ -50,7 +50,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes ∫ dy of a term of a sum (`tensorjax.pde._stepping.rounded_sums`)."""
+    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.rounded_sums`)."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])
@@ -70,7 +70,7 @@ class Corrected(NamedTuple):
 
 
 def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
-    """Corrects ∫ v dy to ``target`` without raising ranks; None where that is impossible.
+    """Corrects the mass ∫ v dy to ``target`` without raising ranks; None if impossible.
 
     With h the faded constant and P the projection on the tangent space at v, the sum of
     P_k = L_{k−1} (1 − L_k) R_k over the cores k, a P h is added core by core, each P_k taken at
@@ -102,7 +102,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
-    """Yields for each core its change P_k h, the mass of that, and the corrected core.
+    """Yields each core's change P_k h in the mass correction, its mass, and the new core.
 
     All cores but the last come out left-orthogonal.
     """

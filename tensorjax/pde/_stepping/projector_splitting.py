@@ -113,12 +113,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the equation of core k between interfaces."""
+        """Returns the right side of the splitting's equation of core k between interfaces."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the equation of the matrix on a bond."""
+        """Returns the right side of the splitting's equation of the matrix on a bond."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
@@ -133,7 +133,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Makes one classical Runge–Kutta step of ẋ = f(x)."""
+    """Makes one Runge–Kutta step of ẋ = f(x), a splitting or BUG step's core or bond equation."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -142,7 +142,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Widens the bases of v by those of the rounded right side, with weight zero."""
+    """Widens v's bases, before a splitting or BUG step, by those of the slope, with weight zero."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
@@ -153,7 +153,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
 def _begun(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
 ) -> tuple[_Parts, Cores]:
-    """Prepares a step: the right side at its middle (reaction frozen) and the widened v."""
+    """Begins a splitting or BUG step: right side at its middle, reaction frozen; widened v."""
     rates = at(0.5)
     if not rates.linear:
         terms = rates.terms(v, STAGE * trim.tol)
@@ -165,7 +165,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the environments (interfaces) right of core k, for all k."""
+    """Computes the splitting's interfaces (environments) right of core k, for all k."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -175,7 +175,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
-    """Truncates the new value and estimates the error by the trapezoidal defect."""
+    """Ends a splitting or BUG step: truncates, estimates the error by the trapezoidal defect."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)
@@ -221,7 +221,7 @@ def projector_splitting(
 
 
 def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
-    """Sweeps from the first core to the last; returns also the interfaces left of every core."""
+    """Sweeps the splitting from the first core to the last; also the interfaces on the left."""
     rights, lefts = _rights(parts, v), [parts.edges()]
     out: Cores = []
     core = v[0]
@@ -237,7 +237,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
 
 
 def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
-    """Sweeps from the last core, which holds the norm, to the first."""
+    """Sweeps the splitting from the last core, which holds the norm, to the first."""
     rights = parts.edges()
     out: Cores = []
     core = v[-1]

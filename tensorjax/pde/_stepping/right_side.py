@@ -22,12 +22,12 @@ _NEGATIVE = 1e-6
 
 
 def hosted_cores(t: Any) -> Cores:
-    """Converts the cores of a train to float64 NumPy arrays."""
+    """Converts a train's cores to float64 NumPy arrays for the right side."""
     return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """Wraps NumPy cores as a train, without a transfer to a device."""
+    """Wraps NumPy cores as a train for the right side, without a transfer to a device."""
     return TT._unchecked(tuple(cores))
 
 
@@ -70,7 +70,7 @@ class Rates:
 
     @property
     def linear(self) -> bool:
-        """Whether there is no nonlinear part."""
+        """Whether the right side has no nonlinear part."""
         return self.right.reaction is None
 
     def terms(self, cores: Cores, tol: float) -> list[Term]:
@@ -88,16 +88,16 @@ class Rates:
 
     @property
     def others(self) -> list[Cores]:
-        """Linear operators beside the affine one, as cores (r, n, n, s), to be summed."""
+        """Linear operators of the right side beside the affine one, as cores (r, n, n, s)."""
         return self._dense
 
     @property
     def source(self) -> Cores | None:
-        """Cores of the source, or None."""
+        """Cores of the right side's source, or None."""
         return None if self._source is None else self._source.cores
 
     def frozen(self, cores: Cores, tol: float) -> "Rates":
-        """Returns the rates with the reaction replaced by its value at a state, as a source."""
+        """Returns the right side with its reaction frozen at a state, as a source."""
         if self.linear:
             return self
         source = hosted_cores(self.right.reaction(train(cores), tol))
@@ -109,12 +109,12 @@ class Rates:
         return Rates(self.box, right)
 
     def without_sources(self) -> "Rates":
-        """Returns the rates of the linear operators alone, with the motion."""
+        """Returns the right side of the linear operators alone, with the motion."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
         return Rates(self.box, right)
 
     def split(self) -> tuple["Rates", "Rates"]:
-        """Splits into the stiff part S:∇∇v with constant S, and the rest (for IMEX)."""
+        """Splits the right side into stiff S:∇∇v with constant S, and the rest (for IMEX)."""
         affine = Coefficients() if self.affine is None else self.affine
         if affine.diffusion is None:
             raise ValueError(
@@ -157,7 +157,7 @@ class Clock:
         self._built: dict[float, Rates] = {}
 
     def __call__(self, share: float) -> Rates:
-        """Returns the rates at t + share·dt."""
+        """Returns the right side, as `Rates`, at t + share·dt."""
         if share not in self._built:
             sigma, beta = self.path.motion(share)
             right = self._first if share == 0 else None

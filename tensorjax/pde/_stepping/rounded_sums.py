@@ -37,11 +37,11 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """Computes the sketch (w, r) of a bond from the one right of it; ω is (n, w)."""
+        """Computes the sketch (w, r) of a sum's term at a bond from the next one; ω is (n, w)."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a projection (f, r) by core k: (f n, s)."""
+        """Multiplies a projection (f, r) of a sum's term by core k: (f n, s)."""
         r, _, s = self.cores[k].shape
         return (w @ self.cores[k].reshape(r, -1)).reshape(-1, s)
 
@@ -98,7 +98,7 @@ class Rounded(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds."""
+        """TT-ranks of the interior bonds of the rounded sum."""
         return tuple(len(c) for c in self.cores[1:])
 
 
@@ -120,7 +120,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Rounds Σ w_i t_i to the error ``tol``, relative to the norm of the sum or to ``scale``.
+    """Rounds a sum Σ w_i t_i to the error ``tol``, relative to its norm or to ``scale``.
 
     Args:
       terms: of the same modes.
@@ -183,7 +183,7 @@ def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[
 
 
 def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list[Array]]:
-    """Computes right sketches (w, r) of the bonds 0 … d−2, one per term; and ω of mode 0.
+    """Computes right sketches (w, r) of a sum's bonds 0 … d−2, one per term; ω of mode 0.
 
     All terms share one scale at every bond: their sum is what counts.
     """
@@ -202,7 +202,7 @@ def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list
 
 @functools.lru_cache(maxsize=64)
 def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
-    """Draws a random train with cores H diag(ω_i), of rank ``width``: the same at every call."""
+    """Draws the random train that sketches a sum, cores H diag(ω_i), the same at every call."""
     rng = np.random.default_rng(width)
     draw = [rng.uniform(-1, 1, (n, width)) for n in modes]
     return draw, np.linalg.qr(rng.uniform(-1, 1, (width, width)))[0]
@@ -211,7 +211,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a train that is left-orthogonal but for its last core, by its singular values.
+    """Truncates a sum, left-orthogonal but for its last core, by its singular values.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.
@@ -239,7 +239,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix, by way of its triangular factor."""
+    """Computes the SVD of a wide matrix for rounding a sum, by way of its triangular factor."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     q, r = np.linalg.qr(a.T)
@@ -248,7 +248,7 @@ def _svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train) -> float:
-    """Estimates ‖Σ w_i t_i‖ / ‖beside‖ by one random sketch, to some fifteen per cent."""
+    """Estimates a sum's norm, ‖Σ w_i t_i‖ / ‖beside‖, by one sketch, to fifteen per cent."""
     every = [*terms, beside]
     if len(beside.modes) == 1:
         parts = [t.flat(0, np.ones((1, 1))) for t in every]
@@ -261,5 +261,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Returns the zero train of the same modes."""
+    """Returns the sum of no terms: the zero train of the same modes."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

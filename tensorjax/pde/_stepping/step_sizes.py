@@ -74,7 +74,7 @@ class PIDController(NamedTuple):
         return accepted, min(max(factor, self.factormin), high)
 
     def scaled(self, error: float, norm: float) -> float:
-        """Returns the error divided by the allowed error."""
+        """Returns a step's error divided by what the step-size controller allows."""
         allowed = self.rtol + (self.atol / norm if norm > 0 else math.inf if self.atol else 0.0)
         return max(error / allowed, 1e-10)
 

@@ -122,7 +122,7 @@ class Trim:
         share: float = STAGE,
         scale: float | None = None,
     ) -> Rounded:
-        """Rounds a sum at ``share`` of the tolerance; relative to ``scale`` if given."""
+        """Rounds a sum in a step at ``share`` of the tolerance; relative to ``scale`` if given."""
         final = name == "v"
         tol = self.tol if final else share * self.tol
         out = rounded(
@@ -144,7 +144,7 @@ class Trim:
         return out
 
     def mass(self, term: Term) -> float:
-        """Computes ∫ dy of a term, including the mass that a stage lost by rounding."""
+        """Computes the mass of a step's term, including what a stage lost by rounding."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
 
@@ -165,7 +165,7 @@ class Trim:
         return found
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a train to a mass; leaves it if the change would be too large."""
+        """Corrects a truncated step's train to a mass; leaves it if the change is too large."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)
@@ -180,7 +180,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds Σ w t + by · (sum of the terms of a rate)."""
+    """Rounds a stage of a step-truncation method, Σ w t + by · (sum of the terms of a rate)."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -188,7 +188,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one step of the classical Runge–Kutta method of order 4.
+    """Makes one step, with truncation, of the classical Runge–Kutta method of order 4.
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -211,7 +211,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one step of Heun's method of order 2; the estimate is its distance from Euler's."""
+    """Makes one step-truncation step of Heun's method, order 2; estimate: distance to Euler's."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -224,7 +224,7 @@ def rk2(
 
 
 def adams_bashforth(order: int) -> Stepper:
-    """Returns a variable-step Adams–Bashforth stepper of order 2 or 3, started by `rk4`.
+    """Returns a variable-step Adams–Bashforth method, truncated, of order 2 or 3, begun by `rk4`.
 
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """
@@ -260,7 +260,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes the weights of past slopes in the integral over [t, t + dt], over dt."""
+    """Computes an Adams–Bashforth step's weights of past slopes over [t, t + dt], over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -274,7 +274,7 @@ def imex(
     estimate: bool,
     past: Sequence[Any] = (),
 ) -> Step:
-    """Makes one IMEX step: Crank–Nicolson for S:∇∇v, Adams–Bashforth of order 2 for the rest.
+    """Makes a truncated IMEX step: Crank–Nicolson on S:∇∇v, Adams–Bashforth of order 2 on the rest.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
     and the first is of order 1 in the explicit part. The estimate is what the second slope of
@@ -313,7 +313,7 @@ def imex(
 
 
 def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves the implicit system by AMEn in double precision; returns the relative residual too."""
+    """Solves an IMEX step's implicit system by AMEn in double precision; relative residual too."""
     system = System(operator, train(load), train(guess), np.dtype(np.float64), _ENRICHMENT)
     search = solver._amen("auto", "auto", None, _SWEEPS, _ENRICHMENT, None)
     with np.errstate(over="ignore", invalid="ignore"):

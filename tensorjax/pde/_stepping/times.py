@@ -28,7 +28,7 @@ def reaches(dt: float, begin: float, end: float) -> bool:
 
 
 def step_count(begin: float, end: float, dt: float) -> int:
-    """Returns the number of steps of at most about ``dt`` over an interval; at least one."""
+    """Returns the count of equal steps of about ``dt`` or less between two times; at least one."""
     return max(1, math.ceil((end - begin) / dt - _hair(dt, begin, end)))
 
 
@@ -46,7 +46,7 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
 
 
 def check_span(t0: float, t1: Any) -> None:
-    """Raises ValueError unless t1 is later than t0 by more than roundoff."""
+    """Raises ValueError unless the time t1 is later than t0 by more than roundoff."""
     end = math.nan if t1 is None else float(t1)
     if not (math.isfinite(t0) and math.isfinite(end) and end - t0 > roundoff(t0, end)):
         raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
