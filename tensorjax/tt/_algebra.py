@@ -65,7 +65,7 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 
 def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends a function of tensor trains to TT-matrices, by folding their modes."""
+    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes."""
     first = next(iter(inspect.signature(f).parameters))
 
     @functools.wraps(f)
@@ -81,7 +81,7 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @placed
 def add(x: Train, y: Train) -> Train:
-    """Adds two trains entry by entry; TT-ranks add.
+    """Adds two trains exactly, entry by entry, by block-diagonal cores; TT-ranks add.
 
     Args:
       x: TT or TTMatrix.
@@ -127,7 +127,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
 
 
 def scale(x: Train, factor: Any) -> Train:
-    """Multiplies a train by a scalar (traced or not), in its last core.
+    """Multiplies a tensor train by a scalar (traced or not), in its last core.
 
     Args:
       x: TT or TTMatrix.
@@ -146,14 +146,14 @@ def scale(x: Train, factor: Any) -> Train:
 
 
 def conj(x: Train) -> Train:
-    """Returns the complex conjugate, entry by entry."""
+    """Returns the complex conjugate of a tensor train, entry by entry, core by core."""
     known("x", x)
     return _map(x, jnp.conj)
 
 
 @placed
 def real(x: Train) -> Train:
-    """Returns the real part, entry by entry, exact; TT-ranks double where ``x`` is complex.
+    """Returns the real part of a train, exact; TT-ranks double where ``x`` is complex.
 
     A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
     the products is the product of these matrices, which the last core cuts to one column and the
@@ -198,7 +198,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of the train ``x``."""
     known("x", x)
     modes = zip(x.cores, _modes(x), strict=True)
     batch = x.cores[0].shape[: -x._core_ndim]
@@ -264,7 +264,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
 
 
 def kron(x: Train, y: Train) -> Train:
-    """Returns the Kronecker (tensor) product: the cores of ``y`` follow those of ``x``.
+    """Returns the Kronecker (tensor) product of trains: the cores of ``y`` follow those of ``x``.
 
     Example:
       >>> from tensorjax import tt

@@ -148,7 +148,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches for entries of largest magnitude, by beam searches from both ends."""
+    """Searches a train for entries of largest magnitude (extrema), by beams from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -182,7 +182,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Improves the best candidates by mode-wise ascent; returns the best entry found."""
+    """Improves the best candidates for an extremum by mode-wise ascent; returns the best entry."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())
@@ -192,7 +192,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Returns a local maximum: changing a single index does not enlarge the entry."""
+    """Climbs to a local maximum of the entries: changing a single index does not enlarge it."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -208,7 +208,7 @@ class _Data:
         self.unseen = als.samples(where[rest], given[rest], self.shape)
 
     def start(self, x0: TT | None, ranks: Sequence[int]) -> Cores:
-        """Returns the initial cores: x0 in units of the samples, or random ones."""
+        """Returns the initial cores of a completion: x0 in units of the samples, or random ones."""
         if x0 is None:
             return self.random(ranks)
         single("x0", x0, TT)
@@ -252,7 +252,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Iterates at fixed ranks; returns the best iterate and why the iteration ended."""
+        """Completes at fixed ranks; returns the best iterate and why the iteration ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -308,7 +308,7 @@ class _Work:
         return best, status
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads cores to higher ranks with small random entries."""
+        """Pads the cores of a completion to higher ranks with small random entries."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -321,7 +321,7 @@ class _Work:
 
 
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Yields iterates of Riemannian conjugate gradients with a linearised exact step."""
+    """Completes by Riemannian conjugate gradients with a linearised exact step; yields iterates."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
     direction, past = None, None
     while True:

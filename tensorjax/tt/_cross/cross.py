@@ -186,7 +186,7 @@ def cross(
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
-    """Returns the part of the error's standard error that held-out entries cannot show."""
+    """Returns the part of a cross's standard error that held-out entries cannot show."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.estimate.bound <= search.tol
     )
@@ -283,7 +283,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
 
 
 def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """Checks the given pivots and returns them as rows of non-negative multi-indices."""
+    """Checks the pivots given to `cross` and returns them as rows of non-negative multi-indices."""
     if value is None:
         return None
     rows = np.asarray(value)
@@ -354,7 +354,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """Casts cores to the result's dtype, in the scale of f."""
+        """Casts the cores of a cross to the result's dtype, in the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))

@@ -103,7 +103,7 @@ class Oracle:
 
     @property
     def left(self) -> float:
-        """Number of evaluations that the budget still allows."""
+        """Number of samples of the function that the budget still allows."""
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ class Oracle:
         return self._values[rows]  # only now: finding may have moved them
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Returns indices (m, k) of the modes from ``first`` on as a `Part`."""
+        """Returns indices (m, k) of the modes from ``first`` on as a `Part` of sampled entries."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
@@ -125,7 +125,7 @@ class Oracle:
         return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the matrix of entries ``left[a]`` followed by ``right[b]``, for all a and b."""
+        """Samples the function on the matrix of entries ``left[a]``, ``right[b]``, all a and b."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -141,7 +141,7 @@ class Oracle:
         return self._values[rows, component if self._components else 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the entries' places in the cache, and evaluates those that are missing.
+        """Returns the sampled entries' places in the cache; samples those that are missing.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -191,7 +191,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Evaluates new entries; also returns whether the earlier ones were rescaled."""
+        """Calls the function at new entries; also returns whether earlier samples were rescaled."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -256,7 +256,7 @@ class Oracle:
         return self._eager(points) if self.evaluations else self._first(points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Evaluates the first batch, and finds whether the function is one of JAX."""
+        """Samples the first batch, and finds whether the function is one of JAX."""
         head = self._eager(points if self._vectorized else points[:1])
         self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
@@ -309,7 +309,7 @@ def _bucket(count: int) -> int:
 
 
 def _widened(values: np.ndarray) -> np.ndarray:
-    """Casts half precisions that NumPy does not know to float32."""
+    """Casts samples of a function in half precisions that NumPy does not know to float32."""
     try:
         return values.astype(np.float32)
     except (TypeError, ValueError):
