@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Checks whether any leaf of the arguments is a JAX tracer (under jit, vmap or grad)."""
+    """Whether any leaf of the checked arguments is a JAX tracer (under jit, vmap or grad)."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
@@ -34,7 +34,7 @@ def on_cpu(x: Any, *others: Any) -> bool:
 
 
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that evaluates calls with concrete arguments eagerly, even while JAX traces."""
+    """Decorator that checks for concrete arguments, and evaluates these calls eagerly in traces."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def _on_host(name: str, x: Any) -> np.ndarray:
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
+    """Checks ``x`` to have a floating or complex dtype that JAX has, or raises TypeError."""
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -128,7 +128,7 @@ def available(name: str, dtype: Any) -> None:
 
 
 def inexact_dtype(dtype: Any) -> Any:
-    """Returns a floating or complex dtype that JAX has enabled (default for None), or raises."""
+    """Checks a dtype argument: floating or complex, enabled in JAX; the default for None."""
     if dtype in (None, float, complex):  # JAX's default ones
         return jnp.result_type(float if dtype is None else dtype)
     out = jnp.dtype(dtype)
@@ -166,7 +166,7 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
-    """Returns ``value`` as an int in [low, high], or raises ValueError."""
+    """Checks an integer argument: an int in [low, high], or raises ValueError."""
     expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
     number: Any = value
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -28,7 +28,7 @@ def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
-    """Clips integers to [low, high] before the cast to int32, which could wrap them into range."""
+    """Clips integer ids to [low, high] before the cast to int32, which could wrap them."""
     info = jnp.iinfo(ids.dtype)
     ends = (max(low, int(info.min)), min(high, int(info.max)))
     return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)

@@ -84,7 +84,7 @@ def _is_alone() -> bool:
 
 
 def _bound(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the leaves of the arguments that are traced, or committed to devices."""
+    """Returns the leaves that bind the placement of results: traced, or committed to devices."""
     try:
         # Mostly all are arrays and none is: a train of 20 cores is looked through in a microsecond.
         if not any(map(_COMMITTED, leaves)):
@@ -105,7 +105,7 @@ def returned(host: Any, given: Any) -> jax.Array:
 
 
 def replicated(given: Any) -> Any:
-    """Returns the replicated sharding (or device) for new arrays beside ``given``; None if free."""
+    """Returns the replicated sharding (or device) of new arrays beside ``given``; None if free."""
     if not _is_committed(given):
         return None
     sharding = given.sharding
@@ -353,7 +353,7 @@ def _is_sharded(x: Any) -> bool:
 
 
 def _is_format(x: Any) -> bool:
-    """Whether x is a tensor format of this library, not a plain container of arrays."""
+    """Whether x, to be placed, is a tensor format of this library, not a plain container."""
     return type(x).__module__.startswith("tensorjax.") and not isinstance(x, tuple)
 
 

@@ -25,7 +25,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Checks that two trains are of one kind and shape, and brings them to one dtype."""
+    """Checks that two trains to add or multiply have one kind and shape; unites their dtypes."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
@@ -238,7 +238,7 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
-    """Multiplies cores pairwise; the two left bonds merge into one, and so do the right ones."""
+    """Multiplies the cores of two trains pairwise; both left bonds merge, and both right ones."""
     cores = []
     for a, b in zip(x.cores, y.cores, strict=True):
         c = einsum(expression, a, b, precision=_HIGHEST)

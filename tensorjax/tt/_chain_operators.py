@@ -95,7 +95,7 @@ def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
 def _sizes(
     sites: Sequence[np.ndarray] | None, bonds: Sequence[np.ndarray] | None, order: int
 ) -> list[int]:
-    """Returns mode sizes: of the site terms, or else the square roots of the pairs' sizes."""
+    """Returns the chain's mode sizes: of site terms, or the square roots of the pairs' sizes."""
     if sites is not None:
         sizes = [len(h) for h in sites]
     elif bonds:

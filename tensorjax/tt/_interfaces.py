@@ -50,7 +50,7 @@ def right_overlap(interface: Array, y: Array, x: Array) -> Array:
 
 
 def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
-    """Applies the local operator of one site: (r, n, r') to (r, m, r')."""
+    """Applies an operator between its interfaces at one site: (r, n, r') to (r, m, r')."""
     t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))
     return dot(t, rights, ((1, 3), (2, 1)))
 

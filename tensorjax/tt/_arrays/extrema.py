@@ -120,7 +120,7 @@ def _extremum(t: TT, candidates: int, sign: float) -> Any:
 
 
 def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
-    """Returns ±t over a power of two, right-orthogonal, in double precision, of norm near one.
+    """Returns ±t for the search of extrema: right-orthogonal, double, over a power of two.
 
     Then what is multiplied out from the left is no smaller than the entries that come of it.
     """
@@ -134,7 +134,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to a train, in double precision whatever JAX has."""
+    """Adds a constant to a train before its extrema are searched, in double precision always."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []

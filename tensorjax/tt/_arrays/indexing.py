@@ -172,7 +172,7 @@ def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
 
 
 def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
-    """Takes the slices of a core that a key selects; an integer leaves a mode of size one."""
+    """Takes the slices of a core that an index key selects; an integer leaves a mode of size 1."""
     if isinstance(key, slice):
         out = core[(_WHOLE,) * axis + (key,)]
         if out.shape[axis] == 0:

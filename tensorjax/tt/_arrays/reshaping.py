@@ -340,7 +340,7 @@ def _swaps(order: Sequence[int]) -> Iterator[int]:
 def _swapped(
     cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any], centred: bool = True
 ) -> list[Any]:
-    """Swaps neighbouring modes in turn, each truncated with the norm in the swapped pair."""
+    """Permutes by swaps of neighbouring modes, each truncated with the norm in that pair."""
     center = swaps[0]
     for k in swaps:
         center = center if centred else k

@@ -237,7 +237,7 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """Error by which fits are compared: on held-out samples; without any, on fitted ones."""
+        """Error by which completions are compared: on held-out samples, or else on fitted ones."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
@@ -288,7 +288,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Raises the ranks bond by bond, or all at once, while the held-out error falls."""
+        """Raises ranks in a completion, by bonds or all at once, while held-out error falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0

@@ -38,7 +38,7 @@ class Sets:
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Starts with rank one: the fibres through one entry (d,), which must not be zero."""
+        """Starts with one pivot per bond: fibres through one entry (d,), which must not be zero."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
@@ -70,13 +70,13 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Returns the cores (r_k, n_k, r_{k+1}) of the interpolating train."""
+        """Builds the cores (r_k, n_k, r_{k+1}) of the train that interpolates at the pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches the block of bond k for large residuals, and adds these entries as pivots.
+        """Searches the block of bond k for large residuals, and adds these as greedy pivots.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -167,7 +167,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """Returns the block of bond k, rows and columns of earlier pivots marked as not free."""
+        """Returns the block of bond k to seek pivots in; lines of earlier ones are not free."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -290,12 +290,12 @@ class _Block:
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates the residual at entries (i, j) by the last cross; zero in its row and column."""
+        """Updates the residual at entries (i, j) by the last pivot's cross; zero in its lines."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j (forward) or in row i, unless its residual is only roundoff."""
+        """Adds a greedy pivot in column j (forward) or row i, unless its residual is roundoff."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())

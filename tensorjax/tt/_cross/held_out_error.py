@@ -157,7 +157,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Computes the importance weights, 1 / (random entries + drawn ones · their density)."""
+        """Computes held-out entries' weights, 1 / (random ones + drawn ones · their density)."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -166,7 +166,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the terms w |f|² and the |f|², each over its maximum, and the largest term."""
+        """Returns w |f|², |f|² of held-out entries, over their maxima, and the largest term."""
         right = _squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -182,12 +182,12 @@ class HeldOut:
 
     @property
     def enough(self) -> float:
-        """Number of entries that must carry the norm of f; with fewer, others are drawn."""
+        """Number of held-out entries that must carry f's norm; with fewer, others are drawn."""
         return min(TELLING, self.uniform / 2)
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to be piecewise constant: few distinct values, or one at most entries."""
+        """Whether f seems to jump at held-out entries: few values, or one at most of them."""
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
@@ -278,7 +278,7 @@ class HeldOut:
         return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """Estimates the error, from a quarter of the entries if that is far above the tolerance."""
+        """Estimates the error from a quarter of the held-out entries if it is far too large."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -287,7 +287,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """Estimates √(Σ w |error|² / Σ w |f|²), its standard error by the delta method."""
+        """Estimates the held-out error √(Σ w |error|² / Σ w |f|²) and its standard error."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)
@@ -351,7 +351,7 @@ class _Source:
         self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws at most ``count`` multi-indices, mode by mode from the conditional distributions.
+        """Draws at most ``count`` held-out entries, mode by mode by conditional distributions.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.

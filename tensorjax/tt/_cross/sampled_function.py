@@ -94,7 +94,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the first multi-indices (m, d), and finds the number of components."""
+        """Samples the function at the first multi-indices (m, d); finds how many components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -107,7 +107,7 @@ class Oracle:
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates multi-indices (m, d): all components, (m, 1) or (m, components)."""
+        """Samples the function at multi-indices: all components, (m, 1) or (m, components)."""
         rows = self._find(self.part(index, 0).keys, lambda p: index[p])
         return self._values[rows]  # only now: finding may have moved them
 
@@ -116,7 +116,7 @@ class Oracle:
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the m entries whose indices are ``left[p]`` followed by ``right[p]``."""
+        """Samples the function at the m entries of indices ``left[p]`` before ``right[p]``."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -211,7 +211,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _piece(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates one batch: values (m, 1) or (m, components) in double precision."""
+        """Samples the function at one batch: (m, 1) or (m, components), double precision."""
         out = self._raw(points)
         values = np.asarray(out)
         if values.dtype.kind not in "biufc":
@@ -293,7 +293,7 @@ class Oracle:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `jax.vmap` of f, cached, so that `jax.jit` finds what it compiled for f before."""
+    """Returns `jax.vmap` of the sampled function, cached, so that `jax.jit` compiles it once."""
     return jax.vmap(f)
 
 

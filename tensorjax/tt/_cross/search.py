@@ -209,7 +209,7 @@ class Search:
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant train of the mean, for a budget that ends before the first cross."""
+        """Returns the constant train of the mean, for a search that ends before any cross."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self._finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)
@@ -243,7 +243,7 @@ class Search:
         return sets
 
     def _offer(self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float) -> int:
-        """Adds pivots from entries (m, d) with all their components; returns their number."""
+        """Adds the search's finds (m, d), all components, as pivots; returns their number."""
         if len(self._oracle.shape) > points.shape[1]:
             component = np.abs(values).argmax(axis=1)
             points = np.concatenate([points, component[:, None]], axis=1)
@@ -254,7 +254,7 @@ class Search:
         return added
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the point, or a larger entry on fibres of mode 0 through the index set of x0."""
+        """Returns a search's start, or a larger entry on fibres of mode 0 through x0's set."""
         if not offers:
             return point
         oracle = self._oracle
@@ -265,13 +265,13 @@ class Search:
         return np.concatenate([first[i], others[j]])
 
     def _floor(self) -> float:
-        """Returns the level of roundoff in the values of f, where the search of pivots ends."""
+        """Returns the level of roundoff in the values of f, as the search of pivots needs it."""
         values = float(np.finfo(self._oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self._oracle.largest
 
     def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
-        """Estimates the error of the present train, and keeps it if it is the best so far."""
+        """Estimates the error of the search's present train; keeps it if it is the best."""
         cores = self._finish(sets.cores())
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -357,7 +357,7 @@ class Search:
         return self._holds(sets)
 
     def _more(self, sets: Sets) -> bool:
-        """Whether the error stays below the tolerance at more random and newly drawn entries."""
+        """Whether the search's error stays below tolerance at more held-out entries."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
         if held.size <= max(
@@ -406,7 +406,7 @@ class Search:
         return "converged"
 
     def _holds(self, sets: Sets) -> bool:
-        """Whether the error is below the tolerance at held-out entries that have changed."""
+        """Whether the search's error is below tolerance at changed held-out entries."""
         self.estimate = UNKNOWN
         return self._measure(sets).bound <= self._options.tol
 
@@ -419,7 +419,7 @@ class Search:
         return bool(self._options.callback(told))
 
     def _offer_wrong(self, sets: Sets, level: float) -> int:
-        """Adds pivots at the held-out entries with the largest errors, where blocks show none."""
+        """Adds held-out entries of largest error as pivots, where sweeps find none."""
         hidden = _HIDDEN * max(level, self._threshold)
         wrong = self.held.errors(self._finish(sets.cores()))
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
