@@ -25,7 +25,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Checks whether all arguments are concrete, and the first one lies in one CPU's memory."""
+    """Whether all checked arguments are concrete, and the first one lies in one CPU's memory."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):

@@ -177,7 +177,7 @@ def real(x: Train) -> Train:
 
 @placed
 def imag(x: Train) -> Train:
-    """Returns the imaginary part, as `real`; zeros of TT-rank one where ``x`` is real."""
+    """Returns the imaginary part of a train, exact as `real`; zeros of TT-rank one for real x."""
     known("x", x)
     return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
 

@@ -56,7 +56,7 @@ def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
 
 
 def apply_two(lefts: Array, a: Array, b: Array, rights: Array, x: Array) -> Array:
-    """Applies the local operator of two neighbours: (r, n, n', r'') to (r, m, m', r'')."""
+    """Applies an operator between interfaces at two sites: (r, n, n', r'') to (r, m, m', r'')."""
     t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, n', x'', m, a')
     t = dot(t, b, ((1, 4), (2, 0)))  # (y, x'', m, m', a'')
     return dot(t, rights, ((1, 4), (2, 1)))

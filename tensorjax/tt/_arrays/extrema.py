@@ -156,7 +156,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Builds multi-indices from the left, and keeps the ``width`` of largest remaining norm."""
+    """Builds candidates for the extrema, index by index; keeps the ``width`` of largest norm."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:

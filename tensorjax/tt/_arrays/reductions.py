@@ -264,7 +264,7 @@ def _replaced(t: TT, k: int, core: Any) -> TT:
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
-    """Splits a mean's factor 1/∏ sizes into powers of two, one for each size, and a remainder.
+    """Splits 1/∏ sizes, of a mean, into powers of two, one for each size, and a remainder.
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
@@ -276,7 +276,7 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
 
 def _multiplied(t: Train, numbers: Sequence[float]) -> Train:
-    """Multiplies every core by a factor of its own, in a mean or a sum over modes."""
+    """Multiplies every core by a factor of its own, in a mean or a variance."""
     pairs = zip(t.cores, numbers, strict=True)
     return type(t)._unchecked(tuple(c * w for c, w in pairs))
 
@@ -291,7 +291,7 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
 
 
 def _repeated(t: Any, shape: Sequence[int], modes: Sequence[int]) -> TT:
-    """Adds modes back to a reduced train, or scalar, along which it is constant (broadcasting)."""
+    """Repeats a train's mean along the modes averaged over (broadcasting), for the variance."""
     rest = iter(t.cores if isinstance(t, TT) else [])
     cores: list[Any] = []
     for k, n in enumerate(shape):

@@ -240,7 +240,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records the measured residual, and decides whether the search has converged."""
+        """Records the eigenpair's measured residual; decides whether the search has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:

@@ -54,7 +54,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Copies the lists; the arrays in them are shared, for they are never changed in place."""
+        """Copies the lists of AMEn's state; the arrays in them are shared: they never change."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 

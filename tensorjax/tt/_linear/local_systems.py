@@ -134,7 +134,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Block Jacobi preconditioner: n × n blocks between equal bond indices, inverted."""
+    """Block Jacobi preconditioner of a local system: n × n blocks of equal bonds, inverted."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     t = np.tensordot(left, core, (0, 0))  # (r, m, n, b)

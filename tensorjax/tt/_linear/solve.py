@@ -189,7 +189,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the solution without a search, if b is zero or the first guess suffices."""
+    """Returns the solution of A x = b without a search, if b = 0 or the first guess suffices."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):

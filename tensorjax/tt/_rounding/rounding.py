@@ -48,7 +48,7 @@ _BUCKET = 16
 
 @placed
 def orthogonalize(t: Train, center: int) -> Train:
-    """Makes a train left-orthogonal left of ``center`` and right-orthogonal right of it.
+    """Orthogonalises a train, as rounding does: left of ``center`` and right of it.
 
     Args:
       t: TT or TTMatrix.
@@ -91,7 +91,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Returns cores orthogonal around ``center``, that one over 2^e; and e.
+    """Returns cores to round, orthogonal around ``center``, that one over 2^e; and e.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
@@ -217,7 +217,7 @@ def _compressed(
 
 
 def _on_host(t: TT, tol: Any) -> bool:
-    """Whether the cores are concrete and in the memory of a CPU."""
+    """Whether to round on the host: the cores are concrete and in the memory of a CPU."""
     return not _check.is_traced(t, tol) and all(
         d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
     )
@@ -273,7 +273,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Scales host cores that are far from 1 by powers of two; returns them and the exponent."""
+    """Scales host cores to round, if far from 1, by powers of two; returns the exponent too."""
     with (
         np.errstate(over="ignore"),
         _blas_threads.one_thread(True),
@@ -333,7 +333,7 @@ _random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2, 3))
 
 @_random_round.defjvp
 def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates the exact sweep: random bases have no derivative at deficient ranks.
+    """Differentiates rounding by the exact sweep: random bases have no derivative.
 
     It truncates from right to left too, so that the values agree where the sketch misses nothing.
     """
@@ -367,7 +367,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates the exact sweep in XLA, whichever implementation gave the value."""
+    """Differentiates rounding by XLA's exact sweep, whichever gave the value."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:
