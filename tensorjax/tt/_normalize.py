@@ -18,7 +18,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 @as_train
 def log_norm(t: TT) -> jax.Array:
-    """Computes ln ‖t‖, the log of a train's Frobenius norm, for `normalize`; −∞ for zero.
+    """Computes ln ‖t‖, the log of a train's Frobenius norm, however large; −∞ for zero.
 
     Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
 

@@ -14,7 +14,7 @@ from tensorjax.tt._rounding.rounding import _compress
 
 
 def product(a: Cores, x: Cores) -> Cores:
-    """Multiplies A x: cores (a, m, n, b) and (r, n, s); pairs of bonds merge as (a r), (b s)."""
+    """Multiplies A x by NumPy: cores (a, m, n, b) and (r, n, s) give bonds (a r), (b s)."""
     out = []
     for p, c in zip(a, x, strict=True):
         t = np.tensordot(p, c, (2, 1)).transpose(0, 3, 1, 2, 4)  # (a, r, m, b, s)

@@ -294,7 +294,7 @@ def _product(first: Any, second: TT) -> TT:
 
 
 def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """Returns the cores of a term, mode by mode; a vector times a matrix has one column."""
+    """Returns the cores of a product's factors, by modes; a vector after a matrix as column."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
         cores = [c.astype(dtype) for c in cores]

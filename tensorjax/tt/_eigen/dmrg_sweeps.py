@@ -81,7 +81,10 @@ def prepared(
 
 
 def mirrored(cores: Sequence[Array]) -> list[Array]:
-    """Reverses a train or TT-matrix for the DMRG sweep back: cores from right to left."""
+    """Reverses a train or TT-matrix for the DMRG sweep back: cores from right to left.
+
+    The two bonds of every core are exchanged.
+    """
     return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
 
 

@@ -151,7 +151,10 @@ def _outside(rows: Array, basis: Array) -> Array:
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Solves a local problem by Lanczos: eigenvalues, vectors as rows, first residual."""
+    """Solves a local problem by Lanczos: eigenvalues, vectors as rows, first residual.
+
+    Reorthogonalises fully.
+    """
     steps = min(rule.steps, x.size)
     basis = np.empty((steps, x.size), x.dtype)
     t, residuals = np.zeros((steps, steps)), []

@@ -74,7 +74,10 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked of one eigenpair: tol · ``scale``, or roundoff."""
+        """Returns the residual asked of one eigenpair: tol · ``scale``, or roundoff.
+
+        The roundoff is that for ‖A‖₂ = ``spread``.
+        """
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
         return max(tol * scale, floor * spread)
 

@@ -105,7 +105,10 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
 
 
 def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
-    """Runs one AMEn pass from left to right, in place: solve, truncate, enrich at every site."""
+    """Runs one AMEn pass from left to right, in place: solve, truncate, enrich at every site.
+
+    ``tol`` is per site.
+    """
     seen, d = Pass(), len(s.x)
     a = s.a[0]
     for k in range(d):
@@ -155,7 +158,10 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """Truncates AMEn's x = u · carry to the least rank that changes B x by at most tol."""
+    """Truncates AMEn's x = u · carry to the least rank that changes B x by at most tol.
+
+    The columns of u are orthonormal.
+    """
     q, r = linalg.qr(tall(x))
     u, sigma, vh = linalg.svd(r)
     u = (q @ u).reshape(*x.shape[:2], -1)

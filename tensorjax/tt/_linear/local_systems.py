@@ -76,6 +76,8 @@ def solve_dense(local: Local, rhs: Array) -> Array:
 def kronecker(local: Local) -> Apply:
     """Preconditioner of a local system: inverse of the nearest Kronecker sum X ⊕ Y ⊕ Z.
 
+    Nearest is meant in the Frobenius norm.
+
     Partial traces give the three terms; fast diagonalisation inverts them. For Laplacians and all
     sums of operators on single modes this is the exact inverse, at the price of a few products.
     """
@@ -114,7 +116,10 @@ def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """Returns (w, v, v⁻¹) of a local preconditioner's matrices, or of their Hermitian parts."""
+    """Returns (w, v, v⁻¹) of a local preconditioner's matrices, or of their Hermitian parts.
+
+    The latter if a v is too ill-conditioned.
+    """
     scale = max(np.abs(m).max() for m in matrices)
     if any(np.abs(m - adjoint(m)).max() > 1e-10 * scale for m in matrices):
         out = []
@@ -191,6 +196,8 @@ def gmres(
     cycles: int,
 ) -> tuple[Array, float, int]:
     """Solves a local system by restarted GMRES, to the residual ``tol`` (absolute) if it can.
+
+    The preconditioner acts from the right.
 
     Returns:
       Solution, norm of its residual, count of iterations.

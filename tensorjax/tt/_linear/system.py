@@ -102,6 +102,8 @@ class System:
     def weakness(self, x: Cores) -> float:
         """Computes ‖Aᴴ r‖ / (‖r‖ · σ) of the system, σ the root mean square singular value.
 
+        r is the residual b − A x.
+
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
         """

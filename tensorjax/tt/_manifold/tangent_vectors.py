@@ -223,7 +223,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix carried by a sweep near one if asked; updates its exponent."""
+    """Rescales the matrix carried by a tangent projection's sweep near one; updates exponents."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)

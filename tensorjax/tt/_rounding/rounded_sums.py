@@ -67,7 +67,10 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Multiplies W (f, r) by a term's core in a rounded sum: (f, n, s); by both of a product."""
+    """Multiplies W (f, r) by a term's core in a rounded sum: (f, n, s); by both of a product.
+
+    The bonds of a product are pairs.
+    """
     if len(cores) == 1:
         return dot(w, cores[0], (1, 0))
     first, second = cores

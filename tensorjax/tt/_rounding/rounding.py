@@ -224,7 +224,7 @@ def _on_host(t: TT, tol: Any) -> bool:
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the method for static ranks; "auto" is "randomized" where the sketch is narrow."""
+    """Chooses the rounding method for static ranks; "auto" is "randomized" for narrow sketches."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"

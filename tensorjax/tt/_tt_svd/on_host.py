@@ -258,7 +258,7 @@ def _needed(r: Any, spare: float) -> bool:
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
-    """Estimates the rank from sampled columns of an unfolding; None if that would not pay."""
+    """Estimates a TT-SVD's rank from sampled columns of an unfolding; None if not worth it."""
     if caps is not None:
         return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":

@@ -30,7 +30,7 @@ _GUESS, _AGAIN = 6, 6e4
 
 
 def serves(x: np.ndarray, asked: Asked) -> bool:
-    """Whether an array is small, and double-precision Gram matrices resolve the error asked."""
+    """Whether an array is small, and Gram matrices resolve the error asked of its TT-SVD."""
     if x.size >= _SMALL or asked.method == "svd" or asked.share is None:
         return False
     return asked.share >= 2 * GRAM_NOISE * _floor(np.result_type(x.dtype, np.float64))
