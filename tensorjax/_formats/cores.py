@@ -43,7 +43,7 @@ def times_mode(core: Any, matrix: Any) -> Any:
 
 
 def in_range(x: Any) -> Any:
-    """Divides a core by a power of two, so that its largest part is near 1."""
+    """Divides a core, or a factor of one, by a power of two so that its largest part is near 1."""
     return normalized(x)[0]
 
 
@@ -69,12 +69,12 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
 
 
 def short(a: Any) -> Any:
-    """Returns a core's unfolding, or its R, with at most as many rows as columns, aᴴ a the same."""
+    """Returns an unfolding, of a core, or its R, not taller than wide, with the same aᴴ a."""
     return triangle(a) if a.shape[0] > a.shape[1] else a
 
 
 def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
-    """Pads a JAX core with zeros before and after each axis, as `jnp.pad`."""
+    """Pads a core, a JAX array, with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
     if _check.is_traced(x) or (isinstance(x, jax.Array) and len(x.devices()) > 1):

@@ -87,7 +87,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
 
 
 def host_energy(a: np.ndarray) -> float:
-    """Computes the squared norm ‖a‖_F² of a host array, summed in double precision."""
+    """Computes ‖a‖_F², the trace of a host Gram matrix, summed in double precision."""
     flat = a.reshape(-1)
     if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
         return float(np.vdot(flat, flat).real)
@@ -140,7 +140,7 @@ def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes L^{-1} for g + diag(shift) = L Lᴴ (Cholesky), and the squared pivots."""
+    """Inverts a Gram matrix's Cholesky factor: L^{-1} for g + diag(shift), squared pivots."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)

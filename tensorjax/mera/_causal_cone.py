@@ -22,7 +22,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def norm(m: MERA) -> jax.Array:
-    """Computes a MERA's norm ‖m‖, that of the top tensor: causal cones cancel in all layers.
+    """Computes a MERA's norm ‖m‖, that of the top tensor, since all layers are isometric.
 
     Example:
       >>> import jax

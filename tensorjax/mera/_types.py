@@ -40,7 +40,7 @@ class Wiring(NamedTuple):
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Sites of each disentangler, (left, right); on a ring the last pair is (N − 1, 0)."""
+        """Sites of each disentangler in a MERA layer; a ring's last pair is (N − 1, 0)."""
         blocks = self.blocks
         return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
 

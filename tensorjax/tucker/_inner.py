@@ -94,7 +94,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _measured(f: Any, *tensors: Tucker) -> jax.Array:
-    """Evaluates f in at least single precision: by NumPy, on the host, if concrete."""
+    """Evaluates a Tucker norm in single precision or better: by NumPy, on the host, if concrete."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if _check.is_traced(tensors):

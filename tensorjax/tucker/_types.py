@@ -173,7 +173,7 @@ def unfold(x: Any, k: int) -> Any:
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
-    """Multiplies core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode as it is."""
+    """Multiplies a Tucker core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode alone."""
     if isinstance(core, TT):
         pairs = zip(core.cores, matrices, strict=True)
         return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))

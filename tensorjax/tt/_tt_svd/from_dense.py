@@ -237,7 +237,10 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
+    """Splits a dense (r_left, n_1, …, n_j, r_right) into j cores by TT-SVD, isometric but for one.
+
+    All but the last core are isometries.
+    """
     cores = []
     left, *modes, right = x.shape
     for n in modes[:-1]:
