@@ -106,7 +106,7 @@ class Summable(Scalable):
 
 
 def refused(x: Scalable, other: Any) -> Any:
-    """Returns NotImplemented for an unsupported operand; raises TypeError if it is an array."""
+    """Returns NotImplemented for an operator's unsupported operand; TypeError for an array."""
     if not isinstance(other, np.generic | np.ndarray | jax.Array):
         return NotImplemented
     kind = type(x).__name__
@@ -285,7 +285,7 @@ def _frexp(s: Any) -> tuple[Any, Any]:
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtype of every leaf of a format, to promote; None where a leaf has none."""
+    """Returns the dtypes of a format's leaves for its operators; None where a leaf has none."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 

@@ -50,7 +50,7 @@ def on_cpu(
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
 ) -> list[Any]:
-    """Calls ``native(*static, *operands)`` in programs for a CPU, ``otherwise(…)`` in all others.
+    """Dispatches to ``native(*static, *operands)`` in programs for a CPU, else ``otherwise(…)``.
 
     Programs made for `jax.export` take ``otherwise`` too, for CPUs as well: they are loaded where
     ``native`` may not be installed. It has no derivatives: the caller gives them.
@@ -76,7 +76,7 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether x is sharded over several devices, so that XLA, no CPU kernel, serves it."""
+    """Whether an operand has an explicit sharding over devices in its type, so XLA serves it."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
@@ -122,7 +122,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether a lowered program calls the kernel: for CPUs, in this process, on one device."""
+    """Whether dispatch is to the CPU kernel: in this process, on one device if ``alone``."""
     module = context.module_context
     platforms = tuple(context.platforms or module.platforms)
     if platforms != ("cpu",) or module.lowering_parameters.for_export:
@@ -131,7 +131,7 @@ def _calls(context: Any, alone: bool) -> bool:
 
 
 def _devices(context: Any) -> int:
-    """Counts the devices over which XLA may split a lowered program, besides manual axes."""
+    """Counts the devices over which XLA may split a lowered program, except manual axes."""
     if hasattr(context, "num_devices"):
         return context.num_devices
     axes = context.mesh.shape.items()

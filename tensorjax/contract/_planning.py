@@ -356,7 +356,7 @@ def _call(program: _execute.Program) -> Callable[..., jax.Array]:
 def _search(
     network: syntax.Network, strategy: _paths.Strategy, minimize: str, seconds: float | None
 ) -> tuple[_paths.Path, ...]:
-    """Finds paths for a network; labels are numbered, so that renamed networks share a search."""
+    """Finds paths for a plan; labels are numbered, so that plans of renamed networks share them."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,

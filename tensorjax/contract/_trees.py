@@ -46,7 +46,7 @@ class Effort:
         return taken
 
     def trials(self, each: float, most: int, share: float) -> int:
-        """Returns how many trials of trees fit into a share of the budget, and deducts them."""
+        """Returns how many trials of trees fit into a share of the budget; deducts their time."""
         if math.isinf(self.left):
             return most
         count = max(min(int(share * self.left / each), most), 0)
@@ -86,7 +86,7 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
+        """Extracts a tree's primary cost (flops or entries moved) from one with a tie-break."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
@@ -124,7 +124,7 @@ class Tree:
         return self.graph.cost(self.labels[left], self.labels[right], self.labels[node])
 
     def order(self) -> list[int]:
-        """Returns the tree's inner nodes in post-order; the last child's subtree comes first."""
+        """Returns a tree's inner nodes in post-order, the last child's subtree finished first."""
         stack, found = [self.root], []
         while stack:
             node = stack.pop()

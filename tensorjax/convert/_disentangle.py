@@ -56,7 +56,7 @@ class Options(NamedTuple):
     most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """Returns a random generator seeded by key, layer, cut and ``numbers``."""
+        """Returns the random generator of a disentangler search, seeded by key, layer, cut."""
         data = (0, 0) if self.key is None else np.asarray(jax.random.key_data(self.key)).ravel()
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
@@ -112,7 +112,7 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """Returns the least rank a disentangler leaves that discards no more than ``tail``."""
+    """Returns the least rank a disentangler leaves within ``tail``, not too large by roundoff."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
@@ -206,7 +206,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """Runs Procrustes and Gauss–Newton steps; returns the best unitary, its energy beyond k."""
+        """Improves disentanglers by Procrustes and Gauss–Newton steps; returns the best."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )

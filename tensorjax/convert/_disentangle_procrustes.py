@@ -63,7 +63,7 @@ def lowered_tail(
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws normal entries, to start Procrustes steps with, complex ones in both parts."""
+    """Draws normal entries, complex in both parts, to start Procrustes searches from."""
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
 
@@ -75,7 +75,7 @@ def unfolded(y: np.ndarray, n: int) -> np.ndarray:
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of z → z y in a Procrustes step: a → Σ a[i, m, j] y[i, p, j]*."""
+    """Returns the adjoint of z → z y, which Procrustes steps need: a → Σ a[i, m, j] y[i, p, j]*."""
     r, m, s = y.shape
     right = y.conj().transpose(0, 2, 1).reshape(r * s, m)
     return lambda a: a.reshape(y.shape).transpose(1, 0, 2).reshape(m, r * s) @ right

@@ -327,7 +327,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts a pair (r1, n1, n2, r2), with the norm in the centre, left or right gauge."""
+        """Contracts a pair (r1, n1, n2, r2) of a train to convert, centred, left or right gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             q, r = linalg.qr(tall(first))
@@ -381,7 +381,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps from the right: builds an isometry for every block, and the train above."""
+    """Sweeps a train from the right for a MERA layer: an isometry per block, the train above."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

@@ -42,7 +42,7 @@ def adjoint(a: Array) -> Array:
 
 
 def scale_columns(a: Array, s: Array) -> Array:
-    """Scales the columns of an array: a @ diag(s), with s real or of the dtype of ``a``."""
+    """Multiplies the columns of a JAX or NumPy array: a @ diag(s), s real or of a's dtype."""
     return a * s.astype(a.dtype)[..., None, :]
 
 

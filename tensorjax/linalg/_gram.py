@@ -96,7 +96,7 @@ def host_energy(a: np.ndarray) -> float:
 
 
 def project(u: Array, a: Array) -> Array:
-    """Computes uᴴ a, (…, r, n), in the precision of ``u``; host data are widened piece by piece."""
+    """Projects uᴴ a (…, r, n), as a Gram matrix is made, in u's precision; host data in pieces."""
     if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
         return _native.project(u, a)
     if not is_host(a) or a.dtype == u.dtype:
@@ -109,7 +109,7 @@ def project(u: Array, a: Array) -> Array:
 
 
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes an orthonormal basis w @ q of the row space of a wide JAX array (…, n, m).
+    """Computes an orthonormal row basis w @ q of a wide JAX array by its Gram matrix.
 
     Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
     correction, kept apart so that it can be merged with the next small factor without a pass over

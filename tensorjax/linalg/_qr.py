@@ -50,7 +50,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """Makes x depend on other arrays, so that XLA computes these first (for QR's derivative).
+    """Makes x depend on other arrays, so that XLA factorises these first, by QR or others.
 
     XLA cannot prove that what is added is zero.
 

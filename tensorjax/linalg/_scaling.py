@@ -13,7 +13,7 @@ from tensorjax.linalg._arrays import Array, is_host, namespace
 
 
 def energy(a: Array) -> Array:
-    """Computes the squared norm ‖a‖_F² of a scaled array over the last two axes, real."""
+    """Computes the squared norm ‖a‖_F² over the last two axes, real, without scaling."""
     xp = namespace(a)
     if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
         return np.vdot(a, a).real  # one pass, no temporary

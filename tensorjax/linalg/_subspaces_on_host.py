@@ -118,7 +118,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether a host subspace's BLAS should use one thread: little work, or other threads."""
+    """Whether a host subspace's BLAS should use one thread: little work, or threaded passes."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
     return few or a.size < THREADS

@@ -58,7 +58,7 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of f at the first pivot."""
+        """Absolute value of f at the first greedy pivot."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
@@ -214,7 +214,7 @@ class Sets:
         before: np.ndarray,
         after: np.ndarray,
     ) -> None:
-        """Adds pivots at bond k to the nested index sets.
+        """Adds greedy pivots at bond k to the nested index sets.
 
         Args:
           k: bond.

@@ -64,7 +64,7 @@ class Levels(NamedTuple):
 
 
 def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
-    """Finds the k lowest eigenpairs; by a dense eigensolver where the space is small."""
+    """Finds the k lowest levels (eigenpairs); by a dense eigensolver where the space is small."""
     size = math.prod(search.shape)
     fits = max(rank_bounds(search.shape), default=1) <= search.limit
     if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):

@@ -255,7 +255,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds to a tolerance by NumPy, on the host: exact ranks, double precision."""
+    """Rounds a train to a tolerance by NumPy, on the host: exact ranks, double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -358,7 +358,7 @@ def _either_round(
 def _by_sweeps(
     ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
 ) -> list[Any]:
-    """Rounds by the compiled C++ sweeps, for cores of any scale; "svd" needs no sketch."""
+    """Rounds a train by compiled C++, for cores of any scale; "svd" needs no sketch."""
     width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
 

@@ -204,7 +204,7 @@ def _energy(x: Any) -> Any:
 
 
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
-    """Computes TT-SVD cores, truncated to ``ranks``, to a ``share`` of the energy, or to both."""
+    """Computes a dense array's TT-SVD, to ``ranks``, to a ``share`` of the energy, or to both."""
     shape = x.shape
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
