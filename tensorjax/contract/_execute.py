@@ -266,7 +266,7 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
 
 
 def _sharded(x: jax.Array) -> bool:
-    """Whether an axis is sharded in explicit mode, which forbids to execute some reshapes."""
+    """Whether an axis is sharded in explicit mode, so that some reshapes cannot be executed."""
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 

@@ -94,7 +94,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
-        """Contracts arrays of the planned shapes, as the plan says.
+        """Runs the plan on arrays of the planned shapes, which contracts them.
 
         Args:
             *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -112,7 +112,7 @@ class Plan:
         return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
 
     def on_host(self, *arrays: Any) -> np.ndarray:
-        """Contracts arrays by the plan with NumPy, on the host, without compilation.
+        """Runs the plan on arrays by NumPy, on the host, without compilation.
 
         Args:
             *arrays: as of a call, concrete.

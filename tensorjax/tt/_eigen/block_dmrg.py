@@ -36,7 +36,7 @@ class Block(NamedTuple):
     values: Array
 
     def state(self, j: int) -> Cores:
-        """Returns the cores of state j of the block."""
+        """Returns the cores of state j of block DMRG."""
         return [self.centres[j], *self.chain.cores[1:]]
 
 
@@ -96,7 +96,7 @@ def sweep(block: Block, rule: Rule) -> Block:
 
 
 def _split(thetas: Array, rule: Rule) -> tuple[Array, Array]:
-    """Splits a block's states into a shared isometry (r n, s) and a remainder each, (b, s, …)."""
+    """Splits block DMRG's states into a shared isometry (r n, s) and remainders, (b, s, …)."""
     count, rows = len(thetas), thetas.shape[1] * thetas.shape[2]
     states = thetas.reshape(count, rows, -1)
     # States as further columns: the basis that is best for all of them together (Dolgov et al.).
