@@ -313,7 +313,7 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:
-    """Returns the sharding spec of ``given`` for x, on the axes whose sizes allow it."""
+    """Returns the sharding spec of ``given`` to place x by, on the axes whose sizes allow it."""
     sharding = _named(given)
     if sharding is None or np.ndim(x) != np.ndim(given):
         return _REPLICATED

@@ -28,7 +28,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
-    """Scales every core of a train by a power of two near 1; returns the total exponent too.
+    """Scales every core of a train near one by a power of two; returns the total exponent too.
 
     On the host only those far from one: others are not copied.
     """

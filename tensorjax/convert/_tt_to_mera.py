@@ -298,7 +298,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps a train for a MERA layer: at cuts of blocks disentangles, truncates the bond.
+    """Sweeps a train for a MERA layer: disentangles at cuts between blocks, truncates bonds.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.

@@ -21,7 +21,7 @@ _SHORTEST = 1e-12
 
 
 def skew(a: Array) -> Array:
-    """Returns the skew-Hermitian part (a − aᴴ)/2, for a Cayley transform."""
+    """Returns the skew-Hermitian part (a − aᴴ)/2: a direction on the Stiefel manifold."""
     return (a - adjoint(a)) / 2
 
 

@@ -239,7 +239,7 @@ class HeldOut:
         return wrong
 
     def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Returns entries (m, d) to test for errors, near pivots or samples of the train.
+        """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
         right set: the sets hold the rare indices on which f depends in some way of its own, as
@@ -274,7 +274,7 @@ class HeldOut:
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Returns the errors of a train at held-out entries (m, d) of known values."""
+        """Returns a train's errors at entries (m, d) of known values, held out or not."""
         return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:

@@ -109,7 +109,7 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """Applies x, y and z to a local vector's three axes (z given transposed)."""
+    """Applies x, y and z of a local preconditioner to v's three axes (z given transposed)."""
     r, n, s = v.shape
     t = (v.reshape(-1, s) @ zt).reshape(r, -1)
     return y @ (x @ t).reshape(x.shape[0], n, -1)
