@@ -11,7 +11,7 @@ _inside = [0, 1]  # how many are in `one_thread`, and the threads there were bef
 
 
 def controls(module: str) -> tuple[Any, Any] | None:
-    """Returns the C functions that get and set the OpenBLAS thread count of an extension module."""
+    """Returns the C functions that get and set OpenBLAS's thread count, of an extension module."""
     try:
         library = ctypes.CDLL(str(importlib.import_module(module).__file__))
     except (ImportError, OSError):

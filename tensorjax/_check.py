@@ -20,12 +20,12 @@ R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Whether any leaf of the arguments is a JAX tracer (under jit, vmap or grad)."""
+    """Whether any leaf of the checked arguments is a JAX tracer (under jit, vmap or grad)."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether all arguments are concrete and the first one lies in the memory of one CPU."""
+    """Whether all checked arguments are concrete, and the first one lies in one CPU's memory."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):
@@ -34,7 +34,7 @@ def on_cpu(x: Any, *others: Any) -> bool:
 
 
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that evaluates calls with concrete arguments eagerly, even while JAX traces."""
+    """Decorator that checks for concrete arguments, and evaluates these calls eagerly in traces."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def _on_host(name: str, x: Any) -> np.ndarray:
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Returns ``x`` as an array of floating or complex dtype that JAX has, or raises TypeError."""
+    """Checks ``x`` to have a floating or complex dtype that JAX has, or raises TypeError."""
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -83,7 +83,7 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
 
 
 def core(name: str, x: Any) -> Any:
-    """Returns ``x`` as a checked JAX array, fit to be a core of a format, or raises TypeError.
+    """Checks ``x`` to be fit as a core of a format; returns a JAX array, or raises TypeError.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -102,7 +102,7 @@ _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"
 
 
 def held(name: str, tree: Any, *, host: bool = False) -> None:
-    """Raises `Unavailable` if a format holds 64-bit JAX arrays while jax_enable_x64 is off.
+    """Checks that a format holds no 64-bit JAX arrays while jax_enable_x64 is off, or raises.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
     out of which a format is made, JAX rounds by its own rule: those are not concerned. Arrays of
@@ -117,7 +117,7 @@ def held(name: str, tree: Any, *, host: bool = False) -> None:
 
 
 def available(name: str, dtype: Any) -> None:
-    """Raises `Unavailable` for a 64-bit dtype while jax_enable_x64 is off."""
+    """Checks that a dtype is not of 64 bits while jax_enable_x64 is off; raises `Unavailable`."""
     if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
         return
     raise Unavailable(
@@ -128,7 +128,7 @@ def available(name: str, dtype: Any) -> None:
 
 
 def inexact_dtype(dtype: Any) -> Any:
-    """Returns a floating or complex dtype that JAX has enabled (default for None), or raises."""
+    """Checks a dtype argument: floating or complex, enabled in JAX; the default for None."""
     if dtype in (None, float, complex):  # JAX's default ones
         return jnp.result_type(float if dtype is None else dtype)
     out = jnp.dtype(dtype)
@@ -139,7 +139,7 @@ def inexact_dtype(dtype: Any) -> Any:
 
 
 def finite(name: str, tree: Any) -> None:
-    """Raises ValueError if a concrete leaf of ``tree`` holds NaN or Inf; traced leaves pass."""
+    """Checks the leaves of an argument: raises ValueError for NaN or Inf; traced leaves pass."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, Tracer) and not _all_finite(np.asarray(leaf)):
             raise ValueError(
@@ -158,7 +158,7 @@ def _all_finite(x: np.ndarray) -> bool:
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
-    """Returns ``value`` as a non-empty tuple of positive ints, or raises ValueError."""
+    """Checks a shape argument: a non-empty tuple of positive ints, or raises ValueError."""
     dims = (value,) if isinstance(value, numbers.Integral) else tuple(value)
     if not dims or any(not isinstance(n, numbers.Integral) or n < 1 for n in dims):
         raise ValueError(f"{name}: expected one or more positive mode sizes, got {value!r}")
@@ -166,7 +166,7 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
-    """Returns ``value`` as an int in [low, high], or raises ValueError."""
+    """Checks an integer argument: an int in [low, high], or raises ValueError."""
     expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
     number: Any = value
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -182,7 +182,7 @@ def bond_ranks(
     name: str = "rank",
     place: str = "interior bond",
 ) -> tuple[int, ...]:
-    """Expands ``rank`` to one rank per interior bond (or mode), each capped by its bound.
+    """Checks a rank argument: one rank per interior bond (or mode), each capped by its bound.
 
     Args:
       rank: one int for all bonds, or one per interior bond.
@@ -205,7 +205,7 @@ def bond_ranks(
 
 
 def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
-    """Returns multi-indices (…, d) into an array of ``shape`` as an integer array, or raises.
+    """Checks multi-indices (…, d) into an array of ``shape``: an integer array, or raises.
 
     A JAX array is returned as it is, and all else as a NumPy array.
     """
@@ -228,7 +228,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:
-    """Checks that a relative error lies in [10 eps, inf), eps being that of ``dtype``."""
+    """Checks that a tolerance argument lies in [10 eps, inf), eps being that of ``dtype``."""
     if is_traced(tol):
         return tol
     eps = float(jnp.finfo(dtype).eps)
@@ -245,7 +245,7 @@ def tolerance(tol: Any, dtype: Any) -> Any:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Checks that tol or rank is given, and that no traced data determine the ranks."""
+    """Checks that tol or rank is given as argument, and that no traced data determine the ranks."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"

@@ -27,7 +27,7 @@ class FirstCalls:
         self._left: dict[Hashable, int] = {}
 
     def is_first(self, key: Hashable, allowed: Callable[[], int]) -> bool:
-        """Counts a call, and returns whether it is one of the first ``allowed()`` of its key."""
+        """Counts a call, and returns whether it is one of the first of its key."""
         left = self._left.get(key)
         if left is None:
             if len(self._left) >= _MOST_KEYS:  # what is forgotten has first calls once more
@@ -41,7 +41,7 @@ _counted = FirstCalls()
 
 
 def is_hosted(arrays: Sequence[Any], dtype: Any) -> bool:
-    """Whether NumPy can serve: concrete arrays in the memory of a CPU, not of half precision."""
+    """Whether NumPy can serve first calls: concrete, in a CPU's memory, not of half precision."""
     if dtype.kind not in "fc" or dtype.itemsize < 4:
         return False
     if not _placement._is_alone():
@@ -53,7 +53,7 @@ def is_hosted(arrays: Sequence[Any], dtype: Any) -> bool:
 
 
 def pays(kind: Any, arrays: Sequence[Any], work: Callable[[], float]) -> bool:
-    """Whether NumPy is to serve: calls of these shapes are too few to compile a program for."""
+    """Whether NumPy is to serve: these are first calls, too few to compile a program for."""
 
     def allowed() -> int:
         done = work()

@@ -17,7 +17,7 @@ class Transformation(NamedTuple):
 
 
 def transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
-    """Wraps init and update as Optax's own type where Optax is installed."""
+    """Wraps init and update as Optax's gradient transformation type where Optax is installed."""
     try:
         import optax
     except ModuleNotFoundError:

@@ -20,7 +20,7 @@ def planned(size: Any) -> int:
 
 
 def is_static(size: Any) -> bool:
-    """Whether a size, or a product of sizes, is a concrete integer."""
+    """Whether a size, or a product of sizes, is a concrete integer, nothing symbolic."""
     return isinstance(size, int | np.integer)
 
 

@@ -56,7 +56,7 @@ class _Fast:
 
 @functools.cache
 def _fast() -> _Fast | None:
-    """Returns the fast transfer, or None where this JAX lacks it or it behaves differently."""
+    """Returns the fast transfer to JAX, or None where this JAX lacks it or behaves differently."""
     try:
         fast = _Fast()
         sample = np.arange(6.0, dtype=np.float32).reshape(2, 3)

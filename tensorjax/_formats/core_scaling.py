@@ -15,7 +15,7 @@ _NEAR = 8  # powers of two that the largest part of a host core may be off one
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
-    """Multiplies host cores by 2^exponent, in the last core or spread over all of them.
+    """Scales a train's host cores by 2^exponent, in the last core or spread over all of them.
 
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
@@ -28,7 +28,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
-    """Scales every array by a power of two to magnitude near 1; returns the total exponent too.
+    """Scales every core of a train near one by a power of two; returns the total exponent too.
 
     On the host only those far from one: others are not copied.
     """
@@ -44,12 +44,12 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
 
 def settled(exponent: Any) -> Any:
-    """Returns an exponent behind a barrier, so that XLA does not recompute it in every use."""
+    """Returns a core scaling's exponent behind a barrier, so that XLA does not recompute it."""
     return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
 
 
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
-    """Multiplies JAX cores by 2^exponent: in one core, or spread over all if it would overflow."""
+    """Scales JAX cores by 2^exponent: in one core, or spread over all if it would overflow."""
     at = at % len(cores)
     own = [exponent_of(c) for c in cores]
     low, high = exponents_held(cores[at].dtype)

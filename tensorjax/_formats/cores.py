@@ -38,17 +38,17 @@ def times_right(core: Any, matrix: Any) -> Any:
 
 
 def times_mode(core: Any, matrix: Any) -> Any:
-    """Multiplies a core by a matrix along its mode."""
+    """Multiplies a tensor-train core by a matrix along its mode."""
     return matmul(matrix[None], core)
 
 
 def in_range(x: Any) -> Any:
-    """Divides x by a power of two, so that its largest part is near 1."""
+    """Divides a core, or a factor of one, by a power of two so that its largest part is near 1."""
     return normalized(x)[0]
 
 
 def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
-    """Scales ``ys`` by powers of two that cancel, so that products of cores are in range.
+    """Scales the cores ``ys`` by powers of two that cancel, so that their products are in range.
 
     They stay as they are where all products are in range as they are.
 
@@ -69,12 +69,12 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
 
 
 def short(a: Any) -> Any:
-    """Returns a matrix of at most as many rows as columns with the same aᴴ a: ``a`` or its R."""
+    """Returns an unfolding, of a core, or its R, not taller than wide, with the same aᴴ a."""
     return triangle(a) if a.shape[0] > a.shape[1] else a
 
 
 def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
-    """Pads a JAX array with zeros before and after each axis, as `jnp.pad`."""
+    """Pads a core, a JAX array, with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
     if _check.is_traced(x) or (isinstance(x, jax.Array) and len(x.devices()) > 1):
@@ -96,7 +96,7 @@ def _placed(core: Any, given: jax.Array) -> Any:
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Reduces TT-ranks r_0 … r_d to the largest that mode sizes and neighbours allow."""
+    """Reduces TT-ranks r_0 … r_d of cores to the largest that modes and neighbours allow."""
     out = list(ranks)
     for k in range(1, len(sizes)):
         out[k] = min(out[k], out[k - 1] * sizes[k - 1])
@@ -106,7 +106,7 @@ def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def triangles(cores: Cores) -> Cores:
-    """Computes triangular right factors of all bonds, up to a scale, by QR without forming Q.
+    """Computes right factors of a train's cores, up to a scale, by QR sweep without forming Q.
 
     The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
     matrix of everything right of the bond.

@@ -22,7 +22,7 @@ from tensorjax.linalg._scaling import scaled
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
+    """Whether an operand ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -54,11 +54,11 @@ class Scalable(NoArray):
 
     @property
     def dtype(self) -> Any:
-        """Common dtype of the arrays, by JAX's promotion rules."""
+        """Common dtype of a format's arrays, which operators promote to, by JAX's rules."""
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        """Returns the format in ``dtype`` with a linear function applied to one of its arrays."""
+        """Returns the format in ``dtype`` with a scalar operator applied to one of its arrays."""
         raise TypeError("an abstract format holds no arrays")
 
     def __neg__(self) -> Self:
@@ -106,7 +106,7 @@ class Summable(Scalable):
 
 
 def refused(x: Scalable, other: Any) -> Any:
-    """Returns NotImplemented for an unsupported operand; raises TypeError if it is an array."""
+    """Returns NotImplemented for an operator's unsupported operand; TypeError for an array."""
     if not isinstance(other, np.generic | np.ndarray | jax.Array):
         return NotImplemented
     kind = type(x).__name__
@@ -118,12 +118,12 @@ def refused(x: Scalable, other: Any) -> Any:
 
 
 def _is_zero(x: Any) -> bool:
-    """Whether a Python or NumPy scalar is zero; JAX scalars, perhaps traced, are never tested."""
+    """Whether an operand, a Python or NumPy scalar, is zero; JAX scalars are never tested."""
     return not isinstance(x, jax.Array) and not x
 
 
 def promoted(dtype: Any, scalar: Any) -> Any:
-    """Returns the dtype of an array of ``dtype`` times a scalar, by JAX's promotion rules."""
+    """Returns the dtype of an array of ``dtype`` times a scalar operand, by JAX's promotion."""
     held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
@@ -141,7 +141,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def multiplied(x: Any, factor: Any) -> Any:
-    """Multiplies a format by a scalar."""
+    """Multiplies a format by a scalar, the operator ``*``."""
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
         got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
@@ -159,7 +159,7 @@ def multiplied(x: Any, factor: Any) -> Any:
 
 
 def divided(x: Any, divisor: Any) -> Any:
-    """Divides a format by a scalar, without a reciprocal, which could overflow.
+    """Divides a format by a scalar, the operator ``/``, without a reciprocal, which could overflow.
 
     Raises:
       ZeroDivisionError: a divisor of Python or NumPy is zero; of JAX, entries are NaN or Inf.
@@ -180,7 +180,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """Splits a scalar into (m, e), with value m · 2^e, m in ``dtype`` or a Python number.
+    """Splits a scalar operand into (m, e), value m · 2^e, m in ``dtype`` or a Python number.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
@@ -209,7 +209,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the least and the largest normal number of a dtype."""
+    """Returns the least and the largest normal number of a dtype, for scalar operators."""
     info = jnp.finfo(dtype)
     return float(info.smallest_normal), float(info.max)
 
@@ -219,7 +219,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """Computes part / 2^exponent, for Python integers of any length too."""
+    """Computes part / 2^exponent of a scalar operand, for Python integers of any length too."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
@@ -230,7 +230,7 @@ def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
 
 @jax.custom_jvp
 def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
-    """Computes a / (divisor · 2^exponent) without intermediate overflow; all of one dtype."""
+    """Divides by a scalar, a / (divisor · 2^exponent), without intermediate overflow."""
     small, shift = _near_one(divisor)
     shift = shift + exponent
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
@@ -256,7 +256,7 @@ def _over(a: Any, s: Any) -> Any:
 
 
 def _near_one(s: Any) -> tuple[Any, Any]:
-    """Splits s into (m, e), s = m·2^e with the larger part of m in [1/2, 1); subnormal s too."""
+    """Splits a scalar s into (m, e), s = m·2^e, larger part of m in [1/2, 1); subnormal s too."""
     if not jnp.iscomplexobj(s):
         return _frexp(s)
     (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
@@ -265,7 +265,7 @@ def _near_one(s: Any) -> tuple[Any, Any]:
 
 
 def _frexp(s: Any) -> tuple[Any, Any]:
-    """Splits s into (m, e) like `frexp`, by its bits: arithmetic may flush subnormals."""
+    """Splits a scalar s into (m, e) like `frexp`, by its bits: arithmetic may flush subnormals."""
     info = jnp.finfo(s.dtype)
     integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
     raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
@@ -285,7 +285,7 @@ def _frexp(s: Any) -> tuple[Any, Any]:
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtype of every leaf; None where a leaf has none."""
+    """Returns the dtypes of a format's leaves for its operators; None where a leaf has none."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 
@@ -303,7 +303,7 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
 
 
 def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorates __repr__ or __str__ to list the raw fields where the leaves are not arrays.
+    """Decorates a format's __repr__ or __str__ to list raw fields where leaves are not arrays.
 
     JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
     """
@@ -324,7 +324,7 @@ def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Raises TypeError if casting the arrays to ``dtype`` would not cast the tensor they stand for.
+    """Raises TypeError if casting a format's arrays to ``dtype`` would not cast its tensor.
 
     Args:
       x: the format.

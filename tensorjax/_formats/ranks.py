@@ -17,6 +17,6 @@ def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
 def feasible_ranks(
     rank: int | Sequence[int], sizes: Sequence[int], caps: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Returns ``rank`` bond by bond, cut to what neighbours, sizes and ``caps`` allow."""
+    """Returns the ranks asked for bond by bond, cut to what neighbours, sizes, ``caps`` allow."""
     ranks = _check.bond_ranks(rank, rank_bounds(sizes))
     return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]

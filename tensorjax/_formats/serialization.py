@@ -12,7 +12,7 @@ def serializable(
     encode: Callable[[Any], Any] = lambda aux: aux,
     decode: Callable[[Any], Any] = lambda aux: aux,
 ) -> None:
-    """Registers a pytree type for serialisation by `jax.export.Exported.serialize`.
+    """Registers a format's pytree type for serialisation by `jax.export.Exported.serialize`.
 
     Args:
       kind: the type, which is registered with `jax.tree_util` already.

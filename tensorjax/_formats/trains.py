@@ -56,24 +56,24 @@ class _Train(Summable):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks (r_0, …, r_d), with r_0 = r_d = 1."""
+        """TT-ranks (r_0, …, r_d) of a train of either type, with r_0 = r_d = 1."""
         first = tuple(c.shape[-self._core_ndim] for c in self.cores)
         return (*first, self.cores[-1].shape[-1])
 
     @property
     def order(self) -> int:
-        """Number of cores d."""
+        """Number of cores d of a train of either type, TT or TTMatrix."""
         return len(self.cores)
 
     @property
     def dtype(self) -> Any:
-        """Common dtype of the cores, by JAX's promotion rules."""
+        """Common dtype of the cores of a TT or TTMatrix, by JAX's promotion rules."""
         dtypes = {c.dtype for c in self.cores}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
     @property
     def size(self) -> int:
-        """Number of stored entries in all cores (of one train, batch axes left out)."""
+        """Number of stored entries in all cores of a TT or TTMatrix (batch axes left out)."""
         return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
 
     def astype(self, dtype: Any) -> Self:
@@ -147,12 +147,12 @@ class TT(_Train):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes (n_1, …, n_d)."""
+        """Mode sizes (n_1, …, n_d) of a train of type TT."""
         return tuple(c.shape[-2] for c in self.cores)
 
     @property
     def ndim(self) -> int:
-        """Number of modes d."""
+        """Number of modes d of a train of type TT."""
         return self.order
 
     @property
@@ -196,27 +196,27 @@ class TTMatrix(_Train):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Row mode sizes (m_1, …, m_d)."""
+        """Row mode sizes (m_1, …, m_d) of a train of type TTMatrix."""
         return tuple(c.shape[-3] for c in self.cores)
 
     @property
     def col_shape(self) -> tuple[int, ...]:
-        """Column mode sizes (n_1, …, n_d)."""
+        """Column mode sizes (n_1, …, n_d) of a train of type TTMatrix."""
         return tuple(c.shape[-2] for c in self.cores)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape (∏ m_k, ∏ n_k) of the matrix that the train stands for."""
+        """Shape (∏ m_k, ∏ n_k) of the matrix that a TTMatrix stands for."""
         return math.prod(self.row_shape), math.prod(self.col_shape)
 
     @property
     def ndim(self) -> int:
-        """Number of axes of the matrix, always 2."""
+        """Number of axes of the matrix that a TTMatrix stands for, always 2."""
         return 2
 
     @property
     def T(self) -> "TTMatrix":
-        """Transposed matrix, without conjugation."""
+        """Transposed TTMatrix, without conjugation."""
         return self.namespace.transpose(self)
 
     def _shape_repr(self) -> str:

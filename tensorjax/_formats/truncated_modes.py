@@ -54,7 +54,7 @@ class Truncated(NamedTuple):
 def feasible_ranks(
     ranks: Sequence[int], shape: Sequence[int], bonds: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the multilinear and interior TT-ranks of `truncate` with given ``ranks``.
+    """Returns the multilinear and interior TT-ranks of a mode truncation to ``ranks``.
 
     Args:
       ranks: multilinear ranks wanted, d.
@@ -79,7 +79,7 @@ def truncate(
     share: Any = None,
     factors: Sequence[Any] | None = None,
 ) -> Truncated:
-    """Truncates every mode to ``ranks``, to a discarded ``share`` of the energy, or to both.
+    """Truncates every mode of a train to ``ranks``, a discarded ``share`` of the energy, or both.
 
     What one mode leaves of its part of the share passes on to the modes after it.
 
@@ -127,19 +127,19 @@ def _by_triangles(
 
 
 def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
-    """Multiplies each core by the triangle of its mode factor, which suffices for right factors."""
+    """Multiplies each core by its mode factor's triangle, enough for right factors."""
     if given is None:
         return cores
     return [in_range(times_mode(c, short(u))) for c, u in zip(cores, given, strict=True)]
 
 
 def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
-    """Returns the share of the energy ``kept`` so far that the next mode may discard."""
+    """Returns the share of the energy ``kept`` that truncating the next mode may discard."""
     return None if share is None else (share - used) / modes_left / where_positive(kept, 1.0)
 
 
 def _by_grams(cores: Cores, share: float) -> Truncated | None:
-    """Truncates by Gram matrices on the host; None if these are too coarse for the share."""
+    """Truncates modes by Gram matrices on the host; None if these are too coarse for the share."""
     rights, weighted = [identity_like(1, cores[0])], []
     scaled = [in_range(c) for c in cores]
     for core in reversed(scaled):
@@ -182,12 +182,12 @@ def _assembled(
 
 
 def _unfold(core: Any) -> Any:
-    """Returns the unfolding (n, r s) of a core along its mode."""
+    """Returns a core's unfolding (n, r s) along its mode, which is to be truncated."""
     return core.transpose(1, 0, 2).reshape(core.shape[1], -1)
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Merges cores into their neighbours, exactly, where a bond is wider than a core needs."""
+    """Shrinks a train with truncated modes: merges cores, exactly, where a bond is too wide."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

@@ -71,13 +71,13 @@ def _loaded() -> tuple[Any, str]:
 
 
 def _library() -> tuple[Path | None, str]:
-    """Returns the path of the library built for this CPU's instruction set."""
+    """Returns the path of the C++ library built for this CPU's instruction set."""
     path = Path(__file__).with_name(f"sweeps-{level()}.so")
     return (path, "") if path.exists() else (None, f"{path.name} was not built on installation")
 
 
 def _interface() -> int:
-    """Returns the version of this jaxlib's foreign-function interface, 1000 major + minor."""
+    """Returns this jaxlib's version of the interface to C++ kernels, 1000 major + minor."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
     major, minor = map(int, numbers)
@@ -85,7 +85,7 @@ def _interface() -> int:
 
 
 def _lapack(name: str) -> ctypes.c_void_p:
-    """Returns the address of a routine of SciPy's LAPACK, which JAX calls too."""
+    """Returns the address of a routine of SciPy's LAPACK, which the C++ kernels call."""
     capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
@@ -96,18 +96,18 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def _blas_threads() -> list[ctypes.c_void_p]:
-    """Returns the functions that get and set the threads of SciPy's BLAS; null if unknown."""
+    """Returns C functions that get and set the threads of SciPy's BLAS; null if unknown."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2
 
 
 def is_default() -> bool:
-    """Whether programs run on one CPU by default; for reports, never for a choice."""
+    """Whether programs, which C++ kernels serve, run on one CPU by default; for reports only."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
 def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
-    """Whether `round_to_ranks` rounds trains of this dtype, shape and these ranks, on a CPU.
+    """Whether the C++ kernel `round_to_ranks` rounds trains of this dtype and these ranks.
 
     Args:
       dtype: float32 or float64 can be.
@@ -124,7 +124,7 @@ def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int
 def _columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Returns the numbers of basis columns at all bonds, which bound the workspaces."""
+    """Returns how many basis columns bound the C++ kernels' workspaces, at all bonds."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)
@@ -141,7 +141,7 @@ def round_to_ranks(
     ranks: tuple[int, ...],
     matrices: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Rounds a train, or a matrix train times a train, to the given TT-ranks.
+    """Rounds a train, or a matrix train times a train, to TT-ranks by a C++ kernel.
 
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
@@ -182,7 +182,7 @@ def round_to_ranks(
 def rounded_shapes(
     cores: Sequence[jax.Array], ranks: tuple[int, ...]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores of `round_to_ranks`; modes are those of ``cores``."""
+    """Returns the shapes of cores from the C++ kernel `round_to_ranks`."""
     new = (1, *ranks, 1)
     return [
         jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
@@ -212,7 +212,7 @@ def _check_arrays(dtype: Any, arrays: Sequence[Any]) -> None:
 
 
 def overlaps(*trains: Sequence[jax.Array]) -> bool:
-    """Whether `inner` takes trains of these cores, on a CPU."""
+    """Whether the C++ kernel `inner` takes trains of these cores, on a CPU."""
     cores = [c for train in trains for c in train]
     fits = all(c.dtype == np.float64 and 0 not in c.shape for c in cores)
     return fits and not status()
@@ -221,7 +221,7 @@ def overlaps(*trains: Sequence[jax.Array]) -> bool:
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ x_i y_i of two trains, or of one with itself, as (m, e) with value m·2^e.
+    """Computes Σ x_i y_i of trains by a C++ kernel, as (m, e) with value m·2^e.
 
     Args:
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
@@ -239,7 +239,7 @@ def inner(
 
 
 def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
-    """Whether `multiply` takes these cores, on a CPU, and is quicker than XLA at it."""
+    """Whether the C++ kernel `multiply` takes these cores, and is quicker than XLA."""
     dtypes = {c.dtype for c in (*xs, *ys)}
     size = sum(x.size * y.size // max(1, x.shape[1]) for x, y in zip(xs, ys, strict=True))
     fits = len(dtypes) == 1 and dtypes <= set(map(np.dtype, _REAL))
@@ -249,7 +249,7 @@ def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
-    """Computes the cores of the entry-wise (Hadamard) product of two trains.
+    """Computes the cores of two trains' entry-wise (Hadamard) product by a C++ kernel.
 
     Args:
       xs: cores (r, n, s) of x, float32 or float64, none empty.
@@ -265,7 +265,7 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores of `multiply`."""
+    """Returns the shapes of the cores of the C++ kernel `multiply`."""
     return [
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
@@ -273,13 +273,13 @@ def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax
 
 
 def sketches(dtype: Any, modes: int) -> bool:
-    """Whether `sketch` takes rows of this dtype, with so many contiguous modes, on a CPU."""
+    """Whether the C++ kernel `sketch` takes rows of this dtype, so many modes contiguous."""
     fits = np.dtype(dtype) in _REAL and modes >= _WIDEST // dtype.itemsize
     return fits and not status()
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    """Computes y_bjk = Σ_nmr x_bnm a_njr c_rmk in one pass over x.
+    """Computes y_bjk = Σ_nmr x_bnm a_njr c_rmk by a C++ kernel, in one pass over x.
 
     Args:
       x: (batch, n, m), float32 or float64; large.
@@ -298,14 +298,14 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def looks_up(dtype: Any) -> bool:
-    """Whether `look_up` takes cores of this dtype, on a CPU."""
+    """Whether the C++ kernel `look_up` takes cores of this dtype, on a CPU."""
     return np.dtype(dtype) in _REAL and not status()
 
 
 def look_up(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, features: int
 ) -> jax.Array:
-    """Looks up rows of a TT-matrix (embedding): first columns of G_1[i_1] D_1 … G_d[i_d].
+    """Looks up rows of a TT-matrix (embedding) by a C++ kernel: columns of ∏ G_k[i_k] D_k.
 
     Args:
       cores: d ≥ 2 cores (r_{k-1}, m_k, n_k, r_k), float32 or float64, none empty.
@@ -323,7 +323,7 @@ def look_up(
 def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Computes the gradients of `look_up` for the cotangent (n, features) of its rows."""
+    """Computes `look_up`'s gradients by a C++ kernel, for cotangents (n, features) of rows."""
     _check_lookup(cores, gates, ids)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
     call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")
@@ -347,13 +347,13 @@ MOST_ROWS = 512  # of a wide matrix, up to which the C++ passes are quicker than
 
 
 def is_wide(a: np.ndarray) -> bool:
-    """Whether `gram` and `project` take this host matrix, and are quicker than NumPy at it."""
+    """Whether the C++ kernels `gram`, `project` take this host matrix, quicker than NumPy."""
     wide = a.ndim == 2 and a.shape[0] <= MOST_ROWS and a.shape[1] >= _WIDE and a.dtype == np.float64
     return wide and a.flags.c_contiguous and a.flags.aligned and not status()
 
 
 def gram(a: np.ndarray) -> np.ndarray:
-    """Computes A Aᵀ of a wide matrix in one pass."""
+    """Computes A Aᵀ of a wide matrix in one pass of a C++ kernel."""
     a = _host("a", a, 2)
     out = np.empty((len(a), len(a)))
     _called("tensorjax_gram", *a.shape, a, out)
@@ -361,7 +361,7 @@ def gram(a: np.ndarray) -> np.ndarray:
 
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Computes Uᵀ A of a wide matrix in one pass."""
+    """Computes Uᵀ A of a wide matrix in one pass of a C++ kernel."""
     u, a = _host("u", u, 2), _host("a", a, 2)
     if len(u) != len(a):
         raise ValueError(f"u, a: expected as many rows, got {u.shape} and {a.shape}")
@@ -371,12 +371,12 @@ def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def factors(g: np.ndarray) -> bool:
-    """Whether `pivoted_cholesky` takes this host matrix."""
+    """Whether the C++ kernel `pivoted_cholesky` takes this host matrix."""
     return g.dtype == np.float64 and g.ndim == 2 and g.size > 0 and not status()
 
 
 def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
-    """Computes L (n, m), m ≥ 1, with L Lᵀ = G up to entries of at most ``roundoff``."""
+    """Computes L (n, m), L Lᵀ = G but for entries of ``roundoff``, by a C++ kernel."""
     g = _host("g", g, 2)
     if g.shape[0] != g.shape[1]:
         raise ValueError(f"g: expected a square matrix, got {g.shape}")
@@ -386,13 +386,13 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
 
 
 def rounds(cores: Sequence[np.ndarray]) -> bool:
-    """Whether `gram_round` takes these host cores."""
+    """Whether the C++ kernel `gram_round` takes these host cores."""
     fit = all(c.dtype == np.float64 and c.flags.c_contiguous and c.flags.aligned for c in cores)
     return fit and len(cores) > 1 and all(c.size for c in cores) and not status()
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a train, discarding at most ``share`` of its energy; None if Gram matrices fail."""
+    """Rounds a train by a C++ kernel, discarding at most ``share`` of its energy, or None."""
     cores = [_host(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
     _check_train(cores, 3)
     modes = np.array([c.shape[1] for c in cores], np.int64)

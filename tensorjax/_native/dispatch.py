@@ -50,7 +50,7 @@ def on_cpu(
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
 ) -> list[Any]:
-    """Calls ``native(*static, *operands)`` in programs for a CPU, ``otherwise(…)`` in all others.
+    """Dispatches to ``native(*static, *operands)`` in programs for a CPU, else ``otherwise(…)``.
 
     Programs made for `jax.export` take ``otherwise`` too, for CPUs as well: they are loaded where
     ``native`` may not be installed. It has no derivatives: the caller gives them.
@@ -76,13 +76,13 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether x has an explicit sharding over several devices in its type."""
+    """Whether an operand has an explicit sharding over devices in its type, so XLA serves it."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Makes all leaves vary over the same mesh axes, as `jax.shard_map` requires."""
+    """Makes a kernel's operands vary over the same mesh axes, as `jax.shard_map` requires."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [
@@ -122,7 +122,7 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether the program is for CPUs, runs in this process, and on one device if ``alone``."""
+    """Whether dispatch is to the CPU kernel: in this process, on one device if ``alone``."""
     module = context.module_context
     platforms = tuple(context.platforms or module.platforms)
     if platforms != ("cpu",) or module.lowering_parameters.for_export:
@@ -131,7 +131,7 @@ def _calls(context: Any, alone: bool) -> bool:
 
 
 def _devices(context: Any) -> int:
-    """Counts the devices over which XLA may split a program, manual mesh axes excluded."""
+    """Counts the devices over which XLA may split a lowered program, except manual axes."""
     if hasattr(context, "num_devices"):
         return context.num_devices
     axes = context.mesh.shape.items()

@@ -99,7 +99,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Returns the values made before the loop over slices that the loop reads."""
+        """Returns the values whose cost falls before the loop over slices, which reads them."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]
@@ -109,7 +109,7 @@ class Walk:
     # Forward.
 
     def forward(self, keep: bool = False) -> None:
-        """Simulates the forward program; ``keep`` holds what a backward pass reads."""
+        """Counts the costs of the forward program; ``keep`` holds what a backward pass reads."""
         for operand in range(self.n):
             self.ledger.hold(self.model.operand_bytes(operand))
         outside = [node for node in self.steps if node not in self.inside]
@@ -135,7 +135,7 @@ class Walk:
                     self._release(child, cuts)
 
     def _fetch(self, child: int, cuts: Slices) -> None:
-        """Records the conversion of an operand into the form in which it is multiplied."""
+        """Counts the cost to convert an operand into the form in which it is multiplied."""
         if cuts:
             if self._is_entry(child) and child in self.inside:
                 self.ledger.hold(self.size(child, self.slices))
@@ -169,7 +169,7 @@ class Walk:
         self.ledger.work(moved, touched, touched if adds else 0)
 
     def _copy(self, step: Step, factors: tuple[int, int], cuts: Slices) -> int:
-        """Records the transposed copies of a step's factors; returns their size."""
+        """Counts the costs of transposed copies of a step's factors; returns their size."""
         thin = {label for label in cuts if self.elements(label, cuts) == 1}
         bare = step.without(thin)
         found = {step.left: bare.left_labels, step.right: bare.right_labels}
@@ -180,7 +180,7 @@ class Walk:
         return sum(sizes)
 
     def _finish(self) -> None:
-        """Records the final transposition, if there is one."""
+        """Counts the cost of the final transposition of a contraction, if there is one."""
         if self.labels[self.root] != self.model.network.reduced_output:
             self.ledger.hold(self.model.output_bytes)
             self.ledger.work(2 * self.model.output_bytes)
@@ -214,7 +214,7 @@ class Walk:
                 self._release(child, {})
 
     def _result_buffers(self) -> list[int]:
-        """Returns the bytes of the result, then of its part in each inner loop."""
+        """Returns the bytes, as peak cost, of the result, then of its part in each inner loop."""
         buffers, cuts, output = [], {}, self.model.network.output
         for label, count in self.levels:
             item = self.model.item_size if label in output else self.model.sum_size
@@ -227,7 +227,7 @@ class Walk:
     # Backward.
 
     def backward(self) -> None:
-        """Simulates the backward program, after ``forward(keep=True)``."""
+        """Counts the costs of the backward program, after ``forward(keep=True)``."""
         self.ledger.hold(self.model.output_bytes)  # the cotangent that comes in
         outside = [node for node in self.steps if node not in self.inside]
         if self.inside:
@@ -243,7 +243,7 @@ class Walk:
         self._run_back(outside, {})
 
     def _recompute(self, nodes: list[int], cuts: Slices) -> None:
-        """Simulates running a part of the forward program again, except its last product."""
+        """Counts the cost to run a part of the forward program again, except its last product."""
         self._run(nodes[:-1], cuts, keep=True)
         step = self.steps[nodes[-1]]
         for child, sibling in ((step.left, step.right), (step.right, step.left)):
@@ -271,18 +271,18 @@ class Walk:
                 self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
-        """Whether the cotangent of a step is the caller's buffer, which is not freed here."""
+        """Whether a step's cotangent costs no bytes here: the caller's buffer, not freed."""
         same = self.labels[self.root] == self.model.network.reduced_output
         return node == self.root and same and not self.inside
 
     def _accumulate(self, child: int) -> None:
-        """Records the addition of the gradient of a slice to that of the whole."""
+        """Counts the cost to add the gradient of a slice to that of the whole."""
         size = self.size(child, self.slices)
         self.ledger.work(3 * size, 0, self.elements(self.labels[child], self.slices))
         self.ledger.drop(size)
 
     def _return_gradient(self, operand: int) -> None:
-        """Records the broadcast of a reduced operand's gradient to the operand."""
+        """Counts the cost to broadcast a reduced operand's gradient to the operand."""
         size = self.size(operand, {})
         self.ledger.hold(self.model.operand_bytes(operand))
         self.ledger.work(size + self.model.operand_bytes(operand))
@@ -309,7 +309,7 @@ class Walk:
                 self._return_gradient(child)
 
     def _gradient_buffers(self, entries: list[int]) -> list[int]:
-        """Returns the bytes of all gradients, then of their parts in each inner loop."""
+        """Returns the bytes, as peak cost, of gradients, then of parts in each inner loop."""
         buffers, cuts = [], {}
         for label, count in self.levels:
             buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
@@ -317,7 +317,7 @@ class Walk:
         return buffers
 
     def _cotangent_copies(self) -> int:
-        """Returns the bytes of cotangents copied because slices are not contiguous."""
+        """Returns the cost in bytes of cotangents copied as slices are not contiguous."""
         total, cuts, output = 0, {}, self.model.network.reduced_output
         for label, count in self.levels:
             if label in output and self.elements(output[: output.index(label)], cuts) != 1:
@@ -327,14 +327,14 @@ class Walk:
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
-    """Computes the ledger of the forward program."""
+    """Computes the costs, a ledger, of a contraction's forward program."""
     walk = Walk(model, slices, remat=False)
     walk.forward()
     return walk.ledger
 
 
 def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
-    """Computes the ledger of the forward program followed by the backward one."""
+    """Computes the costs, a ledger, of a contraction's forward program and backward one."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
     walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
@@ -343,7 +343,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
 
 
 def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yields number, factors, expression, operations and bytes of every step that does work."""
+    """Yields the costs of every step that does work: factors, expression, operations, bytes."""
     walk = Walk(model, slices, remat=False)
     network = model.network
 

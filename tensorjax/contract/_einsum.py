@@ -40,26 +40,26 @@ class Network:
 
     @property
     def expr(self) -> str:
-        """Expression with the output explicit, without spaces or ellipses."""
+        """Expression of the einsum with the output explicit, without spaces or ellipses."""
         return f"{','.join(self.terms)}->{self.output}"
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of the result."""
+        """Shape of the einsum's result."""
         return tuple(self.sizes[label] for label in self.output)
 
     def squeezed(self, operand: int) -> str:
-        """Returns the labels of an operand without its axes of size 1 (repeats kept)."""
+        """Returns an einsum operand's labels without its axes of size 1 (repeats kept)."""
         pairs = zip(self.terms[operand], self.shapes[operand], strict=True)
         return "".join(label for label, size in pairs if size != 1)
 
     def elements(self, labels: str) -> int:
-        """Returns the number of entries of an array with these labels."""
+        """Returns the number of entries of an array with these einsum labels."""
         return math.prod(self.sizes[label] for label in labels)
 
 
 def interleaved(operands: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
-    """Converts ``x, [0, 1], y, [1, 2], [0, 2]`` into an expression and its operands."""
+    """Converts einsum's ``x, [0, 1], y, [1, 2], [0, 2]`` into an expression and operands."""
     if len(operands) < 2 or not all(isinstance(labels, list | tuple) for labels in operands[1::2]):
         raise TypeError(
             "expr: expected a string such as 'ij,jk->ik', or operands and lists of labels in "
@@ -134,7 +134,7 @@ def _check_term(expr: str, term: str) -> None:
 
 
 def _ellipsis_labels(text: str, terms: Sequence[str], shapes: Sequence[Shape]) -> str:
-    """Generates fresh labels for the axes that the longest ellipsis stands for."""
+    """Generates einsum labels for the axes that the longest ellipsis stands for."""
     longest = 0
     for term, shape in zip(terms, shapes, strict=True):
         if "..." in term:
@@ -152,7 +152,7 @@ def _check_ranks(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> No
 
 
 def _sizes(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
-    """Finds the size of every label; an axis of size 1 broadcasts to the size found elsewhere."""
+    """Finds the size of every einsum label; an axis of size 1 broadcasts to the size elsewhere."""
     sizes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for i, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
@@ -186,7 +186,7 @@ def _check_output(expr: str, output: str, sizes: Mapping[str, int]) -> None:
 def _reduce(
     terms: tuple[str, ...], output: str, shapes: tuple[Shape, ...], sizes: Mapping[str, int]
 ) -> Network:
-    """Drops labels that no product needs: size 1, repeated, or summed within one term."""
+    """Drops einsum labels that no product needs: size 1, repeated, or summed within one term."""
     kept_output = "".join(label for label in output if sizes[label] != 1)
     squeezed = [
         "".join(label for label, size in zip(term, shape, strict=True) if size != 1)

@@ -40,7 +40,7 @@ class Program:
     merge_axes: bool
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
-        """Contracts operands whose shapes were checked before."""
+        """Executes the planned contraction of operands whose shapes were checked before."""
         run = self._sliced if self.slices else self._whole
         if self.remat and not self.slices:
             run = jax.checkpoint(run)
@@ -61,7 +61,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Squeezes axes of size 1, takes diagonals, and sums labels of one operand alone."""
+        """Executes what one operand needs: squeezes axes of size 1, takes diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
         x = x.reshape([n for n in network.shapes[operand] if n != 1])
@@ -89,7 +89,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Returns the numbers of the steps inside or outside the loop over slices."""
+        """Returns the numbers of the steps executed inside or outside the loop over slices."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -100,7 +100,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Computes the products ``nodes``, taking factors out of ``values``."""
+        """Executes the products ``nodes``, taking factors out of ``values``."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -110,7 +110,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """Returns the last remaining value, its axes in the order of the output."""
+        """Returns the last executed value, its axes in the order of the output."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -164,7 +164,7 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Contracts ``values`` in a loop over slices of the labels ``todo``, added to ``total``.
+        """Executes a loop over slices of the labels ``todo``: contracts ``values`` into total.
 
         There is one scan per label, those of the output outside. Labels that were cut into
         slices of one, ``thin``, have no axis any more.
@@ -201,7 +201,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Returns the shape of the result of contracting ``values``, in output order."""
+        """Returns the result's shape of executing products of ``values``, in output order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
@@ -209,7 +209,7 @@ class Program:
 
 
 def _split(x: jax.Array, count: int) -> jax.Array:
-    """Splits the first axis into stacked slices; slices of length 1 lose that axis.
+    """Splits the first axis into slices to execute, stacked; slices of length 1 lose that axis.
 
     An axis of size 1 would make XLA copy the array.
     """
@@ -218,7 +218,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Takes slice ``k`` of ``count`` along the axis ``label``, if there is one."""
+    """Takes slice ``k`` of ``count`` to execute along the axis ``label``, if there is one."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -231,7 +231,7 @@ def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> j
 def _place(
     part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
 ) -> jax.Array:
-    """Computes the slices ``part(k, …)`` of a result and writes them side by side along an axis."""
+    """Executes the slices ``part(k, …)`` of a result and writes them side by side along an axis."""
     if axis == 0:
         parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
         return parts.reshape(result.shape)
@@ -246,7 +246,7 @@ def _place(
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
-    """Reshapes a factor into a batch of matrices (or one matrix); returns its summed axis too.
+    """Reshapes a factor to execute into a batch of matrices; returns its summed axis too.
 
     Axes already in one of the two possible orders stay in place; others are transposed into
     the order that matrix products like best on that side.
@@ -266,12 +266,12 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
 
 
 def _sharded(x: jax.Array) -> bool:
-    """Whether an axis is sharded in JAX's explicit mode, which forbids some reshapes."""
+    """Whether an axis is sharded in explicit mode, so that some reshapes cannot be executed."""
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Returns the dtype in which slices are summed: at least single precision."""
+    """Returns the dtype in which executed slices are summed: at least single precision."""
     short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if short else jnp.dtype(dtype)
 
@@ -281,7 +281,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Merges the axes that share ``label`` into one, which comes first."""
+    """Takes a diagonal by `jax.lax`: merges the axes that share ``label``, which comes first."""
     times = labels.count(label)
     if times < 2:
         return x, labels

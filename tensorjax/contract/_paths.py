@@ -52,7 +52,7 @@ _NAMED = (
 
 
 def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
-    """Converts a path into pairs in single assignment form, and validates it.
+    """Converts a contraction path into pairs in single assignment form, and validates it.
 
     A step over many operands goes left to right.
     """
@@ -82,7 +82,10 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
 
 
 def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
-    """Converts a path into opt_einsum's form: positions in a list that products are appended to."""
+    """Converts a contraction path into opt_einsum's form: positions in a list of operands.
+
+    Products are appended to the list.
+    """
     if n == 1:
         return ((0,),)
     nodes, steps = list(range(n)), []
@@ -123,7 +126,7 @@ def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
 
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Context manager that seeds Python's random generator for a search, then restores it."""
+    """Context manager that seeds Python's random generator for a path search, then restores it."""
     state = random.getstate()
     random.seed(0)
     try:
@@ -178,7 +181,7 @@ def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
 
 
 def check_seconds(seconds: Any) -> float | None:
-    """Checks the time limit of a search, in seconds."""
+    """Checks the time limit of a contraction-path search, in seconds."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
@@ -189,7 +192,7 @@ def check_seconds(seconds: Any) -> float | None:
 
 
 def check_strategy(optimize: Any) -> Strategy:
-    """Checks ``optimize`` and makes it hashable."""
+    """Checks the path search's option ``optimize`` and makes it hashable."""
     if isinstance(optimize, str):
         if optimize not in ("auto", "cotengra", *_NAMED):
             names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))
@@ -221,7 +224,7 @@ def search(
     minimize: str,
     seconds: float | None = None,
 ) -> tuple[Path, ...]:
-    """Finds contraction orders, the cheapest first, each scheduled for the least memory.
+    """Searches contraction orders, paths, the cheapest first, each scheduled for least memory.
 
     An explicit path keeps the order of its steps.
 

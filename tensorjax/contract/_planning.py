@@ -21,7 +21,7 @@ from tensorjax.contract._costs import Cost
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Shards each axis of a result as the first operand that has its label sharded."""
+    """Shards each axis of a plan's result as the first operand that has its label sharded."""
     (plan, *arrays), _ = arguments
     terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
     sources = (
@@ -94,7 +94,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: Any) -> jax.Array:
-        """Contracts arrays of the planned shapes.
+        """Runs the plan on arrays of the planned shapes, which contracts them.
 
         Args:
             *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -112,7 +112,7 @@ class Plan:
         return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
 
     def on_host(self, *arrays: Any) -> np.ndarray:
-        """Contracts arrays by NumPy, on the host, without compilation.
+        """Runs the plan on arrays by NumPy, on the host, without compilation.
 
         Args:
             *arrays: as of a call, concrete.
@@ -157,7 +157,7 @@ class Plan:
                 )
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
-        """Returns the program for shapes with symbolic sizes (`jax.export`)."""
+        """Returns the plan's program for shapes with symbolic sizes (`jax.export`)."""
         if self.slices or self.remat:
             raise _symbolic.no_limit(shapes)
         model = self._program.model
@@ -166,7 +166,7 @@ class Plan:
         return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
-        """Formats the products as a text table, one a line, with their operations and bytes."""
+        """Formats the plan as a text table, one product a line, with operations and bytes."""
         return _table(self)
 
     def __str__(self) -> str:
@@ -257,7 +257,7 @@ def plan(
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
-    """Contracts arrays by an einsum expression: ``plan(expr, *arrays, **options)(*arrays)``.
+    """Plans and contracts an einsum: ``plan(expr, *arrays, **options)(*arrays)``.
 
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 
@@ -356,7 +356,7 @@ def _call(program: _execute.Program) -> Callable[..., jax.Array]:
 def _search(
     network: syntax.Network, strategy: _paths.Strategy, minimize: str, seconds: float | None
 ) -> tuple[_paths.Path, ...]:
-    """Finds paths for a network; labels are numbered, so that renamed networks share a search."""
+    """Finds paths for a plan; labels are numbered, so that plans of renamed networks share them."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,
@@ -373,7 +373,7 @@ def _search(
 def _fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Chooses the cheapest model, sliced where a memory limit demands it."""
+    """Chooses the cheapest model for a plan, sliced where a memory limit demands it."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = _costs.forward_walk(model, slices).cost()._asdict()
@@ -404,7 +404,7 @@ def _fit(
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the cheapest models and the one that needs the least memory, to be sliced."""
+    """Returns the plan's cheapest models and the one that needs least memory, to be sliced."""
     smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 

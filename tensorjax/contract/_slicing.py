@@ -23,7 +23,7 @@ class Unreachable(Exception):
 
 
 def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
-    """Finds slices that bring the peak under a limit with few extra operations.
+    """Chooses slices of a contraction that bring its peak under a limit with few extra operations.
 
     Args:
         model: the contraction.
@@ -61,7 +61,7 @@ class _Search:
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
 
     def measure(self, slices: Slices) -> tuple[int, int]:
-        """Returns the bytes above the limit, summed over the program, and the operations."""
+        """Returns a slicing's bytes above the limit, summed over the program, and operations."""
         key = tuple(sorted(slices.items()))
         if key not in self._known:
             if self.gradient:
@@ -78,7 +78,7 @@ class _Search:
         return self.measure(slices)[0]
 
     def descend(self) -> dict[str, int] | None:
-        """Cuts one more index at a time, the one with the best score, until the limit holds."""
+        """Slices one more index at a time, the one with the best score, until the limit holds."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
             for labels in (self.largest(slices), self.counts):
@@ -91,7 +91,7 @@ class _Search:
         return slices
 
     def largest(self, slices: Slices) -> list[str]:
-        """Returns the labels of the largest values, where cutting is most likely to help."""
+        """Returns the labels of the largest values, where slicing is most likely to help."""
         network = self.model.network
 
         def size(labels: str) -> int:
@@ -126,7 +126,7 @@ class _Search:
         return {label: counts[-1] for label, counts in self.counts.items()}
 
     def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
-        """Merges slices again wherever the limit still holds."""
+        """Merges slices again wherever the memory limit still holds."""
         for label in sorted(slices, key=lambda c: self.counts[c][-1]):
             for count in (1, *self.counts[label]):
                 if count >= slices[label]:
@@ -141,6 +141,6 @@ class _Search:
 
 
 def _divisors(size: int) -> list[int]:
-    """Returns the divisors above 1, ascending."""
+    """Returns the divisors above 1, ascending, as numbers of slices of an index."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})

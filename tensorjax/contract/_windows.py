@@ -54,7 +54,7 @@ def _splits(count: int) -> _Splits:
 def cheapest(
     members: Sequence[int], needed: Sequence[bool], sizes: Sequence[int], count: int, *, flops: bool
 ) -> dict[int, tuple[int, int]]:
-    """Finds the splits of the cheapest tree of ``count`` terms, outer products included.
+    """Finds the splits of the cheapest tree of a window of ``count`` terms, by all subsets.
 
     Args:
       members: of each group of labels, the terms that carry it, as a bit mask.

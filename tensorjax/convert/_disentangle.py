@@ -56,7 +56,7 @@ class Options(NamedTuple):
     most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """Returns a random generator seeded by key, layer, cut and ``numbers``."""
+        """Returns the random generator of a disentangler search, seeded by key, layer, cut."""
         data = (0, 0) if self.key is None else np.asarray(jax.random.key_data(self.key)).ravel()
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
@@ -98,7 +98,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
 
 
 def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Applies a unitary u to the two middle legs of a pair."""
+    """Applies a disentangler, a unitary u, to the two middle legs of a pair."""
     r, n, k, s = x.shape
     return linalg.matmul(u, x.reshape(r, n * k, s)).reshape(x.shape)
 
@@ -112,14 +112,14 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """Returns the least rank that discards no more than ``tail``, never too large by roundoff."""
+    """Returns the least rank a disentangler leaves within ``tail``, not too large by roundoff."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
 
 
 def _compressed(x: np.ndarray, k: int) -> np.ndarray:
-    """Projects a pair on the leading singular vectors of its outer legs, for a cheaper search.
+    """Projects a pair on leading singular vectors of its outer legs, to disentangle it cheaply.
 
     Projections lower the energy beyond any rank, so what fails here fails for the whole pair.
     """
@@ -136,7 +136,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Estimates the energy of a pair beyond rank k, by a randomised range finder."""
+    """Estimates a disentangled pair's energy beyond rank k, by a randomised range finder."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))
@@ -154,7 +154,7 @@ class _Search:
         self.count = 0
 
     def run(self, bound: int, plain: int) -> Found:
-        """Increases the rank from the lower bound until a search succeeds, then bisects."""
+        """Searches disentanglers at ranks from the lower bound until one succeeds, then bisects."""
         top = max(bound, int(_WORTH * plain))
         low, best, u = bound - 1, 0, None
         for k in sorted({bound * step for step in _LADDER if bound * step < top} | {top}):
@@ -174,7 +174,7 @@ class _Search:
         return Found(u, bound, self.count, "identity" if u is None else how)
 
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
-        """Returns a unitary that leaves at most the tail beyond rank k, or None."""
+        """Returns a disentangler that leaves at most the tail beyond rank k, or None."""
         closed = []
         for u in candidates(self.x, k, self.options.generator()):
             if _beyond(applied(u, self.x), k) <= self.tail:
@@ -198,7 +198,7 @@ class _Search:
         return None
 
     def warmed(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Improves a starting unitary by a few entropy-descent steps."""
+        """Improves a starting disentangler by a few entropy-descent steps."""
         count = self.options.iterations // 4 + 1
         self.count += count
         return least_entropy(x, start, count)[0]
@@ -206,7 +206,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """Runs Procrustes and Gauss–Newton steps; returns the best unitary, its energy beyond k."""
+        """Improves disentanglers by Procrustes and Gauss–Newton steps; returns the best."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )
@@ -217,7 +217,7 @@ class _Search:
 def _starts(
     rng: np.random.Generator, m: int, count: int, dtype: Any, near: Any = None
 ) -> list[np.ndarray]:
-    """Returns starting unitaries: the identity or a given one, then random ones.
+    """Returns starting disentanglers: the identity or a given one, then random ones.
 
     Half of the real ones have each sign of the determinant, as no continuous path joins the signs.
     """

@@ -19,7 +19,7 @@ from tensorjax import linalg
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yields candidate disentanglers (m, m) for rank k, one from each side of the pair.
+    """Yields disentanglers (m, m) in closed form for rank k, one from each side of the pair.
 
     The one from a side is exact if that side is saturated and k is the least rank.
 

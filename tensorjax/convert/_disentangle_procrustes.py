@@ -43,7 +43,7 @@ def lowered_tail(
     rng: np.random.Generator,
     iterations: int,
 ) -> tuple[np.ndarray, float, int]:
-    """Lowers the energy of a pair (r₁, n₁, n₂, r₂) beyond rank k, from several starts.
+    """Disentangles a pair (r₁, n₁, n₂, r₂) beyond rank k by Procrustes steps, from some starts.
 
     Procrustes steps first, a third of ``iterations``, then Gauss–Newton steps. Returns the best
     unitary, its energy beyond k, and the steps taken.
@@ -63,19 +63,19 @@ def lowered_tail(
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws independent normal entries, complex ones in both parts."""
+    """Draws normal entries, complex in both parts, to start Procrustes searches from."""
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
 
 
 def unfolded(y: np.ndarray, n: int) -> np.ndarray:
-    """Unfolds a pair (r₁, m, r₂) across its middle: (r₁ n) × (m/n r₂)."""
+    """Unfolds a pair to disentangle (r₁, m, r₂) across its middle: (r₁ n) × (m/n r₂)."""
     r, m, s = y.shape
     return y.reshape(r * n, m // n * s)
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of z → z y for a pair (r₁, m, r₂): a → Σ a[i, m, j] y[i, p, j]*."""
+    """Returns the adjoint of z → z y, which Procrustes steps need: a → Σ a[i, m, j] y[i, p, j]*."""
     r, m, s = y.shape
     right = y.conj().transpose(0, 2, 1).reshape(r * s, m)
     return lambda a: a.reshape(y.shape).transpose(1, 0, 2).reshape(m, r * s) @ right
@@ -90,7 +90,7 @@ def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _St
 
 
 def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, float]:
-    """Makes one subspace-iteration step: left basis, right basis cut at k, energy beyond k."""
+    """Truncates a pair in a Procrustes step: left basis, right basis cut at k, energy beyond k."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
@@ -104,7 +104,7 @@ def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, flo
 def _stepped(
     step: Callable[[_State, _Goal], _State], states: list[_State], goal: _Goal, most: int
 ) -> tuple[list[_State], int]:
-    """Steps all starts in turn, until one reaches the goal, all stall, or ``most`` steps."""
+    """Takes Procrustes steps of all starts in turn, to the goal, a stall, or ``most`` steps."""
     states = [state._replace(active=True, mark=state.tail) for state in states]
     best = before = min(state.tail for state in states)
     count = 0
@@ -139,7 +139,7 @@ def _procrustes(state: _State, goal: _Goal) -> _State:
 
 
 def _gauss_newton(state: _State, goal: _Goal) -> _State:
-    """Takes a damped Gauss–Newton step on the part of (1 + z) y outside the leading spaces."""
+    """Takes a damped Gauss–Newton step of a disentangler, outside the pair's leading spaces."""
     w = cayley(_least_squares(state, goal))
     y = linalg.matmul(w, state.y)
     q, v, tail = _truncated(y, state.q, goal)
@@ -150,7 +150,7 @@ def _gauss_newton(state: _State, goal: _Goal) -> _State:
 
 
 def _least_squares(state: _State, goal: _Goal) -> np.ndarray:
-    """Solves the damped least-squares problem for skew-Hermitian z, by conjugate gradients."""
+    """Solves a Gauss–Newton step's damped least squares for skew-Hermitian z, by CG."""
     y, v, lead = state.y, state.v, state.q[:, : goal.k]
     paired, to_lead, to_v = pairing(y), linalg.adjoint(lead), linalg.adjoint(v)
 

@@ -54,7 +54,7 @@ class LayerInfo:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations of all disentangler searches of the layer."""
+        """Number of iterations, for the report, of all disentangler searches of the layer."""
         return sum(c.iterations for c in self.cuts)
 
 
@@ -86,7 +86,7 @@ class MERAInfo:
 
     @property
     def pays(self) -> bool:
-        """Whether the MERA has fewer elements than both the train and its Tucker form."""
+        """Whether the reported MERA has fewer elements than both the train and its Tucker form."""
         return self.size < min(self.size_tt, self.size_tucker)
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ class _Budget:
         return max(self.left, 0.0) / max(self.count, 1)
 
     def copy(self) -> "_Budget":
-        """Returns a copy of the budget, for a trial."""
+        """Returns a copy of the conversion's error budget, for a trial."""
         other = _Budget(self.left, self.count)
         other.spent = self.spent
         return other
@@ -172,7 +172,7 @@ class _Source:
         self.budget = max(tol**2 - rounding, tol**2 / 4)
 
     def error(self, m: MERA) -> float:
-        """Computes the relative error ‖t − m‖ / ‖t‖, by an orthogonalised difference."""
+        """Computes the MERA's error ‖t − m‖ / ‖t‖ as a conversion of t, by QR of a difference."""
         kind = self.given[0].dtype
         found = mera.to_tt(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
         unit = [self.given[0] / self.scale, *self.given[1:]]
@@ -189,7 +189,7 @@ class _Found(NamedTuple):
 def _smaller(
     source: _Source, wirings: Sequence[Wiring], options: Options, fixed: bool, fallback: bool
 ) -> tuple[_Found, bool]:
-    """Returns the smaller MERA of a conversion with disentanglers and one without."""
+    """Returns the smaller MERA of a train's conversions, with disentanglers and without."""
     found = _converted(source, wirings, options, fixed)
     assert found is not None
     if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):
@@ -207,7 +207,7 @@ def _converted(
     fixed: bool,
     limit: int | None = None,
 ) -> _Found | None:
-    """Converts with a shrinking budget until the measured error is within the tolerance."""
+    """Converts a train to a MERA, with shrinking budget until its error is within tolerance."""
     budget = source.budget
     for attempt in range(_ATTEMPTS):
         # Truncations of bonds and of blocks are not orthogonal to each other, so their errors may
@@ -269,7 +269,7 @@ class _Built(NamedTuple):
 
 
 def _layer(cores: Cores, wiring: Wiring, purse: _Budget, options: Options) -> _Built:
-    """Builds one layer from a right-orthogonal train, and the right-orthogonal train above it."""
+    """Builds one MERA layer from a right-orthogonal train, and the right-orthogonal train above."""
     start = time.perf_counter()
     before = _ranks(cores)
     options = options._replace(most=sum(c.size for c in cores))
@@ -298,7 +298,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps from the left: at each cut between blocks disentangles, then truncates the bond.
+    """Sweeps a train for a MERA layer: disentangles at cuts between blocks, truncates bonds.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.
@@ -327,7 +327,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts a pair (r1, n1, n2, r2), with the norm in the centre, left or right gauge."""
+        """Contracts a pair (r1, n1, n2, r2) of a train to convert, centred, left or right gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             q, r = linalg.qr(tall(first))
@@ -339,7 +339,7 @@ class _Pair(NamedTuple):
 
 
 def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, CutInfo]:
-    """Disentangles a pair and truncates its bond; returns both cores, disentangler, report."""
+    """Disentangles a pair for a MERA layer and truncates its bond; returns cores, report."""
     x = pair.joined("center")
     tail = purse.allowed()
     plain = _leading(x, tail)
@@ -366,7 +366,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
 
 
 def _across(x: np.ndarray) -> np.ndarray:
-    """Unfolds a pair across its middle bond: (r1 n1) × (n2 r2)."""
+    """Unfolds a pair for a MERA layer across its middle bond: (r1 n1) × (n2 r2)."""
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
@@ -381,7 +381,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps from the right: builds an isometry for every block, and the train above."""
+    """Sweeps a train from the right for a MERA layer: an isometry per block, the train above."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

@@ -22,7 +22,7 @@ def optional(name: str, install: str) -> Any:
 
 
 def single(x: Any) -> None:
-    """Checks that ``x`` is one tensor of a known format, with concrete arrays."""
+    """Checks that ``x``, to be converted, is one tensor of a known format, with concrete arrays."""
     if not isinstance(x, TT | TTMatrix | Tucker | MERA):
         raise TypeError(f"x: expected a TT, TTMatrix, Tucker or MERA, got {type(x).__name__}")
     if _check.is_traced(x):

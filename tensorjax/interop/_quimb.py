@@ -34,7 +34,7 @@ def to_quimb(x: TT | TTMatrix) -> Any:
 
 
 def _open_ends(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Drops the outer bonds of size one, as quimb expects."""
+    """Drops the outer bonds of size one of a train, as quimb expects."""
     first, last = cores[0], cores[-1]
     if len(cores) == 1:
         return [first[0, ..., 0]]
@@ -92,7 +92,7 @@ def _advice(x: Any) -> str:
 
 
 def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
-    """Returns the tensor of every site; raises ValueError if there are others."""
+    """Returns the tensor of every site of a quimb state; ValueError if there are others."""
     if x.num_tensors != len(outer):
         raise ValueError(
             f"x: expected one tensor for each of {len(outer)} sites, got {x.num_tensors}; contract "

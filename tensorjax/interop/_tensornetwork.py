@@ -60,7 +60,7 @@ _Legs = list[tuple[str, Any, list[tuple[str, Any]]]]
 
 
 def _described(x: Format) -> tuple[_Legs, list[Any]]:
-    """Lists every array with its name, axis names and axis labels; then the labels of the modes."""
+    """Lists a tensor's arrays as nodes: name, axis names and labels; then the modes' labels."""
     if isinstance(x, TT):
         return _chain("tt", x.cores, [[("mode", k)] for k in range(x.order)]), list(range(x.order))
     if isinstance(x, TTMatrix):
@@ -176,7 +176,7 @@ _AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
 
 
 def _tensor(node: Any) -> Any:
-    """Returns the array of a node, its axes sorted by the names that `to_tensornetwork` gave."""
+    """Returns the array of a tensornetwork node, axes sorted by `to_tensornetwork`'s names."""
     array = node.tensor
     if not isinstance(array, jax.Array):
         array = _check.inexact(f"the node {node.name!r}", array)
@@ -201,7 +201,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores (left, modes…, right) of an open chain; other edges count as modes."""
+    """Returns the cores (left, modes…, right) of an open chain of tensornetwork nodes."""
     position = {id(node): k for k, node in enumerate(nodes)}
     known = {id(node) for node in around}
     cores: list[Any] = []

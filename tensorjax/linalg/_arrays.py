@@ -32,22 +32,22 @@ def namespace(a: Array) -> Any:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Computes a @ b at the highest precision the backend has (accelerators default to less)."""
+    """Multiplies arrays a @ b at the highest precision the backend has, whatever its default."""
     return a @ b if is_host(a) else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def adjoint(a: Array) -> Array:
-    """Returns the conjugate transpose over the last two axes."""
+    """Returns the adjoint, conjugate transpose, of an array over the last two axes."""
     return a.mT.conj() if a.dtype.kind == "c" else a.mT
 
 
 def scale_columns(a: Array, s: Array) -> Array:
-    """Scales the columns of ``a``: a @ diag(s), with s real or of the dtype of ``a``."""
+    """Multiplies the columns of a JAX or NumPy array: a @ diag(s), s real or of a's dtype."""
     return a * s.astype(a.dtype)[..., None, :]
 
 
 def root(x: Array) -> Array:
-    """Computes √x of non-negative entries, with derivative 0 at 0; NaN of NaN."""
+    """Computes √x of a non-negative array, JAX or NumPy, with derivative 0 at 0; NaN of NaN."""
     xp = namespace(x)
     return xp.where(x <= 0, 0, xp.sqrt(xp.where(x <= 0, 1, x)))
 
@@ -58,12 +58,12 @@ def identity_like(n: int, like: Array) -> Array:
 
 
 def where_positive(x: Array, otherwise: float) -> Array:
-    """Replaces entries of x that are not positive by ``otherwise``."""
+    """Replaces entries of an array x that are not positive by ``otherwise``."""
     return namespace(x).where(x > 0, x, otherwise)
 
 
 def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Draws independent entries, uniform on [-1, 1], in the dtype and library of ``like``.
+    """Draws an array of uniform entries on [-1, 1], in the dtype and library of ``like``.
 
     Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
     the draw is a constant of the program, fixed once and for all.
@@ -78,7 +78,7 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
 
 
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """Returns the roundoff threshold beside entries of the given magnitudes, (…, 1)."""
+    """Returns the roundoff threshold beside array entries of the given magnitudes, (…, 1)."""
     return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
@@ -89,6 +89,6 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """Computes 1/x, and 0 where |x| is roundoff beside ``scale``."""
+    """Computes an array's reciprocal 1/x, and 0 where |x| is roundoff beside ``scale``."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)

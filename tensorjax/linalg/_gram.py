@@ -87,7 +87,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
 
 
 def host_energy(a: np.ndarray) -> float:
-    """Computes the squared norm ‖a‖_F² of a host array, summed in double precision."""
+    """Computes ‖a‖_F², the trace of a host Gram matrix, summed in double precision."""
     flat = a.reshape(-1)
     if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
         return float(np.vdot(flat, flat).real)
@@ -96,7 +96,7 @@ def host_energy(a: np.ndarray) -> float:
 
 
 def project(u: Array, a: Array) -> Array:
-    """Computes uᴴ a, (…, r, n), in the precision of ``u``; host data are widened piece by piece."""
+    """Projects uᴴ a (…, r, n), as a Gram matrix is made, in u's precision; host data in pieces."""
     if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
         return _native.project(u, a)
     if not is_host(a) or a.dtype == u.dtype:
@@ -109,7 +109,7 @@ def project(u: Array, a: Array) -> Array:
 
 
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes an orthonormal basis w @ q of the row space of a wide JAX array (…, n, m).
+    """Computes an orthonormal row basis w @ q of a wide JAX array by its Gram matrix.
 
     Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
     correction, kept apart so that it can be merged with the next small factor without a pass over
@@ -140,7 +140,7 @@ def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes L^{-1} for g + diag(shift) = L Lᴴ (Cholesky), and the squared pivots."""
+    """Inverts a Gram matrix's Cholesky factor: L^{-1} for g + diag(shift), squared pivots."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)

@@ -50,7 +50,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """Returns x with a data dependency on other arrays, so that XLA computes these first.
+    """Makes x depend on other arrays, so that XLA factorises these first, by QR or others.
 
     XLA cannot prove that what is added is zero.
 
@@ -80,7 +80,7 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
-    """Solves for b r⁻¹, r upper triangular; columns of the result with a vanishing pivot are 0."""
+    """Solves for b r⁻¹, r the triangle of a QR; columns of a vanishing pivot are 0."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
     alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
     # Dead directions get a unit pivot for the solve.
@@ -91,7 +91,7 @@ def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def triangle(a: Array) -> Array:
-    """Computes the factor r of `qr` alone, for tall ``a``: less than half the work of both."""
+    """Computes the triangular factor r of `qr` alone, for tall ``a``: less than half the work."""
     if is_host(a):
         return np.linalg.qr(a, mode="r")
     return placed(_triangle)(a)

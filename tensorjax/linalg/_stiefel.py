@@ -21,7 +21,7 @@ _SHORTEST = 1e-12
 
 
 def skew(a: Array) -> Array:
-    """Returns the skew-Hermitian part (a − aᴴ)/2."""
+    """Returns the skew-Hermitian part (a − aᴴ)/2: a direction on the Stiefel manifold."""
     return (a - adjoint(a)) / 2
 
 
@@ -32,7 +32,7 @@ def cayley(z: Array) -> Array:
 
 
 def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
-    """Finds a step t > 0 that lowers ``loss(t)`` sufficiently (Armijo), or 0 if there is none.
+    """Finds a step t > 0 on the Stiefel manifold that lowers ``loss(t)`` (Armijo), or 0.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.

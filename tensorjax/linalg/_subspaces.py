@@ -55,7 +55,7 @@ class Basis(NamedTuple):
 
 
 def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
-    """Chooses the fastest method (SVD, Gram matrix, sketch) that reaches a requested accuracy.
+    """Chooses the fastest method for a leading subspace (SVD, Gram, sketch) that is accurate.
 
     Args:
       method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
@@ -149,7 +149,7 @@ _differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
 
 @_differentiable_basis.defjvp
 def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates the subspace as a whole, by whichever method it was found.
+    """Differentiates the leading subspace as a whole, by whichever method it was found.
 
     Kept directions move towards discarded ones and out of the range; among themselves they stay
     put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,
@@ -189,7 +189,7 @@ def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
 def square_factor(
     a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
 ) -> tuple[Array, Array]:
-    """Computes f (…, m, k) with f fᴴ = a aᴴ, k = min(m, n), and the squared singular values.
+    """Computes f (…, m, k), f fᴴ = a aᴴ, from all singular subspaces, and squared values.
 
     The columns of f are the left singular vectors times the singular values, so f has all the left
     subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
@@ -216,7 +216,7 @@ _differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
 
 @_differentiable_factor.defjvp
 def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates f = a v with v held fixed, which is right for functions of f fᴴ."""
+    """Differentiates a square factor f = a v, v held fixed: right for functions of f fᴴ."""
     (a, share), (da, _) = primals, tangents
     f, energies = _differentiable_factor(a, share, rank, method)
     moved = matmul(da, matmul(adjoint(a), f))
@@ -226,7 +226,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 
 
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """Computes 1/x, and 0 where the energy cannot be told from roundoff."""
+    """Computes 1/x for a subspace's energies, and 0 where x cannot be told from roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]
@@ -236,7 +236,7 @@ def _inverse(x: Array, energies: Array, method: Method) -> Array:
 def _left_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> tuple[Array, Array]:
-    """Computes all left singular vectors (…, m, k) and squared singular values (…, k)."""
+    """Computes all of the left subspace, vectors (…, m, k), and squared singular values (…, k)."""
     energies, vectors, right = _spectrum(a, method, rank, tail, share)
     return (_left_from_right(a, vectors, energies) if right else vectors), energies
 
@@ -244,7 +244,7 @@ def _left_spectrum(
 def _spectrum(
     a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array, bool]:
-    """Computes squared singular values, and left (right if the flag is set) singular vectors."""
+    """Computes squared singular values and vectors of a subspace, left (right if flagged)."""
     m, n = a.shape[-2:]
     if method == "gram":
         right = m > n
@@ -260,14 +260,14 @@ def _spectrum(
 
 
 def gram_floor(dtype: Any, levels: int) -> float:
-    """Returns the share of the total energy below which Gram matrices resolve nothing."""
+    """Returns the share of energy below which a Gram matrix's subspaces resolve nothing."""
     return epsilon(dtype) ** (0.5 + 0.5 * levels)
 
 
 def _gram_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array]:
-    """Computes squared singular values and left vectors of a wide matrix by Gram matrices.
+    """Computes a wide matrix's left subspace and squared singular values by Gram matrices.
 
     One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
     the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
@@ -305,7 +305,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 
 
 def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Computes left singular vectors a v / s, re-orthonormalised where s is small."""
+    """Computes left singular vectors a v / s of a subspace, orthonormal where s is small too."""
     xp = _xp(a)
     s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
@@ -326,7 +326,7 @@ class _Cut(NamedTuple):
 def _cut(
     energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> _Cut:
-    """Decides how many of the descending ``energies`` are kept."""
+    """Decides how many of the descending ``energies`` a leading subspace keeps."""
     xp = _xp(energies)
     if share is not None:
         tail = share * energies.sum(-1)
@@ -351,7 +351,7 @@ def _cut(
 
 
 def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes the first ``rank`` eigenvectors and eigenvalues of a Gram matrix.
+    """Computes a Gram matrix's leading subspace: ``rank`` eigenvectors and eigenvalues.
 
     The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
     would see more than this does.
@@ -362,12 +362,12 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
 
 def _near_floor(energies: Array, rank: int) -> Array:
-    """Whether the last energy kept is too small for one Gram matrix to resolve well."""
+    """Whether the subspace's last energy is too small for one Gram matrix to resolve well."""
     return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
 def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:
-    """Computes a randomised orthonormal basis (…, m, rank) of the leading range of ``a``.
+    """Computes a leading subspace from a random sketch, an orthonormal basis (…, m, rank).
 
     Args:
       a: (…, m, n).

@@ -98,7 +98,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
-    """Builds the criterion that keeps a share of the energy, with the method it admits."""
+    """Builds a host subspace's criterion to keep a share of energy, with the method it admits."""
     admitted = choose(method, share, np.result_type(given, np.float64))
     if method == "auto" and (share is None or admitted != "svd"):
         return Asked(share=share)
@@ -118,7 +118,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether the BLAS should use one thread: little work, or passes with their own threads."""
+    """Whether a host subspace's BLAS should use one thread: little work, or threaded passes."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
     return few or a.size < THREADS
@@ -148,7 +148,7 @@ def _tail(total: float, asked: Asked) -> float:
 
 
 def all_needed(g: np.ndarray, asked: Asked) -> bool:
-    """Whether the least eigenvalue of a Gram matrix exceeds the energy that may be discarded.
+    """Whether a host subspace keeps all: the least eigenvalue exceeds what may be discarded.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
@@ -168,7 +168,7 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
 
 
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
-    """Whether one Gram matrix cannot resolve energies as small as the truncation threshold."""
+    """Whether one host Gram matrix cannot resolve energies as small as the subspace's cut."""
     floor = gram_floor(w.dtype, 1)
     tail = _tail(1.0 if asked.share else float(w.sum()), asked)
     if tail >= 0:
@@ -178,14 +178,14 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Truncates a basis further by its known energies; None if these are too inaccurate."""
+    """Truncates a host subspace further by its energies; None if these are too inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
-    """Truncates an eigenbasis to the fewest of its descending energies that meet the criterion."""
+    """Truncates a host eigenbasis to the smallest leading subspace that meets the criterion."""
     suffix = np.cumsum(w[::-1])
     total = float(suffix[-1])
     noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
@@ -200,7 +200,7 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
 
 
 def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Computes weak directions by a Gram matrix of the residual, where one alone is too coarse."""
+    """Computes weak directions of a host subspace by the Gram matrix of the residual."""
     total = float(w.sum())
     strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
     u = v[:, :strong]
@@ -228,7 +228,7 @@ def _more(found: Subspace, lost: float, total: float) -> Subspace:
 
 
 def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Computes the subspace by an SVD, of a triangular factor where one side is much longer."""
+    """Computes a host subspace by an SVD, of a triangular factor where one side is much longer."""
     a = adjoint(a) if right else a
     a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
     m, n = a.shape
@@ -244,7 +244,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Returns the number of sketch columns that is cheap beside the exact method, or 0 for none."""
+    """Returns how many sketch columns are cheap for a host subspace, or 0 for none."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -264,7 +264,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """Computes a subspace from a random sketch, with at most one subspace iteration, or None.
+    """Computes a host subspace from a random sketch, with at most one iteration, or None.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.
@@ -296,7 +296,7 @@ def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace
 
 
 def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
-    """Sketches the range from sampled columns; returns a basis and the share missed of others.
+    """Sketches a host subspace from sampled columns; returns the share missed of others too.
 
     Of rows, conjugated, if ``right``.
     """
@@ -312,31 +312,31 @@ def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, floa
 
 
 def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
-    """Projects on the columns of q: qᴴ a, or qᴴ aᴴ if ``right``."""
+    """Projects host data on a subspace's columns q: qᴴ a, or qᴴ aᴴ if ``right``."""
     return adjoint(a @ q) if right else adjoint(q) @ a
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Multiplies the data by the projection: a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Multiplies host data by a subspace's projection: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 
 def _residual(
     a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
 ) -> float:
-    """Computes the squared residual ‖a − q b‖², or ‖aᴴ − q b‖² if ``right``."""
+    """Computes a host subspace's squared residual ‖a − q b‖², or ‖aᴴ − q b‖² if ``right``."""
     if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
         return max(total - host_energy(b), 0.0)
     return host_energy(_rest(a, q, b, right))
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes the residual a − q b, or a − (q b)ᴴ if ``right``."""
+    """Computes a host subspace's residual a − q b, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the QR of a tall host matrix, by Cholesky QR where it is well conditioned.
+    """Orthonormalises a host subspace's basis by QR, Cholesky QR where well conditioned.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
@@ -371,7 +371,7 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
-    """Factors a ≈ q r through a right subspace found before, q with orthonormal columns."""
+    """Factors host data a ≈ q r through a right subspace found before, q orthonormal."""
     basis = found.basis.astype(dtype, copy=False)
     if found.energies is None:
         return orthonormalized(a)
@@ -380,7 +380,7 @@ def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
 
 
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """Computes the QR of a matrix with orthogonal columns of known squared lengths."""
+    """Computes the QR of host data on a subspace: orthogonal columns of known lengths."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)
@@ -394,7 +394,7 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Computes a v in the precision of v, converting ``a`` piece by piece."""
+    """Multiplies host data by a subspace's basis, a v, in the precision of v, piece by piece."""
     if a.dtype == v.dtype:
         return a @ v
     out = np.empty((a.shape[0], v.shape[1]), v.dtype)
@@ -405,7 +405,7 @@ def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
-    """Returns the share of the energy that cuts may discard, and whether to verify the result.
+    """Returns the share of energy that host subspaces may discard, and whether to verify them.
 
     The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
     """
@@ -417,7 +417,7 @@ def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]
 
 
 def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
-    """Runs ``compress(x, asked)`` in single precision where the measured error allows it.
+    """Runs host subspaces, ``compress(x, asked)``, in single precision if accurate enough.
 
     Args:
       x: host array.

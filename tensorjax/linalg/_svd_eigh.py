@@ -58,7 +58,7 @@ def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 @jax.jit
 def _where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines the terms of XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
+    """Refines XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
     return lax.platform_dependent(a, *terms, cuda=refined, default=lambda a, *terms: terms)
 
 
@@ -82,7 +82,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the first-order rotations of u and v under a change with ``inner`` = uᴴ da v.
+    """Returns the first-order rotations of an SVD's u and v under da, with ``inner`` = uᴴ da v.
 
     A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
     """
@@ -150,7 +150,7 @@ def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def _eigh_where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines eigenpairs on platforms (CUDA) where small matrices use Jacobi's method."""
+    """Refines an eigendecomposition on platforms (CUDA) that use Jacobi's method if small."""
     return lax.platform_dependent(a, *terms, cuda=refined_eigh, default=lambda a, *terms: terms)
 
 
@@ -166,7 +166,7 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Refines rough eigenpairs by one step, as `refined` does an SVD."""
+    """Refines a rough Hermitian eigendecomposition by one step, as `refined` does an SVD."""
     v = _nearly_unitary(v)
     inner = matmul(adjoint(v), matmul(a, v))
     w = _real_diagonal(inner)
@@ -178,17 +178,17 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Makes columns nearly orthonormal by a Newton–Schulz step: an error of e becomes 3/4 e²."""
+    """Makes SVD or eigh vectors nearly orthonormal by a Newton–Schulz step: e to 3/4 e²."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Makes columns orthonormal to roundoff by three Newton–Schulz steps."""
+    """Makes SVD or eigh vectors orthonormal to roundoff by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 
 def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
-    """Projects columns out of the span of q, twice: small values later divide the roundoff."""
+    """Projects an SVD's columns out of the span of q, twice: small values divide the roundoff."""
     for _ in range(2):
         x = x - matmul(q, matmul(adjoint(q), x))
     return x
@@ -203,6 +203,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes columns longer than a threshold as a whole; dropping entries would turn them."""
+    """Zeroes corrections of SVD vectors longer than a threshold, as whole columns."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

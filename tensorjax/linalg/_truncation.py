@@ -121,7 +121,7 @@ def _wide(a: Array) -> Array:
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
-    """Refines a full SVD on the host by one step, to a residual of a few eps.
+    """Refines a full SVD on the host by one step before truncation, to a few eps.
 
     LAPACK's QR iteration neglects couplings of up to 90 unit roundoffs; a symmetric eigenproblem is
     solved to one. So uᴴ a v, diagonal but for those, goes into polar form to first order, (1 + k) p

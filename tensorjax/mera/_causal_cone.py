@@ -22,7 +22,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def norm(m: MERA) -> jax.Array:
-    """Computes the norm ‖m‖, which is that of the top tensor, since all layers are isometric.
+    """Computes a MERA's norm ‖m‖, that of the top tensor, since all layers are isometric.
 
     Example:
       >>> import jax
@@ -94,7 +94,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors with axis labels: the sites as given, others numbered from ``fresh``."""
+    """Lists all tensors of a MERA with axis labels, for norms: sites as given, others ``fresh``."""
     terms = []
     below = list(sites)
     for layer in m.layers:
@@ -200,7 +200,7 @@ def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
 def _ascended(
     layer: Layer, o: jax.Array, sites: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[int, ...]]:
-    """Maps a local operator on ``sites`` to the operator above a layer, and its sites there."""
+    """Ascends the causal cone: maps an operator on ``sites`` above a layer, and its sites."""
     pairs = zip(layer.wiring.pairs, layer.disentanglers, strict=True)
     involved = [(pair, u) for pair, u in pairs if set(pair) & set(sites)]
     touched = {*sites, *(s for pair, _ in involved for s in pair)}
@@ -246,7 +246,7 @@ def sample(
     *,
     rank: int | None = None,
 ) -> jax.Array:
-    """Draws independent configurations i with probability |m_i|² / ‖m‖².
+    """Samples configurations i of a MERA with probability |m_i|² / ‖m‖², independently.
 
     Perfect sampling from the left to the right of the tensor train of the MERA (`to_tt`): the chain
     of conditional probabilities, without a Markov chain's burn-in.

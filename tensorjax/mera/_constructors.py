@@ -86,7 +86,7 @@ def random(
     layers: int | None = None,
     dtype: Any = None,
 ) -> MERA:
-    """Draws a MERA of norm one: Haar isometries and disentanglers, a normal top tensor.
+    """Constructs a random MERA of norm one: Haar isometries, disentanglers, normal top tensor.
 
     Args:
       key: `jax.random.key`.
@@ -183,7 +183,7 @@ _to_dense = jax.jit(_dense)
 
 
 def _serves_on_host(kind: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether NumPy serves a call: a program would be compiled anew for every structure."""
+    """Whether NumPy serves to contract a MERA: a program would be compiled for each structure."""
     leaves = jax.tree.leaves(m)
     structure = kind, tuple([layer.wiring for layer in m.layers])
     return is_hosted(leaves, np.dtype(m.dtype)) and pays(structure, leaves, lambda: work)
@@ -194,7 +194,7 @@ def _on_host(m: MERA) -> MERA:
 
 
 def _expand(layer: Layer, x: Any) -> Any:
-    """Applies a layer to a dense state of its top legs.
+    """Contracts a layer of a MERA with a dense state of its top legs.
 
     A disentangler is applied as soon as both its sites exist, while the state is smallest.
     """
@@ -212,7 +212,7 @@ def _expand(layer: Layer, x: Any) -> Any:
 def _apply(
     x: Any, axes: list[int], tensor: Any, bottom: list[int], top: list[int]
 ) -> tuple[Any, list[int]]:
-    """Contracts the axes ``top`` of x with a tensor (bottoms, tops), and sorts the new axes in."""
+    """Contracts the axes ``top`` of a dense state with a MERA's tensor, and sorts new axes in."""
     result = sorted([*(a for a in axes if a not in top), *bottom], key=lambda a: (a < 0, abs(a)))
     label = {a: k for k, a in enumerate([*axes, *(b for b in bottom if b not in axes)])}
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}
@@ -264,7 +264,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
 
 
 def _share(tol: Any, m: MERA) -> Any:
-    """Divides a tolerance evenly over all roundings: one per layer and one at the top."""
+    """Divides a tolerance evenly over a MERA's roundings to a train: one per layer, one on top."""
     count = 1 + len(m.layers)
     least = 10 * count * linalg.epsilon(m.dtype)
     if not _check.is_traced(tol) and _check.tolerance(tol, m.dtype) < least:
@@ -296,7 +296,7 @@ _exact = jax.jit(_cores_of)
 
 
 def _einsum(*operands: Any) -> Any:
-    """`einsum` in either of its forms."""
+    """`einsum` in either of its forms, to contract MERAs."""
     if linalg.is_host(operands[isinstance(operands[0], str)]):
         return np.einsum(*operands, optimize=True)
     return einsum(*operands, precision=_HIGHEST)
@@ -307,7 +307,7 @@ def _top_cores(top: Any) -> list[Any]:
 
 
 def _split(x: Any) -> list[Any]:
-    """Splits (r, n_1, …, n_k, s) into k TT cores exactly, by QR."""
+    """Splits (r, n_1, …, n_k, s), of a MERA, into k TT cores exactly, by QR."""
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     cores = []
@@ -324,7 +324,7 @@ def _split(x: Any) -> list[Any]:
 
 
 def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
-    """Applies a layer to the cores of a tensor train of its top legs."""
+    """Contracts a MERA's layer with the cores of a tensor train of its top legs."""
     cores: list[Any] = []
     for core, w in zip(coarse, layer.isometries, strict=True):
         block = _einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
@@ -338,7 +338,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies the disentangler of a ring to the last and first site, via all cores' bonds."""
+    """Applies a MERA's ring disentangler to the last and first site, via all cores' bonds."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

@@ -37,7 +37,7 @@ class RefineInfo:
 
     @property
     def steps(self) -> int:
-        """Number of steps taken."""
+        """Number of steps that the refinement of a MERA took."""
         return len(self.errors) - 1
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class RefineInfo:
 
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
-    """Maps f over the isometries as matrices bottoms × tops; keeps the last tree's top tensor."""
+    """Maps f over a MERA's isometries as matrices, to refine them; keeps the last top tensor."""
     _check.held("m", trees)
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
 
 @placed
 def tangent(m: MERA, direction: MERA) -> MERA:
-    """Projects a direction on the tangent space of the isometries: d − x (xᴴ d + dᴴ x)/2.
+    """Projects a refinement's direction on the isometries' tangent space: d − x (xᴴ d + dᴴ x)/2.
 
     Source: A. Edelman, T. Arias, S. Smith, "The geometry of algorithms with orthogonality
     constraints", SIAM J. Matrix Anal. Appl. 20 (1998), eq. (2.4), in the embedded metric.
@@ -86,7 +86,7 @@ def tangent(m: MERA, direction: MERA) -> MERA:
 
 @placed
 def retract(m: MERA, direction: MERA) -> MERA:
-    """Retracts m + direction to isometries by polar factors; top tensors are added.
+    """Retracts a refined MERA, m + direction, to isometries by polar factors; tops are added.
 
     Source: P.-A. Absil, R. Mahony, R. Sepulchre, "Optimization Algorithms on Matrix Manifolds"
     (2008), example 4.1.3.
@@ -138,7 +138,7 @@ class _Conjugate(NamedTuple):
 
 
 def conjugate_gradient() -> Any:
-    """Returns a Riemannian conjugate gradient optimiser with line search, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
     ``value_fn``, the loss as a function of the MERA.
@@ -181,7 +181,7 @@ def conjugate_gradient() -> Any:
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
-    """Computes the real inner product of two directions."""
+    """Computes the real inner product of two directions in a MERA's refinement."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
 
@@ -202,7 +202,7 @@ def refine(
     optimizer: Any = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[MERA, RefineInfo]:
-    """Optimises all tensors of a MERA to approximate a tensor train.
+    """Refines all tensors of a MERA by optimisation, to approximate a tensor train.
 
     Minimises the infidelity 1 − ‖Lᴴ t‖² / ‖t‖² over isometries and disentanglers, where L maps a
     top tensor to the sites. The best top tensor, Lᴴ t, is put in after every step, so the result's
@@ -290,7 +290,7 @@ def _descend(
 
 
 def _best_top(m: MERA, t: TT) -> jax.Array:
-    """Computes Lᴴ t, the top tensor for which the MERA is nearest to the tensor train t."""
+    """Computes the refined top tensor Lᴴ t, for which the MERA is nearest to the train t."""
     sites = list(range(m.order))
     *network, (_, top) = _network(m, sites, m.order)
     fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])

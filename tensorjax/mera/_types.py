@@ -29,24 +29,24 @@ class Wiring(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of sites below the layer."""
+        """Number of sites below a MERA's layer of this wiring."""
         return sum(self.arities)
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Ranges of sites, one per block."""
+        """Ranges of sites in a MERA layer's wiring, one per block."""
         ends = np.cumsum(self.arities).tolist()
         return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Sites of each disentangler, (left, right); on a ring the last pair is (N − 1, 0)."""
+        """Sites of each disentangler in a MERA layer; a ring's last pair is (N − 1, 0)."""
         blocks = self.blocks
         return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
 
     @property
     def periodic(self) -> bool:
-        """Whether a disentangler joins the last site to the first."""
+        """Whether a disentangler of the MERA's layer joins the last site to the first."""
         return len(self.arities) - 1 in self.cuts
 
 
@@ -124,7 +124,7 @@ class Layer(NoArray):
 
     @property
     def middle(self) -> tuple[int, ...]:
-        """Sizes of the legs between disentanglers and isometries, one per site."""
+        """Sizes of a MERA layer's legs between disentanglers and isometries, one per site."""
         arities = self.wiring.arities
         return tuple(
             n
@@ -134,7 +134,7 @@ class Layer(NoArray):
 
     @property
     def bottom(self) -> tuple[int, ...]:
-        """Sizes of the legs below the layer, one per site."""
+        """Sizes of the legs below the MERA's layer, one per site."""
         sizes = list(self.middle)
         for u, pair in zip(self.disentanglers, self.wiring.pairs, strict=True):
             for site, n in zip(pair, u.shape[-4:-2], strict=True):
@@ -143,7 +143,7 @@ class Layer(NoArray):
 
     @property
     def top(self) -> tuple[int, ...]:
-        """Sizes of the legs above the layer, one per block."""
+        """Sizes of the legs above the MERA's layer, one per block."""
         return tuple(w.shape[-1] for w in self.isometries)
 
     @shown
@@ -216,32 +216,32 @@ class MERA(Scalable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes (n_1, …, n_N)."""
+        """Mode sizes (n_1, …, n_N) of the MERA."""
         return self.layers[0].bottom if self.layers else self.top.shape
 
     @property
     def order(self) -> int:
-        """Number of sites N."""
+        """Number of sites N of the MERA."""
         return self.layers[0].wiring.length if self.layers else self.top.ndim
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of the top legs of every layer, from the bottom up."""
+        """Sizes of the top legs of every layer of the MERA, from the bottom up."""
         return tuple(layer.top for layer in self.layers)
 
     @property
     def boundary(self) -> str:
-        """Boundary type: "periodic" if a disentangler closes the ring in some layer, or "open"."""
+        """Boundary type of the MERA: "periodic" if some layer closes the ring, or "open"."""
         return "periodic" if any(x.wiring.periodic for x in self.layers) else "open"
 
     @property
     def dtype(self) -> Any:
-        """Dtype that arithmetic between the tensors gives."""
+        """Dtype that arithmetic between the MERA's tensors gives."""
         return jnp.result_type(*jax.tree.leaves(self))
 
     @property
     def size(self) -> int:
-        """Number of stored elements, in disentanglers, isometries and top tensor."""
+        """Number of stored elements in the MERA's disentanglers, isometries and top tensor."""
         return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
 
     def astype(self, dtype: Any) -> "MERA":
@@ -335,7 +335,7 @@ def _is_abstract(m: MERA) -> bool:
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
-    """Lists every disentangler and isometry with its name, as a matrix bottoms × tops."""
+    """Lists every disentangler and isometry of a MERA, named, as a matrix bottoms × tops."""
     out = []
     for k, layer in enumerate(m.layers):
         out += [

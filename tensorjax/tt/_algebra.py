@@ -25,7 +25,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Checks that two trains are of one kind and shape, and brings them to one dtype."""
+    """Checks that two trains to add or multiply have one kind and shape; unites their dtypes."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
@@ -65,7 +65,7 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 
 def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends a function of tensor trains to TT-matrices, by folding their modes."""
+    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes."""
     first = next(iter(inspect.signature(f).parameters))
 
     @functools.wraps(f)
@@ -81,7 +81,7 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @placed
 def add(x: Train, y: Train) -> Train:
-    """Adds two trains entry by entry; TT-ranks add.
+    """Adds two trains exactly, entry by entry, by block-diagonal cores; TT-ranks add.
 
     Args:
       x: TT or TTMatrix.
@@ -127,7 +127,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
 
 
 def scale(x: Train, factor: Any) -> Train:
-    """Multiplies a train by a scalar (traced or not), in its last core.
+    """Multiplies a tensor train by a scalar (traced or not), in its last core.
 
     Args:
       x: TT or TTMatrix.
@@ -146,14 +146,14 @@ def scale(x: Train, factor: Any) -> Train:
 
 
 def conj(x: Train) -> Train:
-    """Returns the complex conjugate, entry by entry."""
+    """Returns the complex conjugate of a tensor train, entry by entry, core by core."""
     known("x", x)
     return _map(x, jnp.conj)
 
 
 @placed
 def real(x: Train) -> Train:
-    """Returns the real part, entry by entry, exact; TT-ranks double where ``x`` is complex.
+    """Returns the real part of a train, exact; TT-ranks double where ``x`` is complex.
 
     A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
     the products is the product of these matrices, which the last core cuts to one column and the
@@ -177,7 +177,7 @@ def real(x: Train) -> Train:
 
 @placed
 def imag(x: Train) -> Train:
-    """Returns the imaginary part, as `real`; zeros of TT-rank one where ``x`` is real."""
+    """Returns the imaginary part of a train, exact as `real`; zeros of TT-rank one for real x."""
     known("x", x)
     return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
 
@@ -198,7 +198,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of the train ``x``."""
     known("x", x)
     modes = zip(x.cores, _modes(x), strict=True)
     batch = x.cores[0].shape[: -x._core_ndim]
@@ -238,7 +238,7 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
-    """Multiplies cores pairwise; the two left bonds merge into one, and so do the right ones."""
+    """Multiplies the cores of two trains pairwise; both left bonds merge, and both right ones."""
     cores = []
     for a, b in zip(x.cores, y.cores, strict=True):
         c = einsum(expression, a, b, precision=_HIGHEST)
@@ -264,7 +264,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
 
 
 def kron(x: Train, y: Train) -> Train:
-    """Returns the Kronecker (tensor) product: the cores of ``y`` follow those of ``x``.
+    """Returns the Kronecker (tensor) product of trains: the cores of ``y`` follow those of ``x``.
 
     Example:
       >>> from tensorjax import tt

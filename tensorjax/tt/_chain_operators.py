@@ -19,7 +19,7 @@ from tensorjax.tt._padding import trim
 def chain_operator(
     order: int, *, site: Any = None, bond: Any = None, dtype: Any = None
 ) -> TTMatrix:
-    """Builds Σ_k h_k + Σ_k g_{k,k+1} as a TT-matrix (MPO): site and nearest-neighbour terms.
+    """Builds the chain Hamiltonian Σ_k h_k + Σ_k g_{k,k+1} as a TT-matrix (MPO).
 
     A finite automaton runs along the chain. Its states, the bond's indices, are "no term yet", "in
     the middle of a pair", one for each of the t products in g = Σ_t a_t ⊗ b_t, and "term done". So
@@ -75,7 +75,7 @@ def chain_operator(
 
 
 def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
-    """Checks terms and returns one square matrix per place, or None where there are none."""
+    """Checks a Hamiltonian's terms; returns one square matrix per place in the chain, or None."""
     if value is None:
         return None
     if _check.is_traced(value):
@@ -95,7 +95,7 @@ def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
 def _sizes(
     sites: Sequence[np.ndarray] | None, bonds: Sequence[np.ndarray] | None, order: int
 ) -> list[int]:
-    """Returns mode sizes: of the site terms, or else the square roots of the pairs' sizes."""
+    """Returns the chain's mode sizes: of site terms, or the square roots of the pairs' sizes."""
     if sites is not None:
         sizes = [len(h) for h in sites]
     elif bonds:
@@ -113,7 +113,7 @@ def _sizes(
 
 
 def _products(g: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Factors g = Σ_t a_t ⊗ b_t by an SVD, with fewest products: a (m, m, t), b (t, n, n)."""
+    """Factors a pair term g = Σ_t a_t ⊗ b_t of a chain by an SVD: a (m, m, t), b (t, n, n)."""
     wide = g.astype(np.result_type(g.dtype, np.float64))
     by_site = wide.reshape(m, n, m, n).transpose(0, 2, 1, 3).reshape(m * m, n * n)
     u, s, vh = np.linalg.svd(by_site, full_matrices=False)
@@ -123,7 +123,7 @@ def _products(g: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _core(h: np.ndarray, before: Sequence[Any], after: Sequence[Any]) -> np.ndarray:
-    """Builds one core: the automaton's transitions, states before as rows, after as columns."""
+    """Builds one MPO core of a chain Hamiltonian: states before as rows, after as columns."""
     b = before[0][1] if before else np.zeros((0, *h.shape))
     a = after[0][0] if after else np.zeros((*h.shape, 0))
     core = np.zeros((2 + len(b), *h.shape, 2 + a.shape[-1]), np.result_type(h, a, b, np.float64))

@@ -38,7 +38,7 @@ def _random_cores(
 def random(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
 ) -> TT:
-    """Draws a random tensor train whose entries have mean 0 and variance 1.
+    """Constructs a random tensor train whose entries have mean 0 and variance 1.
 
     Args:
       key: `jax.random.key`.
@@ -69,7 +69,7 @@ def random_matrix(
     rank: int | Sequence[int],
     dtype: Any = None,
 ) -> TTMatrix:
-    """Draws a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
+    """Constructs a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
 
     Example:
       >>> import jax
@@ -92,7 +92,7 @@ def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tupl
 
 @placed
 def rank_one(vectors: Sequence[Any]) -> TT:
-    """Returns the outer product v_1 ∘ … ∘ v_d, TT-ranks one.
+    """Constructs the outer product of vectors v_1 ∘ … ∘ v_d as a tensor train, TT-ranks one.
 
     Example:
       >>> import jax.numpy as jnp
@@ -110,19 +110,19 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
 
 def ones(shape: Sequence[int], dtype: Any = None) -> TT:
-    """Returns the train whose entries are all one, TT-ranks one."""
+    """Constructs the train whose entries are all one, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def zeros(shape: Sequence[int], dtype: Any = None) -> TT:
-    """Returns the zero train, TT-ranks one."""
+    """Constructs the zero train, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
-    """Returns the identity of size ∏ n_k as a TT-matrix, TT-ranks one.
+    """Constructs the identity of size ∏ n_k as a TT-matrix, TT-ranks one.
 
     Example:
       >>> from tensorjax import tt

@@ -25,7 +25,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 @placed
 @as_train
 def inner(x: TT, y: TT) -> jax.Array:
-    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i, a scalar.
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two trains, a scalar.
 
     For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
     exact powers of two, so only the value itself can overflow, or, in programs of XLA, a core of y
@@ -58,7 +58,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
 @placed
 @as_train
 def norm(x: TT) -> jax.Array:
-    """Computes the Frobenius norm ‖x‖, a real scalar.
+    """Computes the Frobenius norm ‖x‖ of a train, a real scalar.
 
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
     nearly equal trains. `distance` has no such loss.
@@ -84,7 +84,7 @@ def norm(x: TT) -> jax.Array:
 
 
 def _check_held(x: TT, dtype: Any) -> None:
-    """Raises if a norm is out of the range of its dtype: dividing by it would give zeros or NaN."""
+    """Raises if a train's norm is out of its dtype's range, where division by it would fail."""
     square, half = map(np.asarray, _squared_norm(x))
     info = jnp.finfo(dtype)
     # Where terms cancel, a square of zero is roundoff, which differs between implementations.
@@ -98,7 +98,7 @@ def _check_held(x: TT, dtype: Any) -> None:
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes ‖x‖² as (m, e), meaning m·4^e, with m in [1/2, 2) or zero."""
+    """Computes a train's squared norm ‖x‖² as (m, e), meaning m·4^e, m in [1/2, 2) or zero."""
     mantissa, exponent = overlap(conj(x), x, True)
     mantissa, shift = linalg.normalized(mantissa.real)
     half = (exponent + shift) // 2
@@ -121,7 +121,7 @@ def _norm(x: TT) -> jax.Array:
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ x_i y_i as (mantissa, binary exponent); ``same``: x is the conjugate of y."""
+    """Computes Σ x_i y_i of two trains as (mantissa, exponent); ``same``: x is conj(y)."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     if _native.overlaps(x.cores, y.cores):
@@ -179,7 +179,7 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
 @placed
 @as_train
 def distance(x: TT, y: TT) -> jax.Array:
-    """Computes ‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
+    """Computes the distance ‖x − y‖ of two trains, accurate to a few eps·(‖x‖ + ‖y‖).
 
     The difference is orthogonalised, never squared: ‖x‖² − 2⟨x, y⟩ + ‖y‖² would lose everything
     below √eps.

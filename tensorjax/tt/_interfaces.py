@@ -50,13 +50,13 @@ def right_overlap(interface: Array, y: Array, x: Array) -> Array:
 
 
 def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
-    """Applies the local operator of one site: (r, n, r') to (r, m, r')."""
+    """Applies an operator between its interfaces at one site: (r, n, r') to (r, m, r')."""
     t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))
     return dot(t, rights, ((1, 3), (2, 1)))
 
 
 def apply_two(lefts: Array, a: Array, b: Array, rights: Array, x: Array) -> Array:
-    """Applies the local operator of two neighbours: (r, n, n', r'') to (r, m, m', r'')."""
+    """Applies an operator between interfaces at two sites: (r, n, n', r'') to (r, m, m', r'')."""
     t = dot(dot(lefts, x, (2, 0)), a, ((1, 2), (0, 2)))  # (y, n', x'', m, a')
     t = dot(t, b, ((1, 4), (2, 0)))  # (y, x'', m, m', a'')
     return dot(t, rights, ((1, 4), (2, 1)))

@@ -18,7 +18,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 @as_train
 def log_norm(t: TT) -> jax.Array:
-    """Computes ln ‖t‖, the natural logarithm of the Frobenius norm; −∞ for a zero train.
+    """Computes ln ‖t‖, the log of a train's Frobenius norm, however large; −∞ for zero.
 
     Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
 
@@ -43,7 +43,7 @@ def _log_norm(t: TT) -> jax.Array:
 
 @placed
 def normalize(t: Train) -> Train:
-    """Returns t / ‖t‖, of norm one; a zero train stays as it is.
+    """Normalises a train: t / ‖t‖, of norm one; a zero train stays as it is.
 
     Right also where ``t / tt.norm(t)`` is not, for no scalar may hold the norm: cores are scaled
     by powers of two, which all of them share.

@@ -14,7 +14,7 @@ from tensorjax.tt._rounding.rounding import _compress
 
 
 def product(a: Cores, x: Cores) -> Cores:
-    """Multiplies A x: cores (a, m, n, b) and (r, n, s); pairs of bonds merge as (a r), (b s)."""
+    """Multiplies A x by NumPy: cores (a, m, n, b) and (r, n, s) give bonds (a r), (b s)."""
     out = []
     for p, c in zip(a, x, strict=True):
         t = np.tensordot(p, c, (2, 1)).transpose(0, 3, 1, 2, 4)  # (a, r, m, b, s)
@@ -23,7 +23,7 @@ def product(a: Cores, x: Cores) -> Cores:
 
 
 def combined(terms: list[Cores], weights: Any) -> Cores:
-    """Computes Σ w x exactly, with block-diagonal cores."""
+    """Computes the sum Σ w x of trains exactly, by NumPy, with block-diagonal cores."""
     if len(terms[0]) == 1:
         return [sum(w * t[0] for w, t in zip(weights, terms, strict=True))]
     first = np.concatenate([w * t[0] for w, t in zip(weights, terms, strict=True)], -1)
@@ -42,7 +42,7 @@ def _blocks(cores: Cores) -> Any:
 
 
 def overlap(x: Cores, y: Cores) -> Any:
-    """Computes ⟨x, y⟩, x conjugated."""
+    """Computes ⟨x, y⟩ of two trains by NumPy arithmetic, x conjugated."""
     e = np.ones((1, 1), x[0].dtype)
     for c, d in zip(x, y, strict=True):
         e = linalg.adjoint(tall(c)) @ tall(absorb(e, d))
@@ -50,7 +50,7 @@ def overlap(x: Cores, y: Cores) -> Any:
 
 
 def distance(x: Cores, y: Cores) -> float:
-    """Computes ‖x − y‖ by orthogonalisation, not by squares: accurate to a few eps of the norms."""
+    """Computes ‖x − y‖ of two trains, by NumPy's QR, not squares: accurate to a few eps."""
     f = np.ones((2, 1), x[0].dtype)
     for p, q in zip(reversed(x), reversed(y), strict=True):
         parts = [times_right(p, f[: p.shape[-1]]), times_right(q, f[p.shape[-1] :])]
@@ -61,12 +61,12 @@ def distance(x: Cores, y: Cores) -> float:
 
 
 def norm(x: Cores) -> float:
-    """Computes ‖x‖, as accurately as `distance`."""
+    """Computes the norm ‖x‖ of a train by NumPy arithmetic, as accurately as `distance`."""
     return distance(x, [0 * c[:1, :, :1] for c in x])
 
 
 def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
-    """Right-orthogonalises x over 2^e, with an entry near 1 in the first core; returns e too.
+    """Right-orthogonalises x by NumPy over 2^e, an entry near 1 in the first core; returns e too.
 
     e is 0 if no scale is asked for.
     """
@@ -84,13 +84,13 @@ def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
 
 
 def scaled(x: Cores, exponent: int) -> Cores:
-    """Multiplies x by 2^exponent, shared by the cores, for one alone might overflow."""
+    """Multiplies a train by 2^exponent in NumPy, shared by the cores: one alone might overflow."""
     share, rest = divmod(exponent, len(x))
     return [c * 2.0 ** (share + (rest if k == 0 else 0)) for k, c in enumerate(balanced(x))]
 
 
 def rounded(x: Cores, tol: float, max_rank: int | None = None) -> Cores:
-    """Rounds x to lower TT-ranks, at the relative error ``tol``."""
+    """Rounds a train to lower TT-ranks by NumPy arithmetic, at the relative error ``tol``."""
     if len(x) == 1:
         return x
     share = tol**2 / (len(x) - 1)

@@ -17,7 +17,7 @@ from tensorjax.tt._constructors import Train
 def padded_ranks(
     rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
 ) -> tuple[int, ...]:
-    """Returns the ranks of a result: feasible ``ranks``, or ``rank`` for padded trains.
+    """Returns the ranks of a padded result: feasible ``ranks``, or ``rank`` for padded trains.
 
     It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
@@ -33,7 +33,7 @@ def padded_ranks(
 
 @placed
 def pad(t: Train, rank: int | Sequence[int]) -> Train:
-    """Zero-pads the bonds to the given TT-ranks; the tensor stays the same.
+    """Pads the bonds of a train with zeros to the given TT-ranks; the tensor stays the same.
 
     Loops under jit need shapes that do not change: pad once before, and give `round`, or the
     rounded products and sums, the same ``rank=`` inside, with or without ``tol=``. A train of
@@ -71,7 +71,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """Finds the bond indices that lie on a path of non-zeros through all cores."""
+    """Finds the bond indices that are not padding: on a path of non-zeros through all cores."""
     cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
     from_left, from_right = [], []
@@ -105,7 +105,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
 
 @placed
 def trim(t: Train) -> Train:
-    """Drops zero-padded bond indices; outside jit only, for shapes change.
+    """Trims zero-padded bond indices of a train; outside jit only, for shapes change.
 
     Raises:
       TypeError: under a JAX transformation.

@@ -256,7 +256,7 @@ def linear_combination(
 
 
 def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
-    """Computes the exact sum; TT-ranks add."""
+    """Computes the exact sum of products of trains; TT-ranks add."""
     total = None
     for term, weight in zip(pairs, weights, strict=True):
         one = term[0] if len(term) == 1 else _product(*term)
@@ -267,7 +267,7 @@ def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
 
 
 def term_of(name: str, term: Any) -> tuple[Any, ...]:
-    """Checks a term and returns it as a tuple of trains."""
+    """Checks a term of a sum of products and returns it as a tuple of trains."""
     factors = tuple(term) if isinstance(term, tuple | list) else (term,)
     kinds = [type(t) for t in factors]
     if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
@@ -294,7 +294,7 @@ def _product(first: Any, second: TT) -> TT:
 
 
 def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """Returns the cores of a term, mode by mode; a vector times a matrix has one column."""
+    """Returns the cores of a product's factors, by modes; a vector after a matrix as column."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
         cores = [c.astype(dtype) for c in cores]
@@ -356,7 +356,7 @@ def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) ->
 
 
 def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
-    """Returns ranks that the sum of the terms cannot exceed, and its modes."""
+    """Returns ranks that the sum of the products cannot exceed, and its modes."""
     first, *second = terms[0]
     columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
     modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
@@ -377,7 +377,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _compiles(terms: Any, dtype: Any) -> bool:
-    """Whether the C++ sweeps serve this sum: one matrix times a vector."""
+    """Whether the C++ sweeps serve this sum of products: one matrix times a vector."""
     if len(terms) > 1 or [type(t) for t in terms[0]] != [TTMatrix, TT]:
         return False
     a, x = terms[0]
@@ -410,7 +410,7 @@ def _one_by_xla(
 
 @_either.defjvp
 def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates XLA's sweeps, which use the same random train as the C++ ones."""
+    """Differentiates XLA's sweeps for a product; C++ ones use the same random train."""
     *arrays, key = primals
     differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
@@ -435,7 +435,7 @@ def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """Rounds a sum to a tolerance on the host: sketches are widened until they suffice."""
+    """Rounds a sum of products to a tolerance on the host: sketches widen until they suffice."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]

@@ -32,7 +32,7 @@ def _common(x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """Computes the exact "hadamard", "matvec" or "matmul"; None if a compiled program is better.
+    """Computes the exact "hadamard", "matvec" or "matmul" by NumPy; None to compile it instead.
 
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
@@ -50,7 +50,7 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
-    """Returns the second factor, scaled where cores might over- or underflow."""
+    """Returns a product's second factor, scaled where host cores might over- or underflow."""
     low, high = 2.0**-_TAME, 2.0**_TAME
     if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
         return right
@@ -58,7 +58,7 @@ def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndar
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
-    """Counts the elements in the cores of a product."""
+    """Counts the elements in the cores of a product on the host."""
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape
@@ -98,7 +98,7 @@ _PRODUCTS = {"hadamard": _hadamard, "matvec": _matvec, "matmul": _matmul}
 
 
 def inner(x: TT, y: TT) -> jax.Array | None:
-    """Computes ⟨x, y⟩, x conjugated; None if a compiled program is better."""
+    """Computes ⟨x, y⟩ of two trains by NumPy, on the host; None if a program is better."""
     found = _overlap(x, y, "inner")
     if found is None:
         return None
@@ -107,7 +107,7 @@ def inner(x: TT, y: TT) -> jax.Array | None:
 
 
 def norm(x: TT) -> jax.Array | None:
-    """Computes ‖x‖; None if a compiled program is better."""
+    """Computes ‖x‖ of a train by NumPy, on the host; None if a compiled program is better."""
     found = _overlap(x, x, "norm")
     if found is None:
         return None
@@ -120,7 +120,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
-    """Computes Σ conj(x_i) y_i as mantissa and exponent; None if a compiled program is better."""
+    """Computes Σ conj(x_i) y_i of host trains as mantissa and exponent, or None to compile it."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
     if not is_hosted(cores, dtype):
@@ -135,7 +135,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
 
 
 def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications of an inner product."""
+    """Counts the multiplications of an inner product of trains on the host."""
     return sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)
@@ -143,7 +143,7 @@ def _work(x: TT, y: TT) -> float:
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Computes the overlap of trains with cores near one, and the exponent taken out."""
+    """Computes the inner product of host trains with cores near one, and its exponent."""
     low, high = 2.0**-_TAME, 2.0**_TAME
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0

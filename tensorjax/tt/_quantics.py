@@ -35,41 +35,41 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def dims(self) -> int:
-        """Number of dimensions."""
+        """Number of dimensions of the quantics grid."""
         return len(self.low)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes of the tensor: ``base``, dims·bits times."""
+        """Mode sizes of a tensor on the quantics grid: ``base``, dims·bits times."""
         return (self.base,) * (self.dims * self.bits)
 
     @property
     def points(self) -> int:
-        """Number of points a dimension, base^bits."""
+        """Number of points a dimension of the quantics grid, base^bits."""
         return self.base**self.bits
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Distances of neighbouring points, one a dimension."""
+        """Distances of neighbouring points of the quantics grid, one a dimension."""
         steps = self.points - 1 if self.endpoint else self.points
         return tuple((b - a) / steps for a, b in zip(self.low, self.high, strict=True))
 
     def index(self, digits: Any) -> np.ndarray:
-        """Converts digits (…, dims·bits) to grid indices (…, dims); see `quantics_to_index`."""
+        """Converts quantics digits (…, dims·bits) to grid indices; see `quantics_to_index`."""
         return quantics_to_index(
             digits, dims=self.dims, base=self.base, interleaved=self.interleaved
         )
 
     def digits(self, index: Any) -> np.ndarray:
-        """Converts grid indices (…, dims) to digits (…, dims·bits); see `index_to_quantics`."""
+        """Converts grid indices (…, dims) to quantics digits; see `index_to_quantics`."""
         return index_to_quantics(index, self.bits, base=self.base, interleaved=self.interleaved)
 
     def coordinates(self, digits: Any) -> np.ndarray:
-        """Converts digits (…, dims·bits) to coordinates (…, dims)."""
+        """Converts quantics digits (…, dims·bits) to coordinates (…, dims)."""
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
     def nearest(self, x: Any) -> np.ndarray:
-        """Returns digits (…, dims·bits) of the grid points nearest to x (…, dims)."""
+        """Returns digits (…, dims·bits) of the quantics grid's points nearest to x."""
         steps = (np.asarray(x, float) - np.asarray(self.low)) / np.asarray(self.spacing)
         return self.digits(np.clip(np.rint(steps), 0, self.points - 1).astype(np.int64))
 
@@ -83,7 +83,7 @@ def quantics_grid(
     interleaved: bool = True,
     endpoint: bool = False,
 ) -> QuanticsGrid:
-    """Builds a uniform grid of base^bits points in each dimension, for trains over digits.
+    """Builds a quantics grid: base^bits points in each dimension, for trains over digits.
 
     Args:
       low: first point; a number, or one a dimension.
@@ -134,7 +134,7 @@ def quantics_grid(
 def index_to_quantics(
     index: Any, bits: int, *, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
-    """Converts grid indices (…, dims) to digits (…, dims·bits), most significant first.
+    """Converts grid indices (…, dims) to quantics digits, most significant first.
 
     Raises:
       ValueError: an index outside [0, base^bits).
@@ -161,7 +161,7 @@ def index_to_quantics(
 def quantics_to_index(
     digits: Any, *, dims: int = 1, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
-    """Converts digits (…, dims·bits), most significant first, to grid indices (…, dims).
+    """Converts quantics digits (…, dims·bits), most significant first, to grid indices.
 
     Raises:
       ValueError: a last axis that ``dims`` does not divide, or digits outside [0, base).

@@ -20,7 +20,7 @@ _NOISE = 2**23
 
 @placed
 def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
-    """Draws multi-indices i with probability |t_i|² / ‖t‖², independently.
+    """Samples multi-indices i of a train with probability |t_i|² / ‖t‖², independently.
 
     Perfect sampling: one mode after the other from its exact conditional distribution, which a
     right-orthogonal train gives at O(n r²) operations.
@@ -57,7 +57,7 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
 
 
 def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
-    """Draws Gumbel noise (count, n) for every mode, equal to that of `_sample`.
+    """Draws Gumbel noise to sample a train, (count, n) for every mode, equal to `_sample`'s.
 
     As many keys as are split off, the first are the same: a few more draws change none of these.
     """
@@ -71,7 +71,7 @@ def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> dict[int, jax.Array]:
-    """Draws Gumbel noise by mode size, (count, modes of this size, n), to compile few programs."""
+    """Draws Gumbel noise to sample by mode size, (count, modes, n), to compile few programs."""
     keys = jax.vmap(lambda k: jax.random.split(k, len(shape)))(jax.random.split(key, count))
     sizes = np.array(shape)
     return {
@@ -81,7 +81,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 
 
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
-    """Samples as `_sample` does from given noise, by NumPy, on the host: nothing is compiled."""
+    """Samples a train as `_sample` does from given noise, by NumPy, on the host."""
     dtype = linalg.factor_dtype(t.dtype)
     host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
     cores, _ = orthogonal_cores(host, 0)

@@ -150,7 +150,7 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
 @placed
 @jax.jit
 def stream_train(state: Stream) -> TT:
-    """Recovers the sum of all added terms, as a TT of the stream's ranks.
+    """Recovers the streaming sum of all added terms, as a TT of the stream's ranks.
 
     Exact up to roundoff if the sum has at most those ranks, else a few times the best error;
     `round` removes ranks that were not needed.

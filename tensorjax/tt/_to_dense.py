@@ -17,7 +17,7 @@ _TAME = 100
 
 
 def _by_modes(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of the dense array: each axis as its mode, merged ones as the first."""
+    """Returns the sharding of a train's dense array: each axis as its mode, merged as the first."""
     cores = jax.tree.leaves(arguments)
     if cores[0].ndim == 3:
         return [by_axes(out.shape, [[(c, 1)] for c in cores])]
@@ -26,7 +26,7 @@ def _by_modes(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
-    """Returns the dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
+    """Returns a train's dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
     Example:
       >>> from tensorjax import tt
@@ -39,7 +39,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 
 def _is_tame(t: TT | TTMatrix) -> bool:
-    """Whether concrete cores are so near one that no product of them can over- or underflow."""
+    """Whether concrete cores are so near one that the dense array's products stay in range."""
     if not on_host.is_hosted(t):
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
@@ -74,7 +74,7 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
 
 
 def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores to (r_left, ∏ n, r_right), over a power of two if careful.
+    """Multiplies cores towards the dense array, (r_left, ∏ n, r_right), scaled if careful.
 
     Products are then kept near one: those of some cores may leave the range of the dtype where the
     whole does not.

@@ -30,7 +30,7 @@ from tensorjax.tucker._types import (
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
-    """Checks that two tensors have one shape, and converts them to one dtype and kind of core."""
+    """Checks that two Tucker tensors have one shape; brings them to one dtype and kind of core."""
     one("x", x)
     one("y", y)
     if x.shape != y.shape:
@@ -77,7 +77,7 @@ def _to_dense(t: Tucker) -> jax.Array:
 
 @placed
 def add(x: Tucker, y: Tucker) -> Tucker:
-    """Adds x + y exactly; multilinear ranks add, and so do the TT-ranks of train cores.
+    """Adds Tucker tensors exactly; multilinear ranks add, and TT-ranks of train cores too.
 
     The factors stand side by side and are no longer orthonormal; `round` makes them so again and
     lowers the ranks. The sum of dense cores holds ∏ (s_k + t_k) elements.
@@ -109,7 +109,7 @@ def _add(x: Tucker, y: Tucker) -> Tucker:
 
 
 def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
-    """Pads each mode of a core with the given widths of zeros before and after."""
+    """Pads each mode of a Tucker core with the given widths of zeros before and after."""
     if isinstance(core, TT):
         pairs = zip(core.cores, widths, strict=True)
         return TT._unchecked(tuple(zero_padded(c, [(0, 0), w, (0, 0)]) for c, w in pairs))
@@ -137,7 +137,7 @@ def scale(t: Tucker, factor: Any) -> Tucker:
 
 
 def real(t: Tucker) -> Tucker:
-    """Returns the real part exactly; ranks s_k of complex factors double.
+    """Returns the real part of a Tucker tensor exactly; ranks s_k of complex factors double.
 
     With U = A + iB, a mode of the core is read twice, as it is for A and times i for B. A dense
     core holds up to 2^d times as many elements then, and the TT-ranks of a train core double;
@@ -160,7 +160,7 @@ def real(t: Tucker) -> Tucker:
 
 
 def imag(t: Tucker) -> Tucker:
-    """Returns the imaginary part exactly, as `real`; zeros of rank one where ``t`` is real."""
+    """Returns the imaginary part of a Tucker tensor, exact as `real`; zeros where ``t`` is real."""
     kind("t", t)
     return _part(t, True) if jnp.issubdtype(t.dtype, jnp.complexfloating) else 0 * ones_like(t)
 
@@ -187,7 +187,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 @placed
 def ones_like(t: Tucker) -> Tucker:
-    """Returns the tensor of ones, of rank one, with the shape, dtype and kind of core of ``t``."""
+    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and kind of core of t."""
     kind("t", t)
     ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
     core = ones((1,) * t.order, t.dtype)
@@ -198,7 +198,7 @@ def ones_like(t: Tucker) -> Tucker:
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
-    """Zero-pads core and factors to the given multilinear ranks; the tensor stays the same.
+    """Zero-pads a Tucker tensor's core and factors to multilinear ranks; the tensor stays.
 
     Args:
       t: Tucker.
@@ -231,7 +231,7 @@ def pad(
 
 
 def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Checks that ``core_rank`` is given only for a tensor-train core."""
+    """Checks that ``core_rank`` is given only for a Tucker tensor with a train core."""
     if core_rank is not None and not isinstance(t.core, TT):
         raise ValueError(
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
@@ -241,7 +241,7 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
 
 @placed
 def orthogonalize(t: Tucker) -> Tucker:
-    """Orthonormalises the factors; the core then carries the norm.
+    """Orthonormalises the factors of a Tucker tensor; the core then carries the norm.
 
     Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
 

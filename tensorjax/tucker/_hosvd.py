@@ -120,7 +120,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> Tucker:
-    """Decomposes to a tolerance on the host: LAPACK in double precision, no compilation."""
+    """Computes an ST-HOSVD to a tolerance on the host: LAPACK in double precision."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
@@ -137,7 +137,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
 def _ranked(
     x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any
 ) -> Tucker:
-    """Decomposes to given ranks on the host, without compilation."""
+    """Computes an ST-HOSVD to given ranks on the host, without compilation."""
     host = np.asarray(x)
     if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
         host = host.astype(np.float32)
@@ -152,7 +152,7 @@ def _ranked(
 def _in_range(
     x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """Decomposes x, scaled by a power of two if needed; returns x, exponent, factors and core."""
+    """Runs an ST-HOSVD of x, over a power of two if needed; returns x, exponent, factors, core."""
 
     def compress(x: np.ndarray, asked: Asked) -> list[Any]:
         return host_hosvd(x, asked, caps)
@@ -197,7 +197,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses an unfolding (n, m): factor u (n, r), and the transpose of uᴴ a."""
+    """Compresses an unfolding (n, m) in an ST-HOSVD: factor u (n, r), and uᴴ a transposed."""
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
@@ -211,7 +211,7 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
 
 def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses a transposed unfolding b (m, n): factor u (n, r), and the image uᴴ bᵀ."""
+    """Compresses a transposed unfolding b (m, n) in an ST-HOSVD: factor u (n, r), image uᴴ bᵀ."""
     if b.shape[1] > b.shape[0]:
         found = leading(b, asked)
         found = found._replace(basis=found.basis.conj())
@@ -228,7 +228,7 @@ def _fit(basis: Any, a: Any, asked: Asked) -> Any:
 
 
 def _seconds(shape: Sequence[int]) -> float:
-    """Estimates the time of the mode compressions in the order of ``shape``."""
+    """Estimates the time of an ST-HOSVD whose modes are compressed in the order of ``shape``."""
     size, seconds = float(math.prod(shape)), 0.0
     for n in shape:
         side = min(n, size / n)
@@ -239,7 +239,7 @@ def _seconds(shape: Sequence[int]) -> float:
 
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Checks that ``t`` approximates x · 2^exponent to the tolerance."""
+    """Checks that the ST-HOSVD ``t`` approximates x · 2^exponent to the tolerance."""
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)
     core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)

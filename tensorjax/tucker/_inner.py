@@ -24,7 +24,7 @@ _PIECE = 2**25
 
 @placed
 def inner(x: Tucker, y: Tucker) -> jax.Array:
-    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i; intermediates do not overflow.
+    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of Tucker tensors without overflow.
 
     Args:
       x: Tucker; conjugated.
@@ -58,7 +58,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
 
 @placed
 def norm(t: Tucker) -> jax.Array:
-    """Computes the Frobenius norm ‖t‖, accurate to a few eps of the sizes of its terms.
+    """Computes the Frobenius norm ‖t‖ of a Tucker tensor, accurate to a few eps of its terms.
 
     The factors are orthogonalised, and the norm is that of the core: nothing is lost below √eps
     where ``t`` is a difference of nearly equal tensors.
@@ -74,7 +74,7 @@ def norm(t: Tucker) -> jax.Array:
 
 @placed
 def distance(x: Tucker, y: Tucker) -> jax.Array:
-    """Computes the distance ‖x − y‖, accurate to a few eps·(‖x‖ + ‖y‖).
+    """Computes the distance ‖x − y‖ of Tucker tensors, accurate to a few eps·(‖x‖ + ‖y‖).
 
     Args:
       x: Tucker.
@@ -94,7 +94,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _measured(f: Any, *tensors: Tucker) -> jax.Array:
-    """Evaluates f in at least single precision: by NumPy, on the host, if concrete."""
+    """Evaluates a Tucker norm in single precision or better: by NumPy, on the host, if concrete."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if _check.is_traced(tensors):
@@ -128,7 +128,7 @@ def _distance(x: Tucker, y: Tucker) -> Any:
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Scales arrays by one power of two that brings the largest near 1; returns its exponent.
+    """Scales a Tucker tensor's arrays for norms by one power of two; returns its exponent.
 
     Trains stay as they are: their own functions keep them in range.
     """
@@ -140,7 +140,7 @@ def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _length(core: Any, exponent: Any) -> Any:
-    """Computes ‖core‖ · 2^exponent."""
+    """Computes the norm of a Tucker core, ‖core‖ · 2^exponent."""
     if isinstance(core, TT):
         xp = np if linalg.is_host(core.cores[0]) else jnp
         length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])
@@ -152,7 +152,7 @@ def _length(core: Any, exponent: Any) -> Any:
 
 @placed
 def evaluate(t: Tucker, indices: Any) -> jax.Array:
-    """Evaluates entries x[i_1, …, i_d] at a batch of multi-indices.
+    """Evaluates entries x[i_1, …, i_d] of a Tucker tensor at a batch of multi-indices.
 
     Args:
       t: Tucker of order d.

@@ -89,7 +89,7 @@ def round(
 def _padded(
     t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Returns the ranks of the result: the feasible ones, or those that ``t`` was padded to.
+    """Returns the ranks of the rounded Tucker tensor: feasible, or those that ``t`` was padded to.
 
     As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
     """
@@ -107,7 +107,7 @@ def _padded(
 
 
 def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the multilinear ranks, and TT-ranks of a train core, that the shapes allow."""
+    """Returns feasible multilinear ranks of a rounded Tucker tensor, and TT-ranks of its core."""
     sizes = [min(n, s) for n, s in zip(t.shape, t.ranks, strict=True)]
     wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
     if not isinstance(t.core, TT):
@@ -124,7 +124,7 @@ def _fits(t: Tucker, ranks: Sequence[int], bonds: Sequence[int] | None) -> bool:
 
 
 def _dynamic(t: Tucker, tol: float) -> Tucker:
-    """Rounds on the host: LAPACK in double precision, exact ranks, no compilation."""
+    """Rounds a Tucker tensor on the host: LAPACK in double precision, exact ranks."""
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
@@ -165,7 +165,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
-    """Returns the modes' part of an error budget shared evenly by d modes and d − 1 bonds."""
+    """Returns the modes' part of a Tucker rounding's error, shared by d modes and d − 1 bonds."""
     return None if share is None else share * order / (2 * order - 1)
 
 
@@ -195,7 +195,7 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
 
 
 def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
-    """Truncates mode after mode; factors still to come enter by their triangular (QR) parts.
+    """Rounds a dense Tucker core mode after mode; factors to come enter by their QR triangles.
 
     Not in bases of the factors: at factors of lower rank, as after `add`, those have no derivative.
     """

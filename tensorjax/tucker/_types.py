@@ -80,33 +80,33 @@ class Tucker(Summable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes (n_1, …, n_d)."""
+        """Mode sizes (n_1, …, n_d) of the Tucker tensor."""
         return tuple(u.shape[-2] for u in self.factors)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Multilinear ranks (s_1, …, s_d)."""
+        """Multilinear ranks (s_1, …, s_d) of the Tucker tensor."""
         return tuple(u.shape[-1] for u in self.factors)
 
     @property
     def order(self) -> int:
-        """Number of modes d."""
+        """Number of modes d of the Tucker tensor."""
         return len(self.factors)
 
     @property
     def dtype(self) -> Any:
-        """Dtype that arithmetic between core and factors gives."""
+        """Dtype that arithmetic between the Tucker core and factors gives."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
     @property
     def size(self) -> int:
-        """Number of stored elements, core and factors (of one tensor, batch axes left out)."""
+        """Number of stored elements, Tucker core and factors (of one tensor of a batch)."""
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
 
     def astype(self, dtype: Any) -> "Tucker":
-        """Returns the tensor with core and factors cast to ``dtype``.
+        """Returns the Tucker tensor with core and factors cast to ``dtype``.
 
         Raises:
           TypeError: complex arrays and a real dtype, see `tensorjax.tucker.real`; an integer dtype.
@@ -167,13 +167,13 @@ def one(name: str, t: Any) -> None:
 
 
 def unfold(x: Any, k: int) -> Any:
-    """Unfolds an array along mode k: (n_k, ∏ of the rest)."""
+    """Unfolds a Tucker tensor's array along mode k: (n_k, ∏ of the rest)."""
     xp = np if linalg.is_host(x) else jnp
     return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
-    """Multiplies core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode as it is."""
+    """Multiplies a Tucker core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode alone."""
     if isinstance(core, TT):
         pairs = zip(core.cores, matrices, strict=True)
         return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))
@@ -187,20 +187,20 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
 
 
 def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
-    """Orthonormalises the factors by QR; returns the new core and the factors."""
+    """Orthonormalises Tucker factors by QR; returns the new core and the factors."""
     pairs = [linalg.qr(u) for u in t.factors]
     return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
 
 
 def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
-    """Scales all arrays by powers of two to magnitudes near one; returns the total exponent."""
+    """Scales a Tucker tensor's arrays near one by powers of two; returns the total exponent."""
     leaves, structure = jax.tree.flatten(t)
     leaves, exponent = near_one(leaves)
     return jax.tree.unflatten(structure, leaves), exponent
 
 
 def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
-    """Multiplies by 2^exponent: in the core, or in all arrays if the core cannot hold it."""
+    """Multiplies a Tucker tensor by 2^exponent: in the core, or in all arrays if it must."""
     if isinstance(core, TT):
         return Tucker._unchecked(
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
@@ -210,6 +210,6 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def on_host(t: Tucker) -> Tucker:
-    """Copies a tensor to NumPy arrays on the host, in double precision."""
+    """Copies a Tucker tensor to NumPy arrays on the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)

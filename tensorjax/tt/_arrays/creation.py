@@ -17,13 +17,13 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def zeros_like(x: Train) -> Train:
-    """Returns the zero train, TT-ranks one, of the kind, shape and dtype of ``x``."""
+    """Creates the zero train, TT-ranks one, of the kind, shape and dtype of ``x``, as in NumPy."""
     known("x", x)
     return 0 * ones_like(x)
 
 
 def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
-    """Returns the train that is one at a multi-index and zero elsewhere; TT-ranks one.
+    """Creates the one-hot train, one at a multi-index and zero elsewhere; TT-ranks one.
 
     Args:
       shape: mode sizes.
@@ -46,7 +46,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
 
 
 def meshgrid(*vectors: Any) -> list[TT]:
-    """Returns grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
+    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
 
     Args:
       vectors: (n_k,) coordinates along each mode.
@@ -74,7 +74,7 @@ def meshgrid(*vectors: Any) -> list[TT]:
 
 @placed
 def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
-    """Pads modes with zeros before and after, as `numpy.pad`; the ranks stay.
+    """Creates a train with modes padded by zeros before and after, as `numpy.pad`; the ranks stay.
 
     Args:
       t: TT.

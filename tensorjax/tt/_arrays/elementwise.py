@@ -16,7 +16,7 @@ from tensorjax.tt._evaluation.evaluate import evaluate
 def map(
     f: Callable[..., Any], *trains: TT, tol: float, key: jax.Array, **options: Any
 ) -> tuple[TT, CrossInfo]:
-    """Applies f entry by entry to one or more trains, by cross approximation.
+    """Applies f elementwise to one or more trains, entry by entry, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.
@@ -54,7 +54,7 @@ def map(
 
 @placed
 def divide(x: TT, y: TT, *, tol: float, key: jax.Array, **options: Any) -> tuple[TT, CrossInfo]:
-    """Divides trains entry by entry, by cross approximation; no entry of y may be zero.
+    """Divides trains elementwise, by cross approximation; no entry of y may be zero.
 
     Args:
       x: TT.

@@ -120,7 +120,7 @@ def _extremum(t: TT, candidates: int, sign: float) -> Any:
 
 
 def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
-    """Returns ±t over a power of two, right-orthogonal, in double precision, of norm near one.
+    """Returns ±t for the search of extrema: right-orthogonal, double, over a power of two.
 
     Then what is multiplied out from the left is no smaller than the entries that come of it.
     """
@@ -134,7 +134,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to a train, in double precision whatever JAX has."""
+    """Adds a constant to a train before its extrema are searched, in double precision always."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -148,7 +148,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches for entries of largest magnitude, by beam searches from both ends."""
+    """Searches a train for entries of largest magnitude (extrema), by beams from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -156,7 +156,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Builds multi-indices from the left, and keeps the ``width`` of largest remaining norm."""
+    """Builds candidates for the extrema, index by index; keeps the ``width`` of largest norm."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -182,7 +182,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Improves the best candidates by mode-wise ascent; returns the best entry found."""
+    """Improves the best candidates for an extremum by mode-wise ascent; returns the best entry."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())
@@ -192,7 +192,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Returns a local maximum: changing a single index does not enlarge the entry."""
+    """Climbs to a local maximum of the entries: changing a single index does not enlarge it."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

@@ -22,7 +22,7 @@ _WHOLE = slice(None)
 
 @placed
 def item(t: TT, key: Any) -> Any:
-    """Returns t[key], as NumPy's indexing: a TT; a scalar where all keys are integers.
+    """Indexes a train, t[key], as NumPy does: a TT; a scalar where all keys are integers.
 
     Args:
       t: TT of order d.
@@ -60,7 +60,7 @@ def item(t: TT, key: Any) -> Any:
 
 @placed
 def matrix_item(a: TTMatrix, key: Any) -> Any:
-    """Returns a[rows, columns] of a TT-matrix: entries, rows, columns and blocks.
+    """Indexes a TT-matrix, a[rows, columns]: entries, rows, columns and blocks.
 
     Args:
       a: TTMatrix.
@@ -105,7 +105,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
 
 
 def _expanded(key: Any, order: int, what: str) -> list[Any]:
-    """Expands a key: one entry for every mode, the Ellipsis replaced, None for new modes."""
+    """Expands an index key: one entry for every mode, the Ellipsis replaced, None for new modes."""
     keys = key if isinstance(key, tuple) else (key,)
     dots = [n for n, k in enumerate(keys) if k is Ellipsis]
     given = sum(k is not None and k is not Ellipsis for k in keys)
@@ -119,7 +119,7 @@ def _expanded(key: Any, order: int, what: str) -> list[Any]:
 
 
 def _check_vectors(keys: Sequence[Any]) -> None:
-    """Checks the keys: at most one vector, and integers only beside it."""
+    """Checks the index keys: at most one vector of indices, and integers only beside it."""
     for k in keys:
         if not (k is None or isinstance(k, slice) or _is_integer(k) or _is_vector(k)):
             what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__
@@ -166,13 +166,13 @@ def _is_vector(k: Any) -> bool:
 
 
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
-    """Returns the cores, as NumPy arrays where nothing needs to be compiled."""
+    """Returns the cores to index, as NumPy arrays where nothing needs to be compiled."""
     moving = [k for k in keys if not isinstance(k, slice)]
     return [np.asarray(c) for c in t.cores] if is_hosted(t, moving) else list(t.cores)
 
 
 def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
-    """Takes the slices of a core that a key selects; an integer leaves a mode of size one."""
+    """Takes the slices of a core that an index key selects; an integer leaves a mode of size 1."""
     if isinstance(key, slice):
         out = core[(_WHOLE,) * axis + (key,)]
         if out.shape[axis] == 0:
@@ -203,7 +203,7 @@ def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:
-    """Builds a train of cores and contracts its modes ``gone``, which are of size one."""
+    """Builds the indexed train and contracts its modes ``gone``, which are of size one."""
     t = TT._unchecked(tuple(cores))
     if not gone:
         return TT._unchecked(tuple(map(jnp.asarray, cores)))
@@ -212,7 +212,7 @@ def _without(cores: list[Any], gone: Sequence[int]) -> Any:
 
 
 def _side(key: Any, shape: tuple[int, ...], what: str) -> list[Any]:
-    """Returns one integer or slice per mode, for the rows or the columns."""
+    """Returns one index, integer or slice, per mode, for the rows or the columns of a TT-matrix."""
     if (isinstance(key, slice) and key == _WHOLE) or key is Ellipsis:
         return [_WHOLE] * len(shape)
     if isinstance(key, tuple):

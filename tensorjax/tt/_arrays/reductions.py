@@ -28,7 +28,7 @@ Axis = int | Sequence[int] | None
 
 @placed
 def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
-    """Sums all entries, to a scalar, or over some modes, to a TT, as `numpy.sum`.
+    """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
@@ -54,7 +54,7 @@ def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
 
 @placed
 def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
-    """Averages all entries, to a scalar, or over some modes, to a TT, as `numpy.mean`.
+    """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
@@ -78,7 +78,9 @@ def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
 
 @placed
 def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
-    """Computes the variance, mean of |x − mean|², over all entries or some modes, as `numpy.var`.
+    """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.
+
+    Follows `numpy.var`.
 
     Args:
       t: TT, or TTMatrix with ``axis`` None.
@@ -110,7 +112,7 @@ def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
 
 @placed
 def cumsum(t: TT, axis: int) -> TT:
-    """Computes cumulative sums along one mode, exactly, as `numpy.cumsum`; the ranks stay.
+    """Computes cumulative sums of a train along one mode, exactly, as `numpy.cumsum`.
 
     Args:
       t: TT.
@@ -128,7 +130,7 @@ def cumsum(t: TT, axis: int) -> TT:
 
 @placed
 def mode_product(t: TT, matrix: Any, mode: int) -> TT:
-    """Multiplies one mode by a matrix, Σ_j matrix[i, j] x[…, j, …], exactly; the ranks stay.
+    """Contracts one mode of a train with a matrix, Σ_j matrix[i, j] x[…, j, …]; the ranks stay.
 
     Args:
       t: TT.
@@ -208,7 +210,7 @@ def trace(a: TTMatrix) -> jax.Array:
 
 @placed
 def diagonal(a: TTMatrix) -> TT:
-    """Returns the diagonal of a square TT-matrix, as a TT of its row modes; the ranks stay.
+    """Returns the diagonal of a square TT-matrix, as a TT of its row modes, as in NumPy.
 
     Raises:
       ValueError: row and column modes differ.
@@ -228,7 +230,7 @@ def diagonal(a: TTMatrix) -> TT:
 
 @placed
 def diagonal_matrix(t: TT) -> TTMatrix:
-    """Returns the diagonal TT-matrix with the entries of a train; the ranks stay.
+    """Returns the diagonal TT-matrix with the entries of a train, as `numpy.diag`; the ranks stay.
 
     Example:
       >>> from tensorjax import tt
@@ -243,7 +245,7 @@ def diagonal_matrix(t: TT) -> TTMatrix:
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
-    """Returns the modes of an axis argument, in ascending order."""
+    """Returns the modes to reduce, from an axis argument, in ascending order."""
     if axis is None:
         return list(range(order))
     given = [axis] if isinstance(axis, int | np.integer) else list(axis)
@@ -262,7 +264,7 @@ def _replaced(t: TT, k: int, core: Any) -> TT:
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
-    """Splits 1/∏ sizes into powers of two, one for each size, and a remaining factor.
+    """Splits 1/∏ sizes, of a mean, into powers of two, one for each size, and a remainder.
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
@@ -274,7 +276,7 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
 
 def _multiplied(t: Train, numbers: Sequence[float]) -> Train:
-    """Multiplies every core by a factor of its own."""
+    """Multiplies every core by a factor of its own, in a mean or a variance."""
     pairs = zip(t.cores, numbers, strict=True)
     return type(t)._unchecked(tuple(c * w for c, w in pairs))
 
@@ -289,7 +291,7 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
 
 
 def _repeated(t: Any, shape: Sequence[int], modes: Sequence[int]) -> TT:
-    """Adds modes to a train, or a scalar, along which it is constant (broadcasting)."""
+    """Repeats a train's mean along the modes averaged over (broadcasting), for the variance."""
     rest = iter(t.cores if isinstance(t, TT) else [])
     cores: list[Any] = []
     for k, n in enumerate(shape):
@@ -304,7 +306,7 @@ def _repeated(t: Any, shape: Sequence[int], modes: Sequence[int]) -> TT:
 
 
 def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
-    """Returns the contracted modes of both trains, pair by pair, from the axes argument."""
+    """Returns the modes that `tensordot` sums over in both trains, pair by pair, from axes."""
     if isinstance(axes, int | np.integer):
         count = _check.integer("axes", axes, low=0, high=min(x.order, y.order))
         left, right = list(range(x.order - count, x.order)), list(range(count))
@@ -323,7 +325,7 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _joined(x: TT, y: TT, count: int) -> Any:
-    """Contracts the last ``count`` modes of x with the first ones of y, in the same order."""
+    """Contracts the last ``count`` modes of x with the first ones of y, for `tensordot`."""
     first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
     last = list(y.cores[count:])
     bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
@@ -337,7 +339,7 @@ def _joined(x: TT, y: TT, count: int) -> Any:
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts all modes of two chains: a matrix of x's first and y's last bond, as (m, e).
+    """Contracts all modes of two chains in `tensordot`: a matrix of two outer bonds, as (m, e).
 
     The smaller one of these two bonds is carried along.
     """

@@ -141,7 +141,7 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int]) -> list[Any]:
-    """Permutes modes in a compiled program: exactly, or with all ranks bounded."""
+    """Permutes the modes of a train in a compiled program: exactly, or with all ranks bounded."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if rank is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -153,7 +153,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int
 
 @placed
 def reverse(t: Train) -> Train:
-    """Reverses the order of modes, exactly: cores in reverse, each transposed.
+    """Reverses the order of a train's modes, exactly: cores in reverse, each transposed.
 
     Args:
       t: TT or TTMatrix.
@@ -188,7 +188,7 @@ def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
 
 
 def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
-    """Returns the shape with −1 replaced by the size that is missing."""
+    """Returns the new shape of a reshape, with −1 replaced by the size that is missing."""
     asked = [shape] if isinstance(shape, int | np.integer) else list(shape)
     total = math.prod(given)
     if asked.count(-1) == 1:
@@ -200,7 +200,7 @@ def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
-    """Yields the steps of a reshape: "merge" the next core, "split" off a mode, or "emit".
+    """Yields a reshape's steps: "merge" the next core, "split" off a mode, or "emit".
 
     A mode is split off the current core if its sizes divide; else the next core is merged into it.
     """
@@ -250,14 +250,14 @@ def _restructured(
 
 
 def _merged(a: Any, b: Any) -> Any:
-    """Merges two neighbouring cores: rows with rows, columns with columns."""
+    """Merges two neighbouring cores in a reshape: rows with rows, columns with columns."""
     (r, m, n, _), (_, p, q, s) = a.shape, b.shape
     both = linalg.matmul(tall(a), b.reshape(len(b), -1)).reshape(r, m, n, p, q, s)
     return both.transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
 
 
 def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
-    """Splits the leading mode off a core; returns its core and the remaining one."""
+    """Splits the leading mode off a core in a reshape; returns its core and the remaining one."""
     (r, rows, columns, s), (m, n) = core.shape, pair
     parts = core.reshape(r, m, rows // m, n, columns // n, s).transpose(0, 1, 3, 2, 4, 5)
     left, right = cut(parts.reshape(r * m * n, -1))
@@ -265,13 +265,13 @@ def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
-    """Orthogonalises a core by QR, and moves its norm into the following one."""
+    """Orthogonalises a core of a reshape by QR, and moves its norm into the following one."""
     q, r = linalg.qr(tall(core))
     return q.reshape(*core.shape[:3], -1), absorb(r, following)
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """Factors a matrix exactly, without arithmetic: the identity on the shorter side."""
+    """Splits a core's matrix exactly in a reshape: the identity on the shorter side."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
@@ -295,14 +295,14 @@ class _Truncation(NamedTuple):
 
 
 def _relative(t: TT | TTMatrix, tol: float | None) -> float:
-    """Returns the relative error to truncate at: ``tol``, or a few times roundoff."""
+    """Returns the tolerance of the truncations in a reshape: tol, or a few times roundoff."""
     if tol is not None:
         return _check.tolerance(tol, t.dtype)
     return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
 
 
 def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
-    """Returns host cores of folded modes orthogonal around a centre, an exponent, the norm."""
+    """Prepares a train for reshapes: cores orthogonal around a centre, an exponent, the norm."""
     _check.finite("t", t)
     flat = [np.asarray(c).reshape(len(c), -1, c.shape[-1]) for c in t.cores]
     cores, exponent = orthogonal_cores(TT._unchecked(tuple(flat)), center)
@@ -315,7 +315,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """Builds a TT or TTMatrix of cores that have row and column modes."""
+    """Builds the reshaped or permuted TT or TTMatrix of cores with row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(map(jnp.asarray, cores)))
@@ -329,7 +329,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Yields places k at which neighbours k, k + 1 are swapped (insertion sort)."""
+    """Yields the swaps of neighbouring modes k, k + 1 that make a permutation (insertion sort)."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)
@@ -340,7 +340,7 @@ def _swaps(order: Sequence[int]) -> Iterator[int]:
 def _swapped(
     cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any], centred: bool = True
 ) -> list[Any]:
-    """Swaps neighbouring modes in turn, each truncated with the norm in the swapped pair."""
+    """Permutes by swaps of neighbouring modes, each truncated with the norm in that pair."""
     center = swaps[0]
     for k in swaps:
         center = center if centred else k

@@ -27,7 +27,7 @@ class Samples(NamedTuple):
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
-    """Sorts samples by every mode."""
+    """Sorts the samples of a completion by every mode, for the least squares of ALS."""
     rows = []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")
@@ -37,7 +37,7 @@ def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Sa
 
 
 def entries(cores: Cores, seen: Samples) -> np.ndarray:
-    """Evaluates a train at the samples."""
+    """Evaluates a train at the samples of a completion by ALS."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
         left = _through(left, core.transpose(1, 0, 2), rows)
@@ -91,7 +91,7 @@ def _right_orthogonal(cores: Cores) -> Cores:
 
 
 def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Multiplies each sample's vector by the core's slice at its index."""
+    """Multiplies each sample's vector by the core's slice at its index, on an ALS sweep."""
     out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
     for matrix, at in zip(slices, rows, strict=True):
         out[at] = vectors[at] @ matrix
@@ -101,7 +101,7 @@ def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) ->
 def _solved(
     left: np.ndarray, right: np.ndarray, seen: Samples, k: int, weight: float
 ) -> np.ndarray:
-    """Solves for core k by regularised least squares, slice by slice."""
+    """Solves for core k in an ALS sweep by regularised least squares, slice by slice."""
     a, b = left.shape[1], right.shape[1]
     slices = []
     for at in seen.rows[k]:

@@ -208,7 +208,7 @@ class _Data:
         self.unseen = als.samples(where[rest], given[rest], self.shape)
 
     def start(self, x0: TT | None, ranks: Sequence[int]) -> Cores:
-        """Returns the initial cores: x0 in units of the samples, or random ones."""
+        """Returns the initial cores of a completion: x0 in units of the samples, or random ones."""
         if x0 is None:
             return self.random(ranks)
         single("x0", x0, TT)
@@ -237,7 +237,7 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """Error by which fits are compared: on held-out samples; without any, on fitted ones."""
+        """Error by which completions are compared: on held-out samples, or else on fitted ones."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
@@ -252,7 +252,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Iterates at fixed ranks; returns the best iterate and why the iteration ended."""
+        """Completes at fixed ranks; returns the best iterate and why the iteration ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -288,7 +288,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Raises the ranks bond by bond, or all at once, while the held-out error falls."""
+        """Raises ranks in a completion, by bonds or all at once, while held-out error falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0
@@ -308,7 +308,7 @@ class _Work:
         return best, status
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads cores to higher ranks with small random entries."""
+        """Pads the cores of a completion to higher ranks with small random entries."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -321,7 +321,7 @@ class _Work:
 
 
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Yields iterates of Riemannian conjugate gradients with a linearised exact step."""
+    """Completes by Riemannian conjugate gradients with a linearised exact step; yields iterates."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
     direction, past = None, None
     while True:

@@ -186,7 +186,7 @@ def cross(
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
-    """Returns the part of the error's standard error that held-out entries cannot show."""
+    """Returns the part of a cross's standard error that held-out entries cannot show."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.estimate.bound <= search.tol
     )
@@ -257,7 +257,7 @@ def _generator(key: Any) -> np.random.Generator:
 
 
 def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """Checks the grid and returns its coordinates as the zero-padded rows of one array."""
+    """Checks the grid of a cross; returns coordinates as the zero-padded rows of one array."""
     arrays = [np.asarray(g) for g in grid]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -283,7 +283,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
 
 
 def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """Checks the given pivots and returns them as rows of non-negative multi-indices."""
+    """Checks the pivots given to `cross` and returns them as rows of non-negative multi-indices."""
     if value is None:
         return None
     rows = np.asarray(value)
@@ -331,7 +331,7 @@ class _Dtype:
         _check.tolerance(tol, self.value)
 
     def check_range(self, *, at_end: bool = False) -> None:
-        """Raises if the largest value of f overflows in the dtype; or at the end, if it underflows.
+        """Raises if a cross's largest |f| overflows the dtype; at the end, if it underflows.
 
         JAX takes numbers that are not normal ones for zero.
         """
@@ -346,7 +346,7 @@ class _Dtype:
             )
 
     def finish(self, cores: Cores) -> Cores:
-        """Casts cores to the result's dtype and back to double, so that errors include the cast."""
+        """Casts a cross's cores to the result's dtype and back, so that errors include it."""
         self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
@@ -354,7 +354,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """Casts cores to the result's dtype, in the scale of f."""
+        """Casts the cores of a cross to the result's dtype, in the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))
@@ -364,7 +364,7 @@ class _Dtype:
 def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
-    """Rounds the train found within ``tol`` and to ``max_rank``; returns it with its error."""
+    """Rounds the train that `cross` found to ``tol`` and ``max_rank``; returns its error too."""
     estimate = search.estimate
     if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
         estimate = search.held.estimate(search.cores)

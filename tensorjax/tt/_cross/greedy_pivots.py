@@ -38,7 +38,7 @@ class Sets:
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Starts with rank one: the fibres through one entry (d,), which must not be zero."""
+        """Starts with one pivot per bond: fibres through one entry (d,), which must not be zero."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of f at the first pivot."""
+        """Absolute value of f at the first greedy pivot."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """Returns the multi-index of the largest entry on the fibres, for a train of rank one."""
+        """Returns the multi-index of the largest entry on the pivots' fibres, for rank one."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -70,13 +70,13 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Returns the cores (r_k, n_k, r_{k+1}) of the interpolating train."""
+        """Builds the cores (r_k, n_k, r_{k+1}) of the train that interpolates at the pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches the block of bond k for large residuals, and adds these entries as pivots.
+        """Searches the block of bond k for large residuals, and adds these as greedy pivots.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -151,7 +151,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Returns the rows of a block: left set k × mode k, r n multi-indices."""
+        """Returns the rows to seek pivots in: left set k × mode k, r n multi-indices of a block."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -159,7 +159,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Returns the columns of a block: mode k × right set k + 1, n r multi-indices."""
+        """Returns the columns to seek pivots in: mode k × right set k + 1, n r multi-indices."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -167,7 +167,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """Returns the block of bond k, rows and columns of earlier pivots marked as not free."""
+        """Returns the block of bond k to seek pivots in; lines of earlier ones are not free."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -178,7 +178,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Locates right multi-indices from `offer` among the columns (n r, d − k) of the block."""
+        """Locates right multi-indices offered as pivots among the block's columns (n r, d − k)."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -190,7 +190,7 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the two matrices whose product interpolates the block of bond k."""
+        """Returns the two matrices whose product interpolates the block of bond k at its pivots."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
@@ -214,7 +214,7 @@ class Sets:
         before: np.ndarray,
         after: np.ndarray,
     ) -> None:
-        """Adds pivots at bond k.
+        """Adds greedy pivots at bond k to the nested index sets.
 
         Args:
           k: bond.
@@ -236,7 +236,7 @@ class Sets:
 
 
 def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
-    """Evaluates all fibres through an entry, (1, n_k, 1) each: one index varies at a time."""
+    """Evaluates all fibres through a pivot, (1, n_k, 1) each: one index varies at a time."""
     cuts = np.cumsum([0, *oracle.shape])
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
@@ -246,7 +246,7 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Finds a local maximum of |f|, the largest entry of all fibres through it, mode by mode."""
+    """Climbs to a pivot, a local maximum of |f|: the largest on all fibres through it, by modes."""
     best = -1.0
     point = point.copy()
     while True:
@@ -285,17 +285,17 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Returns the residual at entries (i, j), before any cross is added."""
+        """Returns the residual at entries (i, j), before the cross of any pivot is added."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates the residual at entries (i, j) by the last cross; zero in its row and column."""
+        """Updates the residual at entries (i, j) by the last pivot's cross; zero in its lines."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j (forward) or in row i, unless its residual is only roundoff."""
+        """Adds a greedy pivot in column j (forward) or row i, unless its residual is roundoff."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -314,12 +314,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Bounds the roundoff of the residual at one entry."""
+        """Bounds the roundoff of the residual at one entry, a candidate for a pivot."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns column j of the tensor and of the residual."""
+        """Returns column j of the tensor and of the residual after the pivots so far."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -327,7 +327,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row i of the tensor and of the residual."""
+        """Returns row i of the tensor and of the residual after the pivots so far."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:
@@ -336,13 +336,13 @@ class _Block:
 
 
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
-    """Returns F P⁻¹ with P the picked rows of F: through a QR of F, for P is ill-conditioned."""
+    """Returns F P⁻¹ with P the pivot rows of F: through a QR of F, for P is ill-conditioned."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
     return divided(q, q[picked]).reshape(fibres.shape)
 
 
 def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns q R⁻¹ for the square matrix R of some rows of q; by least squares if R is singular.
+    """Returns q R⁻¹ for the square matrix R of q's pivot rows; by least squares if R is singular.
 
     Example:
       >>> import numpy as np
@@ -360,7 +360,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns the distinct rows that are not among the known ones."""
+    """Returns the distinct rows of multi-indices that are not among the known pivots."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])

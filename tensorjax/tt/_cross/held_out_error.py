@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Upper bound of the error: two standard errors above the estimate."""
+        """Upper bound of the held-out error: two standard errors above the estimate."""
         return self.error + 2 * self.std
 
 
@@ -91,7 +91,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Evaluates all entries of the tensor; the error is exact from then on."""
+        """Holds out all entries of the tensor: evaluates them; the error is exact from then on."""
         index = self._every()
         self.values = self._oracle.points(index)
         self.index, self.all, self.uniform = index, True, len(index)
@@ -99,7 +99,7 @@ class HeldOut:
         self._weigh()
 
     def extend(self, count: int) -> None:
-        """Adds uniformly random entries of the whole tensor."""
+        """Adds uniformly random entries of the whole tensor to the held-out ones."""
         index = self._draw(count)
         values, u = self._oracle.points(index), self.uniform
         self.index = np.concatenate([self.index[:u], index, self.index[u:]])
@@ -108,7 +108,7 @@ class HeldOut:
         self._weigh()
 
     def replace(self, places: np.ndarray) -> None:
-        """Draws new random entries for those that became pivots; drops drawn ones that did."""
+        """Draws new held-out entries for those that became pivots; drops drawn ones that did."""
         if self.all:
             return
         inside = places[places < self.uniform]
@@ -120,18 +120,18 @@ class HeldOut:
         self._weigh()
 
     def reread(self) -> None:
-        """Fetches the values of the random entries again, after their scale has changed."""
+        """Fetches the values of the held-out random entries again, after a change of scale."""
         self.index = self.index[: self.uniform]
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
 
     def renew(self) -> None:
-        """Replaces all random entries by new ones."""
+        """Replaces all random held-out entries by new ones."""
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
-        """Draws entries from the train if the present ones miss what it holds.
+        """Draws held-out entries from the train if the present ones miss what it holds.
 
         Returns:
           Whether the entries are others now.
@@ -142,7 +142,7 @@ class HeldOut:
         return self.mix(cores)
 
     def mix(self, cores: Cores) -> bool:
-        """Draws entries from the train, half as many as random ones, in place of earlier draws."""
+        """Draws held-out entries from the train, half as many as random ones, for earlier draws."""
         source = _Source(cores)
         asked = min(1 + self.uniform // 2, _DRAWN)
         count = int(min(asked, self._oracle.left // 4))
@@ -157,7 +157,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Computes the importance weights, 1 / (random entries + drawn ones · their density)."""
+        """Computes held-out entries' weights, 1 / (random ones + drawn ones · their density)."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -166,7 +166,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the terms w |f|² and the |f|², each over its maximum, and the largest term."""
+        """Returns w |f|², |f|² of held-out entries, over their maxima, and the largest term."""
         right = _squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -177,22 +177,22 @@ class HeldOut:
 
     @property
     def plain(self) -> bool:
-        """Whether all entries are uniformly random, none drawn from a train."""
+        """Whether all held-out entries are uniformly random, none drawn from a train."""
         return self._source is None
 
     @property
     def enough(self) -> float:
-        """Number of entries that must carry the norm of f; with fewer, others are drawn."""
+        """Number of held-out entries that must carry f's norm; with fewer, others are drawn."""
         return min(TELLING, self.uniform / 2)
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to be piecewise constant: few distinct values, or one at most entries."""
+        """Whether f seems to jump at held-out entries: few values, or one at most of them."""
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
     def unseen(self, *, elsewhere: bool) -> float:
-        """Returns the standard error of a train that is exact at all entries seen, if f jumps.
+        """Returns the standard error of a train exact at all held-out entries, if f jumps.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -208,18 +208,18 @@ class HeldOut:
 
     @property
     def share(self) -> float:
-        """Fraction of all entries that carries the norm of f: (mean |f|²)² / mean |f|⁴."""
+        """Fraction of entries that carries f's norm, by held-out ones: (mean |f|²)² / mean |f|⁴."""
         terms, right, largest = self._terms()
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
     def missing(self) -> float:
-        """Number of random entries still needed to meet another part of f that is as small."""
+        """Number of held-out entries still needed to meet another part of f that is as small."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
-        """Whether the norm of the train agrees with that of f, estimated from the entries."""
+        """Whether the norm of the train agrees with that of f, by the held-out entries."""
         right = _squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))
@@ -233,13 +233,13 @@ class HeldOut:
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
-        """Returns the squared errors of the first ``count`` entries or of all."""
+        """Returns the squared errors of the first ``count`` held-out entries or of all."""
         wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
 
     def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Returns entries (m, d) that share indices with pivots or with samples of the train.
+        """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
         right set: the sets hold the rare indices on which f depends in some way of its own, as
@@ -267,18 +267,18 @@ class HeldOut:
         return np.where(one, np.where(d == mode[:, None], random, drawn), out)
 
     def not_zero(self, count: int) -> np.ndarray:
-        """Returns at most ``count`` random entries where f is not zero, with their component."""
+        """Returns at most ``count`` held-out entries where f is not zero, with their component."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Returns the errors of a train at entries (m, d) of known values."""
+        """Returns a train's errors at entries (m, d) of known values, held out or not."""
         return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """Estimates the error, from a quarter of the entries if that is far above the tolerance."""
+        """Estimates the error from a quarter of the held-out entries if it is far too large."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -287,7 +287,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """Estimates √(Σ w |error|² / Σ w |f|²), its standard error by the delta method."""
+        """Estimates the held-out error √(Σ w |error|² / Σ w |f|²) and its standard error."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)
@@ -315,7 +315,7 @@ def _squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a train at multi-indices (m, d): all components, (m, 1) or (m, components)."""
+    """Evaluates a train at held-out multi-indices: all components, (m, 1) or (m, components)."""
     v = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=False):
         v = _times_rows(v, core, i)
@@ -323,7 +323,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Returns v[m] @ core[:, i[m]] for all m: one by one, or by groups of equal i if cheaper."""
+    """Computes v[m] @ core[:, i[m]] at held-out entries m: one by one, or by groups of equal i."""
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
     if len(v) * slices[0].size < _GATHERED * len(slices):
         return np.matmul(v[:, None], slices[i])[:, 0]
@@ -351,7 +351,7 @@ class _Source:
         self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws at most ``count`` multi-indices, mode by mode from the conditional distributions.
+        """Draws at most ``count`` held-out entries, mode by mode by conditional distributions.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
@@ -371,6 +371,6 @@ class _Source:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of the probability of multi-indices (m, d), all components."""
+        """Returns the log probability of held-out multi-indices (m, d), all components."""
         with np.errstate(divide="ignore"):
             return np.log(_squares(entries(self._cores, index)))

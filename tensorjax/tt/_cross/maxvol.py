@@ -9,7 +9,7 @@ _MAX_SWAPS = 100
 
 
 def maxvol(matrix: np.ndarray, *, growth: float = 1.05) -> np.ndarray:
-    """Finds rows of a tall matrix whose square submatrix has nearly the largest |determinant|.
+    """Finds rows of a tall matrix whose square submatrix has nearly the largest volume |det|.
 
     Args:
       matrix: (m, r), m ≥ r, of full column rank.
@@ -51,7 +51,7 @@ def _pivot_rows(matrix: np.ndarray) -> np.ndarray:
 
 
 def right_sets(cores: Cores) -> list[np.ndarray]:
-    """Finds right multi-indices (r_k, d − k) for the bonds k = 1 … d − 1 of a train on the host.
+    """Finds right index sets (r_k, d − k) by maxvol for the bonds 1 … d − 1 of a host train.
 
     From right to left, each set within mode k × the set after it. A bond of rank above what its
     cores span gives some multi-indices that the others determine already.

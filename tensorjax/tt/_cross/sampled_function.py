@@ -94,7 +94,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates the first multi-indices (m, d), and finds the number of components."""
+        """Samples the function at the first multi-indices (m, d); finds how many components."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -103,20 +103,20 @@ class Oracle:
 
     @property
     def left(self) -> float:
-        """Number of evaluations that the budget still allows."""
+        """Number of samples of the function that the budget still allows."""
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Evaluates multi-indices (m, d): all components, (m, 1) or (m, components)."""
+        """Samples the function at multi-indices: all components, (m, 1) or (m, components)."""
         rows = self._find(self.part(index, 0).keys, lambda p: index[p])
         return self._values[rows]  # only now: finding may have moved them
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Returns indices (m, k) of the modes from ``first`` on as a `Part`."""
+        """Returns indices (m, k) of the modes from ``first`` on as a `Part` of sampled entries."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the m entries whose indices are ``left[p]`` followed by ``right[p]``."""
+        """Samples the function at the m entries of indices ``left[p]`` before ``right[p]``."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -125,7 +125,7 @@ class Oracle:
         return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Evaluates the matrix of entries ``left[a]`` followed by ``right[b]``, for all a and b."""
+        """Samples the function on the matrix of entries ``left[a]``, ``right[b]``, all a and b."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -141,7 +141,7 @@ class Oracle:
         return self._values[rows, component if self._components else 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the entries' places in the cache, and evaluates those that are missing.
+        """Returns the sampled entries' places in the cache; samples those that are missing.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -191,7 +191,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Evaluates new entries; also returns whether the earlier ones were rescaled."""
+        """Calls the function at new entries; also returns whether earlier samples were rescaled."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -211,7 +211,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _piece(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates one batch: values (m, 1) or (m, components) in double precision."""
+        """Samples the function at one batch: (m, 1) or (m, components), double precision."""
         out = self._raw(points)
         values = np.asarray(out)
         if values.dtype.kind not in "biufc":
@@ -256,7 +256,7 @@ class Oracle:
         return self._eager(points) if self.evaluations else self._first(points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Evaluates the first batch, and finds whether the function is one of JAX."""
+        """Samples the first batch, and finds whether the function is one of JAX."""
         head = self._eager(points if self._vectorized else points[:1])
         self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
@@ -293,7 +293,7 @@ class Oracle:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `jax.vmap` of f, cached, so that `jax.jit` finds what it compiled for f before."""
+    """Returns `jax.vmap` of the sampled function, cached, so that `jax.jit` compiles it once."""
     return jax.vmap(f)
 
 
@@ -309,7 +309,7 @@ def _bucket(count: int) -> int:
 
 
 def _widened(values: np.ndarray) -> np.ndarray:
-    """Casts half precisions that NumPy does not know to float32."""
+    """Casts samples of a function in half precisions that NumPy does not know to float32."""
     try:
         return values.astype(np.float32)
     except (TypeError, ValueError):

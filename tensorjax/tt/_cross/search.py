@@ -132,7 +132,7 @@ class Search:
                 return self._out_of_budget()
 
     def _settle(self) -> None:
-        """Measures the error of a train that did not converge, at entries never used as pivots."""
+        """Measures the error of a search that did not converge, at entries never used as pivots."""
         if self._biased:
             self._biased = False
             self.held.renew()
@@ -155,7 +155,7 @@ class Search:
         return self._whole() if status in ("stalled", "unseen") and self._small else status
 
     def _look(self) -> None:
-        """Evaluates the given pivots; while f is zero everywhere, more and more random entries."""
+        """Starts the search at given pivots; while f is zero, at more and more random entries."""
         if self._pivots is not None:
             self._oracle.points(self._pivots)
         most = self._options.most_random
@@ -166,7 +166,7 @@ class Search:
 
     @property
     def _one_read(self) -> bool:
-        """Whether one read covers the tensor: all entries are held out, or there is one mode."""
+        """Whether one read ends the search: all entries are held out, or there is one mode."""
         return self.held.all or self.held.index.shape[1] == 1
 
     @property
@@ -176,7 +176,7 @@ class Search:
         return self.held.size <= most
 
     def _whole(self) -> Status:
-        """Reads all entries and factors them by TT-SVD."""
+        """Reads all entries in place of a search and factors them by TT-SVD."""
         self.held.read_all()
         values = self.held.values.reshape(self._oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -202,14 +202,14 @@ class Search:
         return "budget"
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant train: one value, or one for each component."""
+        """Returns the cores of a constant for the search: one value, or one for each component."""
         ones = [np.ones((1, n, 1)) for n in self._oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant train of the mean, for a budget that ends before the first cross."""
+        """Returns the constant train of the mean, for a search that ends before any cross."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self._finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)
@@ -220,7 +220,7 @@ class Search:
         return self._finish(self._constant_cores(0.0 * mean)), Estimate(1.0, 0.0)
 
     def _start(self) -> Sets:
-        """Builds index sets of rank one through a large entry; adds pivots given and from x0."""
+        """Starts the search with index sets of rank one at a large entry; adds pivots from x0."""
         oracle = self._oracle
         offers = [] if self._x0 is None else right_sets(self._x0)
         point = self._larger(oracle.peak, offers)
@@ -243,7 +243,7 @@ class Search:
         return sets
 
     def _offer(self, sets: Sets, points: np.ndarray, values: np.ndarray, threshold: float) -> int:
-        """Adds pivots from entries (m, d) with all their components; returns their number."""
+        """Adds the search's finds (m, d), all components, as pivots; returns their number."""
         if len(self._oracle.shape) > points.shape[1]:
             component = np.abs(values).argmax(axis=1)
             points = np.concatenate([points, component[:, None]], axis=1)
@@ -254,7 +254,7 @@ class Search:
         return added
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns the point, or a larger entry on fibres of mode 0 through the index set of x0."""
+        """Returns a search's start, or a larger entry on fibres of mode 0 through x0's set."""
         if not offers:
             return point
         oracle = self._oracle
@@ -265,13 +265,13 @@ class Search:
         return np.concatenate([first[i], others[j]])
 
     def _floor(self) -> float:
-        """Returns the level of roundoff in the values of f."""
+        """Returns the level of roundoff in the values of f, as the search of pivots needs it."""
         values = float(np.finfo(self._oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self._oracle.largest
 
     def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
-        """Estimates the error of the present train, and keeps it if it is the best so far."""
+        """Estimates the error of the search's present train; keeps it if it is the best."""
         cores = self._finish(sets.cores())
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -313,7 +313,7 @@ class Search:
         return "max_sweeps"
 
     def _verdict(self, sets: Sets, level: float) -> Status | None:
-        """Rules out, as far as it can, large errors that may escape the held-out entries.
+        """Searches for large errors that may escape the held-out entries, as far as it can.
 
         Returns:
           "converged"; None if the search should go on; "unseen" if no random entries that could be
@@ -348,7 +348,7 @@ class Search:
         return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
 
     def _unbiased(self, sets: Sets) -> bool:
-        """Whether the error stays below the tolerance at entirely new held-out entries.
+        """Whether the search's error stays below tolerance at entirely new held-out entries.
 
         Wrong ones were taken out, and those that are left are right more often than others.
         """
@@ -357,7 +357,7 @@ class Search:
         return self._holds(sets)
 
     def _more(self, sets: Sets) -> bool:
-        """Whether the error stays below the tolerance at more random and newly drawn entries."""
+        """Whether the search's error stays below tolerance at more held-out entries."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
         if held.size <= max(
@@ -371,7 +371,7 @@ class Search:
         return self._holds(sets)
 
     def _found_wrong(self, sets: Sets, cores: Cores, points: np.ndarray) -> bool:
-        """Whether the train is wrong at some of the entries (m, d); adds those as pivots."""
+        """Searches the entries (m, d) for errors of the train; adds wrong ones as pivots."""
         points = points[: int(min(len(points), self._oracle.left))]
         if not len(points):
             return False
@@ -385,7 +385,7 @@ class Search:
         return worst.size > 0
 
     def _tops(self) -> np.ndarray:
-        """Returns local maxima (m, d) of |f|, by mode-wise ascent from random non-zero entries."""
+        """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""
         oracle, modes = self._oracle, self.held.index.shape[1]
         climb = 2 * sum(oracle.shape)  # at least
         count = np.clip(self._options.most_random // climb, _LEAST_CLIMBS, _CLIMBS)
@@ -394,7 +394,7 @@ class Search:
         return np.array(tops, np.int64).reshape(len(tops), modes)
 
     def _met(self, sets: Sets) -> Status | None:
-        """Adds random entries until they would meet another part of f as small as the one found."""
+        """Adds held-out entries until the search would meet another part of f as small as this."""
         held = self.held
         while held.missing > 0:
             more = min(held.missing, self._options.most_random - held.uniform, self._oracle.left)
@@ -406,7 +406,7 @@ class Search:
         return "converged"
 
     def _holds(self, sets: Sets) -> bool:
-        """Whether the error is below the tolerance at held-out entries that have changed."""
+        """Whether the search's error is below tolerance at changed held-out entries."""
         self.estimate = UNKNOWN
         return self._measure(sets).bound <= self._options.tol
 
@@ -419,7 +419,7 @@ class Search:
         return bool(self._options.callback(told))
 
     def _offer_wrong(self, sets: Sets, level: float) -> int:
-        """Adds pivots at the held-out entries with the largest errors, where blocks show none."""
+        """Adds held-out entries of largest error as pivots, where sweeps find none."""
         hidden = _HIDDEN * max(level, self._threshold)
         wrong = self.held.errors(self._finish(sets.cores()))
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
@@ -438,7 +438,7 @@ class Search:
         return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
-        """Lowers the residual threshold: steeply, more so after few pivots, gently near the end."""
+        """Lowers the search's residual threshold: steeply after few pivots, gently near the end."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self._threshold
         if not added:

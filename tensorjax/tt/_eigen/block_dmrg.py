@@ -36,12 +36,12 @@ class Block(NamedTuple):
     values: Array
 
     def state(self, j: int) -> Cores:
-        """Returns the cores of state j."""
+        """Returns the cores of state j of block DMRG."""
         return [self.centres[j], *self.chain.cores[1:]]
 
 
 def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Block:
-    """Draws a block of random states in the bases of ``chain``.
+    """Draws a block of random states for block DMRG, in the bases of ``chain``.
 
     There may be more of them than the centre has room for: a sweep makes them orthonormal.
     """
@@ -51,7 +51,7 @@ def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Blo
 
 
 def joined(trains: Sequence[Cores]) -> Cores:
-    """Adds trains exactly: block-diagonal cores, TT-ranks add."""
+    """Adds trains exactly, to start block DMRG in their joint bases: block-diagonal cores."""
     first, *middle, last = zip(*trains, strict=True)
     out = [np.concatenate(first, axis=2)]
     for cores in middle:
@@ -64,7 +64,7 @@ def joined(trains: Sequence[Cores]) -> Cores:
 
 
 def sweep(block: Block, rule: Rule) -> Block:
-    """Sweeps the block once from left to right; returns it mirrored, ready for the sweep back.
+    """Sweeps block DMRG once from left to right; returns the block mirrored, for the way back.
 
     As `dmrg.sweep`, but every local problem is solved for as many vectors as there are states, and
     bases are cut by the sum of the states' energies.
@@ -96,7 +96,7 @@ def sweep(block: Block, rule: Rule) -> Block:
 
 
 def _split(thetas: Array, rule: Rule) -> tuple[Array, Array]:
-    """Splits states into a shared isometry (r n, s) and one remainder for each, (b, s, …)."""
+    """Splits block DMRG's states into a shared isometry (r n, s) and remainders, (b, s, …)."""
     count, rows = len(thetas), thetas.shape[1] * thetas.shape[2]
     states = thetas.reshape(count, rows, -1)
     # States as further columns: the basis that is best for all of them together (Dolgov et al.).

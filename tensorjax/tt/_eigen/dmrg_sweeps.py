@@ -63,7 +63,7 @@ class Pass(NamedTuple):
 def prepared(
     operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
 ) -> Chain:
-    """Prepares a chain from any cores: right-orthogonal, of norm one, with all interfaces."""
+    """Prepares a chain for DMRG sweeps: right-orthogonal, of norm one, with all interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
         q, r = linalg.qr(linalg.adjoint(wide(out[k])))
@@ -81,12 +81,15 @@ def prepared(
 
 
 def mirrored(cores: Sequence[Array]) -> list[Array]:
-    """Reverses a train or TT-matrix: cores from right to left, their bonds exchanged."""
+    """Reverses a train or TT-matrix for the DMRG sweep back: cores from right to left.
+
+    The two bonds of every core are exchanged.
+    """
     return [np.ascontiguousarray(np.swapaxes(c, 0, -1)) for c in reversed(cores)]
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects the found states on a local space; one row for each, None without any."""
+    """Projects the found states on a DMRG sweep's local space; one row each, None without any."""
     if not chain.found:
         return None
     rows = []
@@ -102,7 +105,7 @@ def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
 
 
 def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
-    """Sweeps once from left to right; returns the chain mirrored, ready for the sweep back."""
+    """Sweeps DMRG once from left to right; returns the chain mirrored, ready for the sweep back."""
     cores, operator = list(chain.cores), chain.operator
     lefts = [interfaces.edge(cores[0])]
     overlaps = [[interfaces.edge(cores[0], operator=False)] for _ in chain.found]
@@ -138,7 +141,7 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
 def reversed_chain(
     chain: Chain, cores: list[Array], lefts: list[Array], overlaps: list[list[Array]]
 ) -> Chain:
-    """Mirrors a chain after a sweep: its left interfaces become the right ones."""
+    """Mirrors a chain after a DMRG sweep: its left interfaces become the right ones."""
     return Chain(
         mirrored(chain.operator),
         mirrored(cores),
@@ -154,7 +157,7 @@ def pair(a: Array, b: Array) -> Array:
 
 
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
-    """Splits a local tensor: isometry, remainder, energy discarded, whether the rank cap cut."""
+    """Splits a DMRG sweep's local tensor: isometry, remainder, energy lost, whether capped."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
     if rule.share == 0:  # all of the bond stays, directions without weight included
         return *linalg.qr(matrix), 0.0, False
@@ -170,7 +173,7 @@ def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
 def _directions(
     left: Array, chain: Chain, cores: list[Array], k: int, u: Array, solved: Solved, rule: Rule,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Returns columns orthonormal to u that widen the bond (subspace expansion).
+    """Returns columns orthonormal to u that widen the bond in a DMRG sweep (subspace expansion).
 
     With two sites they are from the next eigenvectors of the local problem: where the lowest one is
     a local minimum, those lead out of it. With one site they are from what A makes of the state
@@ -200,7 +203,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Projects out the found states and normalises; returns the chain and its Rayleigh quotient.
+    """Settles a chain after DMRG sweeps: found states out, norm one; returns λ (Rayleigh) too.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.
@@ -224,7 +227,7 @@ def _centre_shadows(chain: Chain) -> Array | None:
 
 
 def overlap(chain: Chain) -> float:
-    """Returns the largest overlap |⟨found|state⟩| with the found states."""
+    """Returns the largest overlap |⟨found|state⟩| of a DMRG state with the found states."""
     rows = _centre_shadows(chain)
     if rows is None:
         return 0.0
@@ -232,7 +235,7 @@ def overlap(chain: Chain) -> float:
 
 
 def share_found(chain: Chain) -> float:
-    """Returns Σ |⟨found|state⟩|², which is one for a state in the span of the found ones."""
+    """Returns Σ |⟨found|state⟩|² of a DMRG state: one if it is in the span of the found ones."""
     rows = _centre_shadows(chain)
     return (
         0.0 if rows is None else float(linalg.energy(rows.conj() @ chain.cores[0].reshape(-1, 1)))
@@ -240,7 +243,7 @@ def share_found(chain: Chain) -> float:
 
 
 def residual(chain: Chain, value: float) -> float:
-    """Computes ‖A x − λ x‖ of a settled state: by Gram matrices, or by QR if those are too coarse.
+    """Computes ‖A x − λ x‖ of a settled DMRG state, by Gram matrices, or QR if too coarse.
 
     x is right-orthogonal, so that the residual falls into orthogonal parts: at site k the rows of
     the local image that are orthogonal to those of x, times A x on the left of it.
@@ -252,7 +255,7 @@ def residual(chain: Chain, value: float) -> float:
 
 
 def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[float, float]:
-    """Computes ‖A x − λ x‖² and its roundoff, by Gram matrices (``squared``) or by QR."""
+    """Computes a DMRG state's ‖A x − λ x‖², with roundoff, by Gram matrices or by QR."""
     centre, kind = chain.cores[0], chain.cores[0].dtype
     local = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])
     total = float(np.linalg.norm(local(centre) - value * centre)) ** 2

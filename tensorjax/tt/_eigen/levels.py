@@ -64,7 +64,7 @@ class Levels(NamedTuple):
 
 
 def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
-    """Finds the k lowest eigenpairs; by a dense eigensolver where the space is small."""
+    """Finds the k lowest levels (eigenpairs); by a dense eigensolver where the space is small."""
     size = math.prod(search.shape)
     fits = max(rank_bounds(search.shape), default=1) <= search.limit
     if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
@@ -90,12 +90,12 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the pair that DMRG finds from a train given by the user."""
+        """Adds the level that DMRG finds from a train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds a pair, from a random start if it is the first, from a state of a block if not."""
+        """Adds a level, from a random start if it is the first, from a state of a block if not."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -122,7 +122,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """Runs one search, with the pairs found deflated; ``known``: the start is a good one.
+        """Runs one search for a level, pairs found deflated; ``known``: the start is good.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """
@@ -134,14 +134,14 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """Finds at most ``count`` low states orthogonal to the found pairs, by block DMRG."""
+        """Finds at most ``count`` states of low levels, outside those found, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
         return [states.state(j) for j in range(min(count, len(states.centres)))]
 
     def _crossed(self) -> Cores | None:
-        """Finds a low state outside the found pairs, by block DMRG in their joint bases.
+        """Finds a missed low level outside the found pairs, by block DMRG in their bases.
 
         Levels often differ by a stretch of the chain: what is left of it in one state found, and
         right of it, joins what another one has between. Random starts seldom hold such a state.
@@ -158,7 +158,7 @@ class _Finder:
         return None
 
     def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
-        """Runs block DMRG on ``count`` random states in the bases of a chain."""
+        """Runs block DMRG for ``count`` levels from random states in the bases of a chain."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
@@ -169,11 +169,11 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Deflation shift, 2 ‖A‖₂ as far as known: it lifts found pairs above all others."""
+        """Deflation shift, 2 ‖A‖₂ as far as known: it lifts found levels above all others."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """Searches for a pair below the highest one; returns it, or None, and the check made."""
+        """Searches for a level below the highest one; returns it, or None, and the check made."""
         slack = max(*(p.bound for p in self.pairs), _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
         most = _VECTORS_OF_ONE if self.k == 1 else _VECTORS
@@ -190,7 +190,7 @@ class _Finder:
         return self._below(self._block_states(1)[0], highest, "searched")
 
     def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
-        """Refines a start; returns its pair if that is lower than ``highest``, else None."""
+        """Refines a start; returns its level if that is lower than ``highest``, else None."""
         for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
             pair = self._searched(start, tol, known=True, least=least, above=highest)
             # An eigenvalue is no further from the quotient than the residual.
@@ -202,7 +202,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """Searches for a state below ``level`` outside the found pairs, by Lanczos on vectors."""
+        """Searches for a missed state below ``level``, by Lanczos on vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])
@@ -220,7 +220,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of a train as a vector."""
+    """Returns all entries of a level's train as a vector."""
     out = cores[0]
     for c in cores[1:]:
         out = np.tensordot(out, c, 1)
@@ -228,7 +228,7 @@ def _vector(cores: Cores) -> np.ndarray:
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
-    """Returns left-orthogonal cores of a vector, up to a share of its squared norm (TT-SVD)."""
+    """Returns a level's vector as left-orthogonal cores, up to a share of its energy (TT-SVD)."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
         matrix = cores[-1].reshape(-1, cores[-1].shape[2])
@@ -240,7 +240,7 @@ def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Co
 
 
 def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """Computes the k lowest pairs by a dense eigensolver."""
+    """Computes the k lowest levels by a dense eigensolver."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
     w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())

@@ -67,7 +67,7 @@ class Local:
         return t
 
     def dense(self) -> Array:
-        """Returns the local operator as a matrix."""
+        """Returns the operator of the local eigenproblem as a matrix."""
         left, sites, right = self.parts
         t = left.swapaxes(1, 2)
         for a in sites:
@@ -146,12 +146,15 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """Projects rows on the orthogonal complement of an orthonormal basis."""
+    """Projects rows of a local problem on the orthogonal complement of an orthonormal basis."""
     return rows - (rows @ basis.conj().T) @ basis
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Lanczos with full reorthogonalisation: eigenvalues, vectors as rows, first residual."""
+    """Solves a local problem by Lanczos: eigenvalues, vectors as rows, first residual.
+
+    Reorthogonalises fully.
+    """
     steps = min(rule.steps, x.size)
     basis = np.empty((steps, x.size), x.dtype)
     t, residuals = np.zeros((steps, steps)), []

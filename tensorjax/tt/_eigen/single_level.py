@@ -74,12 +74,15 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked: tol · ``scale``, or roundoff for ‖A‖₂ = ``spread``."""
+        """Returns the residual asked of one eigenpair: tol · ``scale``, or roundoff.
+
+        The roundoff is that for ‖A‖₂ = ``spread``.
+        """
         floor = 10 * len(self.operator) ** 0.5 * linalg.epsilon(self.dtype)
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """Returns the largest residual that counts as converged.
+        """Returns the largest residual at which the eigenpair counts as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -88,7 +91,7 @@ class Search(NamedTuple):
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
-    """Returns a core on the host in double precision, complex if ``dtype`` is."""
+    """Returns a core of the eigenpair on the host in double precision, complex if ``dtype`` is."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     return np.asarray(core).astype(wide, copy=False)
 
@@ -109,7 +112,7 @@ def random_cores(search: Search) -> Cores:
 def one_pair(
     search: Search, course: "Course", start: Cores, given: bool, found: list[Pair]
 ) -> Pair:
-    """Runs DMRG sweeps until the residual is small enough, or stops falling."""
+    """Searches one eigenpair by DMRG sweeps until its residual is small, or stops falling."""
     others = [p.cores for p in found]
     chain = dmrg.prepared(search.operator, start, others, course.shift)
     if given:
@@ -168,7 +171,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
-        """Measures the start, so that the first sweep does not truncate a good one."""
+        """Measures the start of the search for one eigenpair, so that no sweep spoils it."""
         start, self.value = dmrg.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg.residual(start, self.value)
@@ -181,16 +184,16 @@ class Course:
 
     @property
     def fixed(self) -> bool:
-        """Whether the ranks stay as they are."""
+        """Whether the ranks stay as they are in this search for one eigenpair."""
         return self.search.sites == 1 and self.expand == 0
 
     @property
     def hopeful(self) -> bool:
-        """Whether the estimated residual is small enough for the true one to be measured."""
+        """Whether the eigenpair's estimated residual is small enough to measure the true one."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
-        """Chooses the options of the next sweep."""
+        """Chooses the options of the next DMRG sweep in the search for one eigenpair."""
         s = self.search
         bonds = len(s.operator) - 1
         share, goal = 1e-2, math.inf
@@ -212,7 +215,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
-        """Records the report of a sweep, and decides whether to go on."""
+        """Records the report of a DMRG sweep, and decides whether the search goes on."""
         settled = abs(self.value - seen.value) <= self.asked
         self.sweeps += 1
         if seen.gradient > 0.5 * self.previous and not seen.capped:
@@ -240,7 +243,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records the measured residual, and decides whether the search has converged."""
+        """Records the eigenpair's measured residual; decides whether the search has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:
@@ -250,7 +253,7 @@ class Course:
 
 
 def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
-    """Rounds a pair to the result's dtype, measures its residual and sets its status."""
+    """Rounds one eigenpair to the result's dtype, measures its residual and sets its status."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
     chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
     apart = dmrg.overlap(chain) <= _APART

@@ -28,7 +28,7 @@ _END_TABLE, _TABLE = 2**22, 2**17
 
 @placed
 def evaluate(t: TT, indices: Any) -> jax.Array:
-    """Evaluates entries x[i_1, …, i_d] at a batch of multi-indices.
+    """Evaluates train entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:
       t: TT of order d.
@@ -99,7 +99,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
 
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
-    """Chooses which neighbouring cores to multiply into tables, for a batch of that size.
+    """Chooses which neighbouring cores to multiply into tables, to evaluate a batch of that size.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache.
     """
@@ -134,7 +134,7 @@ def _grouped(
 
 
 def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores into one, (r, ∏ n, s), over 2^e; returns it and e."""
+    """Multiplies neighbouring cores into a table to evaluate, (r, ∏ n, s), over 2^e, and e."""
     out, exponent = cores[0], 0
     for core in cores[1:]:
         out, e = linalg.normalized(out)

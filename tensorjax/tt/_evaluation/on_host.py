@@ -36,7 +36,7 @@ _calls = FirstCalls()
 
 
 def is_hosted(*arguments: Any) -> bool:
-    """Whether all arrays are concrete, each in the memory of one CPU, so that NumPy can serve."""
+    """Whether NumPy can evaluate: all arrays are concrete, each in the memory of one CPU."""
     leaves = jax.tree.leaves(arguments)
     if _is_alone():
         return not any(isinstance(x, Tracer) for x in leaves)
@@ -44,7 +44,7 @@ def is_hosted(*arguments: Any) -> bool:
 
 
 def pays(t: TT, indices: np.ndarray) -> bool:
-    """Whether NumPy serves a batch best: high ranks, or a shape seen only a few times so far.
+    """Whether NumPy evaluates a batch best: high ranks, or a shape seen only a few times so far.
 
     A program that is there already is up to four times faster where ranks are low, and takes as
     long to compile as thousands of calls: the first few calls of one kind are not worth it.
@@ -56,13 +56,13 @@ def pays(t: TT, indices: np.ndarray) -> bool:
 
 
 def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
-    """Whether grouping rows by index is faster than one matrix product per row."""
+    """Whether grouping entries to evaluate by index is faster than one product per row."""
     sizes = [c.shape for c in cores]
     return any(batch >= _SHARED * n and r * s >= _LARGE for r, n, s in sizes)
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Evaluates multi-indices (batch, d) in range, by tables of the cores a … b−1 of each group.
+    """Evaluates entries at multi-indices (batch, d) on the host, by tables of groups of cores.
 
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
@@ -89,7 +89,7 @@ def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
 
 
 def _near_one(cores: Cores) -> tuple[Cores, int]:
-    """Scales cores that are far from one by powers of two; returns cores and total exponent."""
+    """Scales cores to evaluate that are far from one by powers of two; returns the exponent too."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     for core in cores:
@@ -101,7 +101,7 @@ def _near_one(cores: Cores) -> tuple[Cores, int]:
 
 
 def _product(cores: Cores) -> Any:
-    """Multiplies neighbouring cores into one, (r, ∏ n, s)."""
+    """Multiplies neighbouring cores into one on the host, (r, ∏ n, s), to evaluate entries."""
     out = cores[0]
     for core in cores[1:]:
         out = (tall(out) @ wide(core)).reshape(out.shape[0], -1, core.shape[-1])
@@ -128,7 +128,7 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Merges the indices of several modes into one."""
+    """Merges the indices of several modes into one, to look entries up in a table."""
     row = columns[0]
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i
@@ -136,7 +136,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes v[b] @ table[:, rows[b]] for all b, (batch, r) to (batch, s)."""
+    """Computes v[b] @ table[:, rows[b]] for all entries b to evaluate, (batch, r) to (batch, s)."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -159,7 +159,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes `_times` by one matrix product for each distinct index."""
+    """Computes `_times` on the host by one matrix product for each distinct index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]
@@ -173,7 +173,7 @@ def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndar
 
 
 def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
-    """Contracts modes with vectors: the train of the other modes, or a scalar if none remain.
+    """Contracts modes with vectors on the host: the remaining modes' train, or a scalar if none.
 
     Cores far from contracted modes stay the arrays that they are.
     """
@@ -210,7 +210,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
-    """Multiplies a train by 2^exponent: in one new core, or in all if one could not hold it."""
+    """Multiplies the contracted train by 2^exponent: in a new core, or in all if it overflows."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = linalg.exponents_held(kind)
     new = np.asarray(cores[at]).astype(kind, copy=False)

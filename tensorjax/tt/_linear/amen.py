@@ -46,7 +46,7 @@ class State:
     zb: Cores
 
     def mirrored(self) -> "State":
-        """Mirrors all trains and interfaces, for the pass in the other direction."""
+        """Mirrors all trains and interfaces of AMEn, for the pass in the other direction."""
         return State(
             (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
@@ -54,7 +54,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Copies the lists; the arrays in them are shared, for they are never changed in place."""
+        """Copies the lists of AMEn's state; the arrays in them are shared: they never change."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 
@@ -90,7 +90,7 @@ class Pass:
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
-    """Builds the state with its centre at the first site; x and z must be right-orthogonal."""
+    """Builds AMEn's state with its centre at the first site; x and z must be right-orthogonal."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
     s = State(
@@ -105,7 +105,10 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
 
 
 def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
-    """Runs one pass from left to right, in place: solve, truncate, enrich; ``tol`` is per site."""
+    """Runs one AMEn pass from left to right, in place: solve, truncate, enrich at every site.
+
+    ``tol`` is per site.
+    """
     seen, d = Pass(), len(s.x)
     a = s.a[0]
     for k in range(d):
@@ -128,12 +131,12 @@ def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
 
 
 def _projected(lefts: Array, b: Array, rights: Array) -> Array:
-    """Projects b between two interfaces ⟨y|b⟩: the right-hand side of a local problem."""
+    """Projects b between interfaces ⟨y|b⟩: the right-hand side of AMEn's local problem."""
     return times_right(absorb(lefts, b), rights.T)
 
 
 def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
-    """Solves the local system of one site; returns the old core if that fails."""
+    """Solves AMEn's local system of one site; returns the old core if that fails."""
     x = s.x[k]
     residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
@@ -155,7 +158,10 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """Truncates x = u · carry, u orthonormal, to the least rank that changes B x by at most tol."""
+    """Truncates AMEn's x = u · carry to the least rank that changes B x by at most tol.
+
+    The columns of u are orthonormal.
+    """
     q, r = linalg.qr(tall(x))
     u, sigma, vh = linalg.svd(r)
     u = (q @ u).reshape(*x.shape[:2], -1)
@@ -173,7 +179,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes ‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r: the error of truncating to rank r.
+    """Computes ‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r: AMEn's error of truncating to rank r.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
@@ -188,7 +194,7 @@ def _changes(local: Local, u: Array, carry: Array) -> Array:
 
 
 def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
-    """Adds directions of the residual, approximated by z, to the basis; updates z."""
+    """Enriches AMEn's basis by directions of the residual, approximated by z; updates z."""
     a, b = s.a[0][k], s.b[k]
     x = times_right(u, carry)
     z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
@@ -260,7 +266,7 @@ def _candidates(
     measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
-    """Yields solutions with measured residuals: after a pass without enrichment, and before."""
+    """Yields AMEn's solutions with measured residuals: after a pass unenriched, and before."""
     before = s.x
     sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
     for x in (s.x, before):

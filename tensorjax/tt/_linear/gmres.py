@@ -65,7 +65,7 @@ def _krylov(
     precondition: Callable[[Cores], Cores],
     options: Options,
 ) -> _Cycle:
-    """Runs one GMRES cycle; rounding errors may grow as the residual falls (inexact Krylov)."""
+    """Runs one TT-GMRES cycle; rounding errors may grow as the residual falls (inexact Krylov)."""
     max_rank, restart = options.max_rank, options.restart
     norm = hosted.norm(residual)
     basis = [_scaled(residual, 1 / norm)]
@@ -96,7 +96,7 @@ def _krylov(
 def _updated(
     system: System, x: Cores, cycle: _Cycle, tol: float, max_rank: int | None
 ) -> tuple[Cores, float]:
-    """Adds the cycle's correction to x, rounded as its residual allows; returns that too."""
+    """Adds a TT-GMRES cycle's correction to x, rounded as its residual allows; returns that too."""
     target = max(2 * cycle.residuals[-1], tol)
     terms, weights = [x, *cycle.steps], [1.0, *cycle.weights]
     found: tuple[Cores, float] = (x, math.inf)
@@ -112,7 +112,7 @@ def _updated(
 
 
 def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) -> Cores:
-    """Sums trains with weights, rounded; also on the way, so that ranks stay low."""
+    """Sums the trains of TT-GMRES with weights, rounded on the way too, so that ranks stay low."""
     limit = _PILE * max(len(c) for t in terms for c in t)
     share = tol / len(terms)
     total = _scaled(terms[0], weights[0])

@@ -36,15 +36,15 @@ class Local(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape (r, n, s) of the vectors."""
+        """Shape (r, n, s) of the local system's vectors."""
         return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
 
     def __call__(self, x: Array) -> Array:
-        """Applies the operator to a vector (r, n, s)."""
+        """Applies the local system's operator to a vector (r, n, s)."""
         return apply_one(self.lefts, self.core, self.rights, x)
 
     def dense(self) -> Array:
-        """Returns the operator as a matrix (r n s, r n s)."""
+        """Returns the local system's operator as a matrix (r n s, r n s)."""
         t = np.tensordot(self.lefts, self.core, (1, 0))  # (y, x, m, n, b)
         t = np.tensordot(t, self.rights, (4, 1))  # (y, x, m, n, y', x')
         size = math.prod(self.shape)
@@ -74,7 +74,9 @@ def solve_dense(local: Local, rhs: Array) -> Array:
 
 
 def kronecker(local: Local) -> Apply:
-    """Preconditioner: inverse of the nearest Kronecker sum X ⊕ Y ⊕ Z (in the Frobenius norm).
+    """Preconditioner of a local system: inverse of the nearest Kronecker sum X ⊕ Y ⊕ Z.
+
+    Nearest is meant in the Frobenius norm.
 
     Partial traces give the three terms; fast diagonalisation inverts them. For Laplacians and all
     sums of operators on single modes this is the exact inverse, at the price of a few products.
@@ -107,14 +109,17 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """Applies x, y and z to the three axes of v (z given transposed)."""
+    """Applies x, y and z of a local preconditioner to v's three axes (z given transposed)."""
     r, n, s = v.shape
     t = (v.reshape(-1, s) @ zt).reshape(r, -1)
     return y @ (x @ t).reshape(x.shape[0], n, -1)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """Returns (w, v, v⁻¹) of each matrix; of Hermitian parts, if a v is too ill-conditioned."""
+    """Returns (w, v, v⁻¹) of a local preconditioner's matrices, or of their Hermitian parts.
+
+    The latter if a v is too ill-conditioned.
+    """
     scale = max(np.abs(m).max() for m in matrices)
     if any(np.abs(m - adjoint(m)).max() > 1e-10 * scale for m in matrices):
         out = []
@@ -134,7 +139,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Block Jacobi preconditioner: n × n blocks between equal bond indices, inverted."""
+    """Block Jacobi preconditioner of a local system: n × n blocks of equal bonds, inverted."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     t = np.tensordot(left, core, (0, 0))  # (r, m, n, b)
@@ -158,7 +163,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """Jacobi preconditioner: inverse of the operator's diagonal."""
+    """Jacobi preconditioner of a local system: inverse of the operator's diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)
@@ -190,7 +195,9 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """Runs restarted GMRES, right-preconditioned, to the residual ``tol`` (absolute) if it can.
+    """Solves a local system by restarted GMRES, to the residual ``tol`` (absolute) if it can.
+
+    The preconditioner acts from the right.
 
     Returns:
       Solution, norm of its residual, count of iterations.

@@ -189,7 +189,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the solution without a search, if b is zero or the first guess suffices."""
+    """Returns the solution of A x = b without a search, if b = 0 or the first guess suffices."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):
@@ -268,7 +268,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether solving the normal equations is of no use, or too expensive."""
+    """Whether it is of no use, or too expensive, to solve the normal equations of A x = b."""
     return (
         _capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE
@@ -298,7 +298,7 @@ def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> S
 
 
 def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps a preconditioner TT → TT as a function of cores, its results checked."""
+    """Wraps the solver's preconditioner TT → TT as a function of cores, its results checked."""
 
     def on_cores(x: Cores) -> Cores:
         train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
@@ -317,7 +317,7 @@ def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
 def _diagnosis(
     system: System, out: Outcome, tol: float, cap: int | None, method: str
 ) -> tuple[Any, str]:
-    """Returns status and advice for a solution that misses the tolerance."""
+    """Returns status and advice for a solution of A x = b that misses the tolerance."""
     if out.residual <= tol * system.size:
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":

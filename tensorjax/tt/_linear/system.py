@@ -66,21 +66,21 @@ class System:
         self.x = x
 
     def cores(self, t: TT | TTMatrix) -> Cores:
-        """Copies the cores of a train to the host, in the wide dtype."""
+        """Copies the cores of a train of the system to the host, in the wide dtype."""
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
-        """Computes ‖a x − b‖."""
+        """Computes the residual ‖a x − b‖ of the linear system."""
         return hosted.distance(hosted.product(self.a, x), self.b)
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
-        """Returns the better of x and zero, and its measure."""
+        """Returns the system's first guess, the better of x and zero, and its measure."""
         zero = [0 * c[:1, :, :1] for c in self.b]
         guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """Draws a right-orthogonal random train of the shape of b."""
+        """Draws a right-orthogonal random train of the shape of the system's b."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -90,7 +90,7 @@ class System:
         return hosted.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
-        """Returns the normal equations aᴴ a x = aᴴ b, with x as first guess."""
+        """Returns the normal equations of the system, aᴴ a x = aᴴ b, with x as first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
         out.a = [_times(p, q) for p, q in zip(adjoint, self.a, strict=True)]
@@ -100,7 +100,9 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """Computes ‖Aᴴ r‖ / (‖r‖ · σ), r = b − A x, σ the root mean square singular value of A.
+        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) of the system, σ the root mean square singular value.
+
+        r is the residual b − A x.
 
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
@@ -113,29 +115,29 @@ class System:
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
-        """Estimates the residual that x would have as solution to machine precision."""
+        """Estimates the linear system's residual for x exact to machine precision."""
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * hosted.norm(x)
 
     def _sigma(self) -> float:
-        """Root mean square singular value of a."""
+        """Root mean square singular value of the linear system's matrix a."""
         return hosted.norm([c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a])
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """Rounds b to about ``rank``, right-orthogonal: a first guess as smooth as b."""
+    """Rounds the system's b to about ``rank``, right-orthogonal: a first guess as smooth as b."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return hosted.right_orthogonal(hosted.rounded(b, 1e-3, rank))[0]
 
 
 def _times(p: Any, q: Any) -> Any:
-    """Multiplies two cores of TT-matrices."""
+    """Multiplies two cores of a linear system's TT-matrices."""
     t = np.tensordot(p, q, (2, 1)).transpose(0, 3, 1, 4, 2, 5)
     return t.reshape(t.shape[0] * t.shape[1], *t.shape[2:4], -1)
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """Scales A by 2^−e so that interfaces with x are of size one; returns it and e."""
+    """Scales a system's A by 2^−e so that interfaces with x are of size one; returns it and e."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

@@ -76,7 +76,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 @placed
 def transport(x: TT, xi: TT) -> TT:
-    """Transports a tangent vector of another point to the tangent space at x, by projection.
+    """Transports a tangent vector of the manifold to the tangent space at x, by projection.
 
     Args:
       x: TT, the point to move to.
@@ -171,7 +171,7 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 def retract(
     x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> TT:
-    """Retracts x + ξ to the manifold: a train of low TT-ranks near it.
+    """Retracts x + ξ to the manifold of fixed TT-ranks: a train of low TT-ranks near it.
 
     Args:
       x: TT.
@@ -220,7 +220,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """Rescales the cores near one, so that trains whose parts meet in a sum are balanced."""
+    """Rescales cores near one, so that trains whose parts meet in a tangent sum are balanced."""
     if on_host.is_hosted(t):
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
@@ -236,7 +236,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """Runs one step of projector splitting, left to right, with the increment ξ."""
+    """Retracts x + ξ by one step of projector splitting, left to right."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)
@@ -262,7 +262,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds a·2^p + b·2^q over the larger one's power of two; returns the sum and exponent."""
+    """Adds a·2^p + b·2^q in projections, over the larger one's power of two; returns it too."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

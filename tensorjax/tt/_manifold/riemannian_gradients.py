@@ -44,7 +44,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
 
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
-    """Returns a function that computes P_x ∇f(x), without materialising ∇f(x).
+    """Returns the Riemannian gradient P_x ∇f(x) as a function, without materialising ∇f(x).
 
     Args:
       f: takes a TT first and returns a real scalar; written with JAX, for trains of any ranks.
@@ -196,7 +196,7 @@ def _no_tangent(x: TT) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """Checks that the gradient has the form of a tangent vector at x, and returns it."""
+    """Checks that a Riemannian gradient has the form of a tangent vector at x, and returns it."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

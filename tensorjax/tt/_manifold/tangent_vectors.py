@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns the shardings of a frame and the variations behind it: those of the cores."""
+    """Returns the shardings of a tangent vector's frame and variations: those of the cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -61,7 +61,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """Returns the frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
+    """Returns the tangent space's frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
     left, exponent = orthogonal_cores(x, x.order - 1)
     exponent = settled(exponent)
     *others, last = x.cores
@@ -89,7 +89,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies arrays by 2^exponent; returns them as they are for a static 0."""
+    """Multiplies a tangent vector's arrays by 2^exponent; returns them as they are for static 0."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -101,7 +101,7 @@ def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """Returns the power of two that each core takes, so that variations stay in range.
+    """Returns the power of two that each core of a tangent vector takes, to stay in range.
 
     The variations are 2^exponent δ, with entries of size up to 2^top.
     """
@@ -153,7 +153,7 @@ def _share_of(xi: TT) -> Any:
 
 @placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
 def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
-    """Projects the span of U_k out of the variations (gauge condition), for all k but the last."""
+    """Projects the span of U_k out of a tangent vector's variations (gauge condition), k < d."""
     out = []
     for u, delta in zip(at.left, deltas[:-1], strict=True):
         u, flat = tall(u), tall(delta)
@@ -163,7 +163,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether host cores are so near one that products of them neither over- nor underflow."""
+    """Whether host cores are so near one that a tangent vector's products stay in range."""
     if not on_host.is_hosted(trains):
         return False
     for t in trains:
@@ -182,7 +182,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects z orthogonally on the tangent space of a frame.
+    """Projects z orthogonally on the tangent space of a frame: its tangent vector's variations.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -207,7 +207,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
 
 
 def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Scales cores so that products of neighbours keep their size; returns the exponent too.
+    """Scales cores, for tangent vectors, so that products of neighbours keep their size.
 
     The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
     """
@@ -223,7 +223,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix carried by a sweep near one if asked; updates its exponent."""
+    """Rescales the matrix carried by a tangent projection's sweep near one; updates exponents."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -231,7 +231,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns after which cores a sweep has to rescale the matrix that it carries.
+    """Returns after which cores a tangent projection's sweep rescales the carried matrix.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.
@@ -271,7 +271,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Checks that x is a possible point of the manifold of its ranks; returns it for factoring."""
+    """Checks that x is a possible base point of tangent vectors; returns it for factoring."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

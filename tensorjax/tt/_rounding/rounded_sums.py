@@ -33,7 +33,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of a term."""
+    """Returns the mode sizes of a term of a rounded sum."""
     return [_mode(factors) for factors in term]
 
 
@@ -44,7 +44,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Sketches a bond from the sketch F of the next: Σ_i ω[i, f] core[:, i, :] F[:, f].
+    """Sketches a bond of a rounded sum from the next's sketch F: Σ_i ω[i, f] core[:, i, :] F[:, f].
 
     Args:
       cores: of one mode n.
@@ -67,7 +67,10 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Multiplies W (f, r) by a core: (f, n, s); for two cores, by both, bonds being pairs."""
+    """Multiplies W (f, r) by a term's core in a rounded sum: (f, n, s); by both of a product.
+
+    The bonds of a product are pairs.
+    """
     if len(cores) == 1:
         return dot(w, cores[0], (1, 0))
     first, second = cores
@@ -82,12 +85,12 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the interface at either end of a term: a one."""
+    """Returns the interface at either end of a term of a rounded sum: a one."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Scales the cores of all terms near one; returns terms and binary exponents by mode."""
+    """Scales the cores of a rounded sum's terms near one; returns exponents by mode too."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -100,7 +103,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Sketches the right unfoldings of bonds 0 … d−2, term by term, by one random train.
+    """Sketches a rounded sum's right unfoldings of bonds 0 … d−2, term by term.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -125,7 +128,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Computes the weighted sum of terms, projected on the range of its sketches.
+    """Computes the rounded weighted sum of terms, projected on the range of its sketches.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -164,7 +167,7 @@ def projected(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Sums a·2^e over the largest of the powers; returns the sum and that power's exponent."""
+    """Sums a·2^e of a rounded sum's terms over the largest power; returns its exponent too."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -173,13 +176,13 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales each array near one by a power of two; returns the arrays and the exponents."""
+    """Scales each array of a rounded sum near one by a power of two; returns exponents too."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes right Gram matrices of bonds 0 … d−2 of a weighted sum, and its squared norm.
+    """Computes a rounded sum's right Gram matrices of bonds 0 … d−2, and its squared norm.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """
@@ -202,7 +205,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of all terms' cores, block-diagonal, by a matrix on their right bonds."""
+    """Multiplies slice n of a rounded sum's cores, block-diagonal, by a right-bond matrix."""
     out = []
     start = 0
     for factors in cores:
@@ -260,7 +263,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates ‖sum − train‖ / ‖train‖ by a random train; on the host, for two modes or more.
+    """Estimates what a rounded sum misses, ‖sum − train‖ / ‖train‖, by a random train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

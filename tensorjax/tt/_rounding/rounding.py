@@ -48,7 +48,7 @@ _BUCKET = 16
 
 @placed
 def orthogonalize(t: Train, center: int) -> Train:
-    """Makes a train left-orthogonal left of ``center`` and right-orthogonal right of it.
+    """Orthogonalises a train, as rounding does: left of ``center`` and right of it.
 
     Args:
       t: TT or TTMatrix.
@@ -91,7 +91,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Returns cores orthogonal around ``center``, that one over 2^e; and e.
+    """Returns cores to round, orthogonal around ``center``, that one over 2^e; and e.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
@@ -217,14 +217,14 @@ def _compressed(
 
 
 def _on_host(t: TT, tol: Any) -> bool:
-    """Whether the cores are concrete and in the memory of a CPU."""
+    """Whether to round on the host: the cores are concrete and in the memory of a CPU."""
     return not _check.is_traced(t, tol) and all(
         d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
     )
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the method for static ranks; "auto" is "randomized" where the sketch is narrow."""
+    """Chooses the rounding method for static ranks; "auto" is "randomized" for narrow sketches."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
@@ -255,7 +255,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds to a tolerance by NumPy, on the host: exact ranks, double precision."""
+    """Rounds a train to a tolerance by NumPy, on the host: exact ranks, double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -273,7 +273,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Scales host cores that are far from 1 by powers of two; returns them and the exponent."""
+    """Scales host cores to round, if far from 1, by powers of two; returns the exponent too."""
     with (
         np.errstate(over="ignore"),
         _blas_threads.one_thread(True),
@@ -333,7 +333,7 @@ _random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2, 3))
 
 @_random_round.defjvp
 def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates the exact sweep: random bases have no derivative at deficient ranks.
+    """Differentiates rounding by the exact sweep: random bases have no derivative.
 
     It truncates from right to left too, so that the values agree where the sketch misses nothing.
     """
@@ -358,7 +358,7 @@ def _either_round(
 def _by_sweeps(
     ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
 ) -> list[Any]:
-    """Rounds by the compiled C++ sweeps, for cores of any scale; "svd" needs no sketch."""
+    """Rounds a train by compiled C++, for cores of any scale; "svd" needs no sketch."""
     width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
 
@@ -367,7 +367,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates the exact sweep in XLA, whichever implementation gave the value."""
+    """Differentiates rounding by XLA's exact sweep, whichever gave the value."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ class InaccurateGram(ArithmeticError):
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
-    """Multiplies a train by 2^exponent: the last core, or all if one would over- or underflow."""
+    """Multiplies a train by 2^exponent after the rounding sweeps: in the last core, or in all."""
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
@@ -40,7 +40,7 @@ class RightFactor(NamedTuple):
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Computes right factors of host cores by Gram matrices, and ‖t‖².
+    """Computes right factors for a rounding sweep by Gram matrices of host cores, and ‖t‖².
 
     Raises:
       InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.
@@ -58,7 +58,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
-    """Computes sketched right factors: images of a random train with cores diag(ω_i) H.
+    """Computes sketched right factors for a rounding sweep, by a random train of diag(ω_i) H.
 
     ω_i are the rows of a random matrix for every mode and H is one random orthogonal matrix: each
     step costs one small product more than a Khatri–Rao sketch of as many columns, but mixes them,
@@ -80,7 +80,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
 
 
 def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
-    """Draws the random train of `sketches`: ω (Σn, width) and orthogonal H (width, width)."""
+    """Draws the random train of a sketched rounding sweep: ω (Σn, width), orthogonal H."""
     modes = sum(c.shape[1] for c in cores)
     if width == 0:
         return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
@@ -93,7 +93,7 @@ def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
-    """Projects bond after bond, left to right; all cores but the last become isometries.
+    """Sweeps left to right in rounding, projecting each bond; cores but the last are isometries.
 
     Returns:
       The cores, and the exponent of two by which to scale them back.
@@ -110,7 +110,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Computes uᴴ matrix; on the host corrected for the loss of orthogonality in u.
+    """Computes uᴴ matrix in a rounding sweep; on the host corrected for u's orthogonality.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -119,14 +119,14 @@ def _coordinates(u: Any, matrix: Any) -> Any:
 
 
 def oversampled(ranks: Sequence[int], asked: int | None) -> int:
-    """Returns the extra columns of a sketch: as asked, or at least ten, in full SIMD vectors."""
+    """Returns a rounding sketch's extra columns: as asked, or at least ten, in SIMD vectors."""
     widest = max(ranks, default=1)
     least = -(-(widest + linalg.OVERSAMPLE) // _VECTOR) * _VECTOR - widest
     return least if asked is None else asked
 
 
 def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tuple[Cores, Any]:
-    """Rounds to ``ranks``: a random range finder left to right, then truncation back.
+    """Rounds to ``ranks`` by two sweeps: a random range finder to the right, truncation back.
 
     The first sweep leaves a left-orthogonal train, ``extra`` ranks wider than asked; the second
     takes those off again, bond after bond, by the singular values of the whole unfolding. Returns
@@ -153,7 +153,7 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tu
 
 
 def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) -> Cores:
-    """Truncates a train, left-orthogonal but for its last core, from right to left.
+    """Sweeps back in rounding: truncates a left-orthogonal train from right to left.
 
     Args:
       cores: JAX arrays.
@@ -171,7 +171,7 @@ def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) ->
 
 
 def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
-    """Returns w, q: w @ q is the adjoint of an orthonormal basis of range(matrix @ f)."""
+    """Returns w, q in a sketched sweep: w @ q is the adjoint of a basis of range(matrix @ f)."""
     rows, inner = matrix.shape
     if rows <= f.shape[1]:
         eye = linalg.identity_like(rows, matrix)
@@ -184,7 +184,7 @@ def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Truncates as `truncate_back` by ``cut``; also returns whether a cut was too deep.
+    """Sweeps back like `truncate_back`, by ``cut``; also whether a cut was too deep.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
@@ -212,7 +212,7 @@ def _svd_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
-    """Rounds on the host by Gram matrices; discards at most ``share`` of the energy.
+    """Rounds host cores by Gram-matrix sweeps; discards at most ``share`` of the energy.
 
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
@@ -235,7 +235,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
-    """Returns the leading left subspace of matrix · F that leaves out at most ``tail``.
+    """Returns a rounding sweep's basis: leading left subspace of matrix · F, less ``tail``.
 
     Raises:
       InaccurateGram: roundoff is not small beside ``tail``.
@@ -248,7 +248,7 @@ def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
 
 
 def _spectral_energy(a: Any) -> float:
-    """Estimates ‖a‖_2² by three power iterations: enough to bound roundoff."""
+    """Estimates ‖a‖_2² in a rounding sweep by three power iterations, to bound roundoff."""
     v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
     estimate = 0.0
     for _ in range(3):
@@ -260,7 +260,7 @@ def _spectral_energy(a: Any) -> float:
 
 
 def gram_factor(g: Any) -> RightFactor:
-    """Factors a host Gram matrix by Cholesky, pivoted where C++ serves, else shifted.
+    """Factors a rounding sweep's host Gram matrix by Cholesky, pivoted in C++, else shifted.
 
     Raises:
       InaccurateGram: there is no factor, or the matrix is far from one in size.
@@ -273,7 +273,7 @@ def gram_factor(g: Any) -> RightFactor:
 
 
 def in_reach(energy: Any) -> Any:
-    """Checks that an energy is neither too large nor too small for products; returns it.
+    """Checks that a rounding sweep's energy is in range for products; returns it.
 
     Raises:
       InaccurateGram: it overflows, or is so small that what is left out of it may vanish.
@@ -284,7 +284,7 @@ def in_reach(energy: Any) -> Any:
 
 
 def _cholesky(g: Any, shift: float) -> Any:
-    """Returns the Cholesky factor of a semi-definite matrix, shifted as roundoff requires."""
+    """Returns the Cholesky factor of a sweep's Gram matrix, shifted as roundoff requires."""
     eye = np.eye(len(g), dtype=g.dtype)
     for _ in range(8):
         try:

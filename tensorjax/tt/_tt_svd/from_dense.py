@@ -114,7 +114,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
-    """Decomposes to given ranks on the host, by NumPy; nothing is compiled."""
+    """Decomposes a dense array to given ranks on the host, by NumPy; nothing is compiled."""
     host = np.asarray(x)
     if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
         host = host.astype(np.float32)
@@ -126,7 +126,7 @@ def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method,
 
 
 def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
-    """Decomposes to a tolerance on the host, by LAPACK: exact ranks; nothing is compiled."""
+    """Decomposes a dense array to a tolerance on the host, by LAPACK: exact ranks."""
     if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
         x = x.astype(np.float32)
     bonds = max(x.ndim - 1, 1)
@@ -143,7 +143,7 @@ def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) ->
 def _in_range(
     x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """Runs the TT-SVD, on x over a power of two if its squares over- or underflow.
+    """Runs the TT-SVD, on a dense x over a power of two if its squares over- or underflow.
 
     Returns the array (scaled or not), the exponent, and the cores. Whether squares fit is seen in
     the last core, which has the norm: no pass over the data is spent.
@@ -171,7 +171,7 @@ def _in_range(
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether the train agrees with x · 2^exponent within the relative error ``tol``."""
+    """Whether the TT-SVD's train agrees with the dense x · 2^exponent within ``tol``."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
@@ -183,7 +183,7 @@ def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
 
 
 def _lossless(x: np.ndarray) -> TT:
-    """Returns the exact train of full rank: identity cores around one that holds the data."""
+    """Returns a dense array's exact train of full rank: identities around a core of the data."""
     ranks = (1, *rank_bounds(x.shape), 1)
     cores, middle = [], None
     for k, n in enumerate(x.shape):
@@ -204,7 +204,7 @@ def _energy(x: Any) -> Any:
 
 
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
-    """Computes TT-SVD cores, truncated to ``ranks``, to a ``share`` of the energy, or to both."""
+    """Computes a dense array's TT-SVD, to ``ranks``, to a ``share`` of the energy, or to both."""
     shape = x.shape
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
@@ -237,7 +237,10 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits (r_left, n_1, …, n_j, r_right) into j cores; all but the last are isometries."""
+    """Splits a dense (r_left, n_1, …, n_j, r_right) into j cores by TT-SVD, isometric but for one.
+
+    All but the last core are isometries.
+    """
     cores = []
     left, *modes, right = x.shape
     for n in modes[:-1]:
@@ -251,7 +254,7 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
 
 
 def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
-    """Returns how many leading modes the first cut merges, for the least predicted time."""
+    """Returns how many leading modes a TT-SVD's first cut merges, for the least predicted time."""
     bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
 
     def seconds(lead: int) -> float:
@@ -279,7 +282,7 @@ def matrix_from_dense(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> TTMatrix:
-    """Decomposes a matrix into a TT-matrix, its rows and columns folded into modes (TT-SVD).
+    """Decomposes a dense matrix into a TT-matrix, its rows and columns folded (TT-SVD).
 
     Args:
       w: (∏ m_k, ∏ n_k), floating or complex.

@@ -126,7 +126,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
 
 
 def _next_guess(rank: int, side: int) -> int:
-    """Guesses the rank of the next bond from the last one, with room to spare."""
+    """Guesses the rank of the TT-SVD's next bond on the host, with room to spare."""
     return 2 * rank if rank == side else rank + rank // 4 + 2
 
 
@@ -139,7 +139,7 @@ def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
 
 
 def _group(found: Subspace, modes: tuple[int, ...], bond: int) -> _Group:
-    """Returns a group left uncompressed: its bond needs full rank, so all beyond it do too."""
+    """Returns a group of modes that the host TT-SVD leaves uncompressed: its bond has full rank."""
     return _Group(modes, [], [0.0] * (len(modes) - 1) + [found.discarded], bond)
 
 
@@ -151,7 +151,7 @@ def _split_off(
     caps: Sequence[int] | None,
     right: bool,
 ) -> tuple[_Group, Any]:
-    """Splits a basis of several modes into cores; returns their group and their product."""
+    """Splits a basis of several modes into cores of the host TT-SVD; returns the product too."""
     basis, count = found.basis, len(group.modes)
     rank = basis.shape[1]
     if count == 1:
@@ -183,7 +183,7 @@ def _split_off(
 def _split(
     basis: Any, found: Subspace, asked: Asked, caps: Sequence[int] | None
 ) -> tuple[list[Any], list[float]]:
-    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores whose span holds its columns.
+    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores of the host TT-SVD.
 
     Also returns the energies lost at the bonds; the last includes what the basis had left out.
     """
@@ -216,7 +216,7 @@ def _split(
 
 
 def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[Any]:
-    """Moves the norm to the last core, and truncates the right groups once more on the way.
+    """Moves the norm to the TT-SVD's last core, and truncates the right groups once more.
 
     Their bonds were cut before those on the left had taken their noise off. What was left of the
     energy that they may discard is used now.
@@ -234,7 +234,7 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 
 
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
-    """Factors a ≈ q r with orthonormal q; discards at most an energy of ``spare``."""
+    """Factors a ≈ q r in the host TT-SVD, q orthonormal; discards energy of at most ``spare``."""
     if a.shape[0] <= a.shape[1]:
         q, r = np.eye(len(a), dtype=a.dtype), a
     else:
@@ -246,7 +246,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether the least singular value is surely too large to be discarded."""
+    """Whether the least singular value is surely too large for the TT-SVD to discard."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:
@@ -258,7 +258,7 @@ def _needed(r: Any, spare: float) -> bool:
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
-    """Estimates the rank from sampled columns of an unfolding; None if that would not pay."""
+    """Estimates a TT-SVD's rank from sampled columns of an unfolding; None if not worth it."""
     if caps is not None:
         return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":
@@ -279,14 +279,14 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses the next cut: the cheapest; the first mode of small arrays."""
+    """Chooses the next cut of the host TT-SVD: the cheapest; the first mode of small arrays."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Returns the cut with the least predicted time, looking one further cut ahead."""
+    """Returns the TT-SVD's cut with the least predicted time, looking one further cut ahead."""
     return _best(left, modes, right, guess, ahead=1)[1]
 
 
@@ -313,7 +313,7 @@ def _best(
 def _candidates(
     left: float, modes: Sequence[int], right: float, guess: int
 ) -> list[tuple[_Cut, float]]:
-    """Lists cuts and the lengths of their sides, the other side being no shorter.
+    """Lists cuts of the host TT-SVD and their sides' lengths, the other side no shorter.
 
     A side that is no longer than the rank would stay whole: a pass over the data for nothing.
     """

@@ -30,7 +30,7 @@ _GUESS, _AGAIN = 6, 6e4
 
 
 def serves(x: np.ndarray, asked: Asked) -> bool:
-    """Whether an array is small, and double-precision Gram matrices resolve the error asked."""
+    """Whether an array is small, and Gram matrices resolve the error asked of its TT-SVD."""
     if x.size >= _SMALL or asked.method == "svd" or asked.share is None:
         return False
     return asked.share >= 2 * GRAM_NOISE * _floor(np.result_type(x.dtype, np.float64))
@@ -81,7 +81,7 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
 
 
 def _after(asked: Asked, rank: int, side: int) -> Asked:
-    """Updates the options for the next bond: expected rank, whether full rank is tested.
+    """Updates a small TT-SVD's options for the next bond: expected rank, test for full rank.
 
     Once a bond did not need its full rank, later bonds are not tested for it.
     """
@@ -90,7 +90,7 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
 
 @functools.lru_cache(maxsize=4096)
 def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
-    """Whether splitting off the last mode next is predicted to be faster than the first.
+    """Whether to split the last mode next off a small array, as predicted to be faster.
 
     A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
     it then.
@@ -104,7 +104,7 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
 
 
 def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Returns the leading subspace of rows or columns; the identity if all of it is needed."""
+    """Returns a small unfolding's leading subspace of rows or columns; the identity if all."""
     side = a.shape[right]
     columns = 2 * asked.guess + _MORE if asked.guess else side // 8
     if side >= _SKETCHED and 5 * columns <= side:
