@@ -10,8 +10,9 @@ Example:
 """
 
 from tensorjax._optax import Transformation
-from tensorjax.mera._causal_cone import expectation, inner, norm, sample
-from tensorjax.mera._constructors import random, to_dense, to_tt, wirings
+from tensorjax.mera._causal_cone import expectation
+from tensorjax.mera._constructors import random, wirings
+from tensorjax.mera._inner import inner, norm
 from tensorjax.mera._refine import (
     RefineInfo,
     conjugate_gradient,
@@ -20,6 +21,9 @@ from tensorjax.mera._refine import (
     stiefel,
     tangent,
 )
+from tensorjax.mera._sample import sample
+from tensorjax.mera._to_dense import to_dense
+from tensorjax.mera._to_tt import to_tt
 from tensorjax.mera._types import MERA, Layer, Wiring
 
 __all__ = [

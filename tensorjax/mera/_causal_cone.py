@@ -1,4 +1,4 @@
-"""MERA norms, inner products, causal-cone expectation values, and sampling."""
+"""Local expectation values of MERAs by the causal cone."""
 
 import math
 import numbers
@@ -7,108 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._first_calls import is_hosted
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
-from tensorjax.mera._constructors import to_tt
+from tensorjax.mera._inner import _norm, norm
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-@placed
-def norm(m: MERA) -> jax.Array:
-    """Computes a MERA's norm ‖m‖, that of the top tensor, since all layers are isometric.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import mera
-      >>> print(f"{mera.norm(mera.random(jax.random.key(0), (2,) * 64, 2)):.4f}")
-      1.0000
-    """
-    single("m", m)
-    if is_hosted((m.top,), np.dtype(m.top.dtype)):
-        with np.errstate(all="ignore"):
-            return on_device([np.asarray(_norm(np.asarray(m.top)))])[0]
-    return _norm_of(m.top)
-
-
-def _norm(top: Any) -> Any:
-    scaled, exponent = linalg.normalized(top.reshape(1, -1))
-    return linalg.scaled(linalg.root(linalg.energy(scaled)), exponent)
-
-
 _norm_of = jax.jit(_norm)
-
-
-@placed
-def inner(x: MERA, y: MERA) -> jax.Array:
-    """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two MERAs of one structure.
-
-    Args:
-      x: MERA; conjugated.
-      y: MERA with the sites, blocks and disentanglers of ``x``; top legs may differ in size.
-
-    Raises:
-      ValueError: the structures differ.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import mera
-      >>> x = mera.random(jax.random.key(0), (2,) * 8, 2)
-      >>> print(f"{mera.inner(x, x):.4f}")
-      1.0000
-
-    Both networks are contracted as one. At every cut a leg or two of each layer are open, so the
-    cost grows exponentially with the number of layers, that is, as a power of the length. The path
-    is searched once per structure, which takes seconds from some dozens of sites on.
-    """
-    single("x", x)
-    single("y", y)
-    if x.shape != y.shape or [a.wiring for a in x.layers] != [b.wiring for b in y.layers]:
-        raise ValueError(
-            f"x, y: expected MERAs of one structure, got {x!r} and {y!r}; "
-            "compare others by mera.to_tt and tt.inner"
-        )
-    return _inner(x, y)
-
-
-@jax.jit
-def _inner(x: MERA, y: MERA) -> jax.Array:
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    # All else is isometric: scale is in the tops.
-    (top, p), (other, q) = linalg.normalized(x.top), linalg.normalized(y.top)
-    x, y = MERA._unchecked(x.layers, top), MERA._unchecked(y.layers, other)
-    sites = list(range(x.order))
-    bra = _network(x.astype(dtype), sites, x.order)
-    fresh = 1 + max(max(labels) for _, labels in bra)
-    ket = _network(y.astype(dtype), sites, fresh)
-    # Tensors that meet at the bottom follow each other, from left to right.
-    terms = [(a.conj(), labels) for a, labels in bra] + ket
-    operands = [part for term in terms for part in term]
-    return linalg.scaled(einsum(*operands, [], precision=_HIGHEST), p + q)
-
-
-def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA with axis labels, for norms: sites as given, others ``fresh``."""
-    terms = []
-    below = list(sites)
-    for layer in m.layers:
-        for u, (i, j) in zip(layer.disentanglers, layer.wiring.pairs, strict=True):
-            terms.append((u, [below[i], below[j], fresh, fresh + 1]))
-            below[i], below[j] = fresh, fresh + 1
-            fresh += 2
-        tops = []
-        for w, block in zip(layer.isometries, layer.wiring.blocks, strict=True):
-            terms.append((w, [*(below[i] for i in block), fresh]))
-            tops.append(fresh)
-            fresh += 1
-        below = tops
-    return [*terms, (m.top, below)]
 
 
 @placed
@@ -236,38 +145,3 @@ def _contracted(arrays: Any, labels: Any, conjugated: Any, result: tuple[int, ..
     given = [x.conj() if c else x for x, c in zip(cast, conjugated, strict=True)]
     operands = [part for x, names in zip(given, labels, strict=True) for part in (x, list(names))]
     return einsum(*operands, list(result), precision=_HIGHEST)
-
-
-@placed
-def sample(
-    key: jax.Array,
-    m: MERA,
-    count: int = 1,
-    *,
-    rank: int | None = None,
-) -> jax.Array:
-    """Samples configurations i of a MERA with probability |m_i|² / ‖m‖², independently.
-
-    Perfect sampling from the left to the right of the tensor train of the MERA (`to_tt`): the chain
-    of conditional probabilities, without a Markov chain's burn-in.
-
-    Args:
-      key: `jax.random.key`.
-      m: MERA.
-      count: how many; static.
-      rank: TT-rank to round to; exact if None. Needed beyond some dozens of sites.
-
-    Returns:
-      (count, N) integers.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import mera
-      >>> mera.sample(jax.random.key(1), mera.random(jax.random.key(0), (2,) * 8, 2), 5).shape
-      (5, 8)
-
-    Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B 85,
-    165146 (2012); theirs works inside the cones, for few sites.
-    """
-    t = to_tt(m, rank=rank)
-    return t.namespace.sample(key, t, count)

@@ -16,7 +16,7 @@ from tensorjax._optax import transformation
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.linalg._stiefel import line_search
-from tensorjax.mera._causal_cone import _network
+from tensorjax.mera._inner import _network
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST

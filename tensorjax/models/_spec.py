@@ -7,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tensorjax import _check, _ids
-from tensorjax.parallel import Single
-
 
 class Spec(Protocol):
     """Protocol of layer specifications: `nn.Dense`, `nn.LowRank`, `nn.TT`, `nn.Tucker`, `nn.CP`."""
@@ -63,72 +60,6 @@ def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
             raise ValueError(f"{name}: expected an int of at least {low}, got {value!r}")
         if not isinstance(value, int):
             object.__setattr__(config, name, int(value))
-
-
-def check_ids(
-    name: str, ids: Any, counts: int | tuple[int, ...], ndim: int, *, ignored: bool = False
-) -> jax.Array:
-    """Checks a model's ids: ``ndim`` axes and, if concrete, in [0, count); returns an array.
-
-    Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
-
-    Args:
-      name: of the argument.
-      ids: integers.
-      counts: how many there are, one number or one for each index of the last axis.
-      ndim: number of axes.
-      ignored: whether they are targets, which may be −100.
-    """
-    # Not yet JAX's: it would wrap what 32 bits do not hold.
-    array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
-    if array.ndim != ndim or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(
-            f"{name}: expected integers with {ndim} axes, got {array.dtype} of shape {array.shape}"
-        )
-    if _check.is_traced(array):
-        return jnp.asarray(array)
-    given, high = np.asarray(array), np.asarray(counts)
-    high = high.reshape((1,) * (ndim - high.ndim) + high.shape)
-    wrong = (given < 0) | (given >= high)
-    outside = np.argwhere(wrong & (given != _ids.IGNORED) if ignored else wrong)
-    if len(outside):
-        place = tuple(map(int, outside[0]))
-        most = int(np.broadcast_to(high, given.shape)[place])
-        also = f" or {_ids.IGNORED}" if ignored else ""
-        raise ValueError(
-            f"{name}: expected ids in [0, {most}){also}, got {int(given[place])} at {place}; "
-            "the sizes of the configuration have to cover all ids"
-        )
-    return jnp.asarray(array)
-
-
-def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
-    """Looks up rows of a model's embedding; traced ids outside [0, count) give NaN."""
-    if not _check.is_traced(ids):
-        return layer(ids)  # `check_ids` has seen them
-    ids = _ids.as_int32(ids, count)
-    valid = _ids.inside(ids, count)
-    return _ids.or_nan(layer(jnp.where(valid, ids, 0)), valid)
-
-
-def cross_entropy(
-    logits: jax.Array, targets: jax.Array, weights: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns a model's weighted sum of cross-entropy losses, and the sum of the weights.
-
-    Args:
-      logits: (…, classes).
-      targets: integers (…): −100 counts for none, others outside [0, classes) make the sum NaN.
-      weights: (…), or None for all ones.
-    """
-    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
-    for name, value in (("targets", targets), ("weights", weights)):
-        if value.shape != logits.shape[:-1]:
-            raise ValueError(
-                f"{name}: expected shape {logits.shape[:-1]}, one for every row of logits, got "
-                f"{value.shape}"
-            )
-    return Single().cross_entropy(logits, targets, weights, logits.shape[-1])
 
 
 def with_spread(layer: Any, spread: float) -> Any:

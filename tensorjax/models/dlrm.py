@@ -14,15 +14,8 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import (
-    Spec,
-    check_ids,
-    check_sizes,
-    check_spec,
-    fresh_linear,
-    rows_of,
-    with_spread,
-)
+from tensorjax.models._ids import check_ids, rows_of
+from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]
 

@@ -14,16 +14,9 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import (
-    Spec,
-    check_ids,
-    check_sizes,
-    check_spec,
-    cross_entropy,
-    fresh_linear,
-    rows_of,
-    with_spread,
-)
+from tensorjax.models._ids import check_ids, rows_of
+from tensorjax.models._loss import cross_entropy
+from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._prune import take
+from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold, concrete
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, gated
 

@@ -11,8 +11,9 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._maps.affine_maps import AffineMap, floats
+from tensorjax.pde._maps.affine_maps import AffineMap
 
 __all__ = ["edge_mass", "evaluate", "marginal", "mass", "moments", "resolution"]
 

@@ -13,6 +13,7 @@ from tensorjax import _check, tt
 from tensorjax._placement import placed
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
+from tensorjax.sketch._dtypes import accumulator, promoted
 from tensorjax.sketch._train_input import project_train
 from tensorjax.sketch._types import Projection, Sparse
 
@@ -79,17 +80,6 @@ def apply(p: Any, x: Any) -> Any:
     if _sparse_input.is_scipy_sparse(x):
         return _apply_scipy(p, x)
     return _apply_dense(p, x)
-
-
-def promoted(a: Any, b: Any) -> Any:
-    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
-
-
-def accumulator(dtype: Any) -> Any:
-    """Returns the dtype in which a map is applied: single precision at least."""
-    return promoted(dtype, jnp.float32)
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:

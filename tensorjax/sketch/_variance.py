@@ -14,8 +14,9 @@ from tensorjax import _check, linalg, tt
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.sketch import _fourth_moments
-from tensorjax.sketch._apply import accumulator, is_folded, promoted
+from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._dense_input import HIGHEST
+from tensorjax.sketch._dtypes import accumulator, promoted
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes

@@ -15,19 +15,11 @@ Example:
 
 import sys
 
-from tensorjax.tucker._algebra import (
-    add,
-    imag,
-    ones_like,
-    orthogonalize,
-    pad,
-    real,
-    scale,
-    to_dense,
-)
+from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
 from tensorjax.tucker._hosvd import from_dense
 from tensorjax.tucker._inner import distance, evaluate, inner, norm
 from tensorjax.tucker._rounding import round
+from tensorjax.tucker._to_dense import to_dense
 from tensorjax.tucker._types import Tucker
 
 __all__ = [

@@ -10,7 +10,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn
-from tensorjax.models._spec import Spec, check_ids, check_spec
+from tensorjax.models._ids import check_ids
+from tensorjax.models._spec import Spec, check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
 from tensorjax.models.gpt2._config import GPT2Config

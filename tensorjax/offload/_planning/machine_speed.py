@@ -17,7 +17,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.layers import Engine, Layer
+from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.host_arrays import owned
 

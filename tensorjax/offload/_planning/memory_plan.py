@@ -21,9 +21,10 @@ from tensorjax.offload._planning.placement_search import (
 from tensorjax.offload._store.disk.extents import capacity, listed
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
+from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.layers import Activations, Engine, Layer, check_layers
+from tensorjax.offload._training.layers import Activations, Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._units import size, time
 

@@ -9,8 +9,9 @@ import jax
 
 from tensorjax.offload._planning.machine_speed import Machine
 from tensorjax.offload._planning.step_time_bound import Times
+from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.layers import Activations, Engine, Layer
+from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.optimizer.host_optimizer import Into
 from tensorjax.offload._training.options import Overflow
 from tensorjax.offload._units import size

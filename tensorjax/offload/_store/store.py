@@ -19,7 +19,7 @@ from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import arguments
 from tensorjax.offload._store.backends import Backend, choose
 from tensorjax.offload._store.disk import checksums as _checksums
-from tensorjax.offload._store.disk import extents
+from tensorjax.offload._store.disk import extents, metadata
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
@@ -106,7 +106,7 @@ class TensorStore:
         self._lock: _folder.Lock | None = None
         self._committing = 0.0
         try:
-            self._begin(_index.plain("model", model), block, capacity)
+            self._begin(metadata.plain("model", model), block, capacity)
         except BaseException:
             if self._opened:
                 self._backend.close()
@@ -382,7 +382,7 @@ class TensorStore:
             OSError: if the disk fails while it syncs; the store has to be opened again, with the
                 old state or the new one.
         """
-        meta, began = _index.plain("meta", meta), time.perf_counter()
+        meta, began = metadata.plain("meta", meta), time.perf_counter()
         barrier = arguments.barrier(barrier)
         with self._mutex, self._transport.writer.paused():
             self._check_open()

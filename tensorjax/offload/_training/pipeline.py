@@ -9,8 +9,9 @@ import numpy as np
 
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training.commits import Progress
+from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.layers import Engine, Layer
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Options
 from tensorjax.offload._training.passes.gradient_transfers import Gradients

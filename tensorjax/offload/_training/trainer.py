@@ -13,13 +13,15 @@ import numpy as np
 
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._processes import Processes
-from tensorjax.offload._store.disk import index
+from tensorjax.offload._store.disk import metadata
 from tensorjax.offload._training import commits as _commits
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
+from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.groups import trainer_groups
-from tensorjax.offload._training.layers import Engine, Layer, check_layers, cut
+from tensorjax.offload._training.layers import Layer, check_layers
+from tensorjax.offload._training.microbatches import cut
 from tensorjax.offload._training.optimizer.cross_group_check import looks_across
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule
@@ -285,7 +287,7 @@ class Trainer:
     @property
     def data(self) -> Any:
         """Position in the data, as given to the trainer's last step or found in the commit."""
-        return index.plain("data", self._progress.data)
+        return metadata.plain("data", self._progress.data)
 
     def step(self, batch: Any, *, data: Any = None) -> Step:
         """Trains one step on a batch; its updates go on in the background when this returns.
@@ -346,7 +348,7 @@ class Trainer:
 
     def _one_step(self, batch: Any, data: Any) -> Step:
         batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
-        data = index.plain("data", data)  # as it is now: it is committed later
+        data = metadata.plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
             loss, norm = self._pipeline.step(batches, checked=self._begin_updates)

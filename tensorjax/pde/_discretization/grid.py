@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._maps.affine_maps import floats
+from tensorjax.pde._arguments import floats
 
 Kind = Literal["fourier", "chebyshev", "finite differences"]
 # Central differences at offsets 1, 2, …: odd for the first derivative, even for the second, whose

@@ -7,8 +7,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
-from tensorjax.pde._maps.affine_maps import floats
 
 
 class Coefficients(NamedTuple):

@@ -1,12 +1,11 @@
 """Affine maps y = Γ x + s between physical coordinates x and moving coordinates y."""
 
-from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax.pde._arguments import backend, floats
 
 
 class AffineMap(NamedTuple):
@@ -92,57 +91,5 @@ def affine(matrix: Any, shift: Any = None) -> AffineMap:
     return AffineMap(matrix, shift)
 
 
-class Remembered:
-    """Cache of results for the last few maps.
-
-    Results depend on the map, the box and the tolerance alone, so that a run and its continuation
-    get equal ones. A map at rest is requested again and again.
-    """
-
-    def __init__(self, name: str, count: int = 8):
-        self._name, self._count = name, count
-        self._known: dict[Any, Any] = {}
-
-    def get(self, map: AffineMap, box: Hashable, tol: float, make: Callable[[], Any]) -> Any:
-        """Returns the cached result for an affine map, box and tolerance, or makes it."""
-        if _check.is_traced(map):
-            raise TypeError(
-                f"{self._name}: expected a concrete map, got a traced one: this is brought into a "
-                "train by cross approximation, outside jit, vmap and grad; there use Sin or Power"
-            )
-        key = np.asarray(map.matrix).tobytes(), np.asarray(map.shift).tobytes(), box, tol
-        if key not in self._known:
-            while len(self._known) >= self._count:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = make()
-        return self._known[key]
-
-
 def _given(x: Any) -> Any:
     return x if _check.is_traced(x) else np.asarray(x, np.float64)
-
-
-def backend(*values: Any) -> Any:
-    """Returns `jax.numpy` if a map's or another value is traced, else NumPy."""
-    return jnp if _check.is_traced(*values) else np
-
-
-def floats(*values: Any) -> tuple[Any, list[Any]]:
-    """Returns `backend` and an affine map's values as arrays of one dtype, float64 on the host."""
-    xp = backend(*values)
-    if xp is np:
-        return np, [np.asarray(v, np.float64) for v in values]
-    dtype = jnp.result_type(*(v.dtype for v in values if _check.is_traced(v)))
-    dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
-    return jnp, [_argument(v).astype(dtype) for v in values]
-
-
-def _argument(v: Any) -> Any:
-    """Converts a map's value to an array that tracing keeps as a constant beside the program.
-
-    So problems that differ in an amplitude share what is compiled: see
-    `tensorjax.pde._stepping.compiled_once`.
-    """
-    if _check.is_traced(v) or np.ndim(v):
-        return jnp.asarray(v)
-    return jnp.asarray(np.reshape(np.asarray(v), 1))[0]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import crossed
 from tensorjax.pde._maps import characteristics as characteristics
-from tensorjax.pde._maps.affine_maps import AffineMap, Remembered, floats
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.values_by_map import Remembered
 
 Cores = list[Any]
 

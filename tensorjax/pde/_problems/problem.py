@@ -12,10 +12,11 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.operators import Coefficients, affine_generator
 from tensorjax.pde._initial_states.initial_states import Start
-from tensorjax.pde._maps.affine_maps import AffineMap, floats
+from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

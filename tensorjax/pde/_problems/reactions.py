@@ -11,12 +11,13 @@ from tensorjax import _check, linalg
 from tensorjax._formats.core_scaling import balanced
 from tensorjax._formats.cores import Cores, cut_ranks
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import entrywise
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._maps import characteristics as characteristics
-from tensorjax.pde._maps.affine_maps import AffineMap, Remembered, floats
+from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import (
@@ -27,6 +28,7 @@ from tensorjax.pde._problems.problem import (
     array,
     diffusion_matrix,
 )
+from tensorjax.pde._problems.values_by_map import Remembered
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._rounding import rounded_sums as fused
 

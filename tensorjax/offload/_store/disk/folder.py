@@ -19,6 +19,7 @@ from tensorjax.offload._errors import (
     MismatchError,
 )
 from tensorjax.offload._store.disk import index as _index
+from tensorjax.offload._store.disk import metadata
 from tensorjax.offload._store.disk.extents import listed
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks and the like in mount points, see proc(5)
@@ -240,9 +241,9 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
             said = f"{error}; the store has the tensors {listed(names)}"
             raise type(error)(said, names) from None
         raise
-    wrong = _index.differences("process", list(index.process), list(paths.process))
+    wrong = metadata.differences("process", list(index.process), list(paths.process))
     if model is not None:
-        wrong += _index.differences("model", index.model, model)
+        wrong += metadata.differences("model", index.model, model)
     if wrong:
         raise MismatchError(f"{paths.folder}: another store than the one asked for: "
                             + "; ".join(wrong))  # fmt: skip

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.layers import finite
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import owned

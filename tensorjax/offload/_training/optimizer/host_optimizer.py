@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tensorjax.offload._training.layers import finite
+from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
 from tensorjax.offload._training.storage.host_arrays import cpu, to_host
 

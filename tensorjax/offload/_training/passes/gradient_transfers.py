@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._training.layers import Engine, Layer, finite, widened
+from tensorjax.offload._training.array_checks import finite, widened
+from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.trace import Trace

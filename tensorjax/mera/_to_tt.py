@@ -1,0 +1,135 @@
+"""MERAs into tensor trains: exact, to a relative error or to ranks."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._formats.trains import TT
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.mera._to_dense import _einsum, _on_host, _serves_on_host
+from tensorjax.mera._types import MERA, Layer, single
+
+
+@placed
+def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None = None) -> TT:
+    """Converts a MERA to a tensor train, exactly or rounded.
+
+    Args:
+      m: MERA. One of NumPy arrays is contracted by NumPy, and gives cores of NumPy.
+      tol: relative error allowed, at least 10 eps for each layer and the top; outside jit. None is
+        exact.
+      rank: TT-ranks to round to, after every layer; static. None keeps all that the shapes allow.
+
+    Returns:
+      TT of shape ``m.shape``. Exact TT-ranks grow with the number of layers, by up to the squared
+      size of a leg each: for more than some dozens of sites give a rank or a tolerance.
+
+    Raises:
+      TypeError: ``tol`` alone under a JAX transformation.
+      ValueError: impossible ranks or tolerances.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> mera.to_tt(mera.random(jax.random.key(0), (2,) * 6, 2)).ranks
+      (1, 2, 4, 4, 4, 2, 1)
+    """
+    single("m", m)
+    if tol is None and rank is None:
+        if all(map(linalg.is_host, jax.tree.leaves(m))):
+            return _cores_of(m)
+        if _serves_on_host("to_tt", m):
+            return TT._unchecked(tuple(on_device(_cores_of(_on_host(m)).cores)))
+        return _exact(m)
+    # Layers are isometric, so the errors of rounding add up at most.
+    share = None if tol is None else _share(tol, m)
+    if tol is not None and rank is None and not _check.is_traced(m, tol):
+        m = jax.tree.map(np.asarray, m)  # on the host nothing is compiled when ranks change
+    t = _rounded(_top_cores(m.top), share, rank, last=not m.layers)
+    for k, layer in reversed(list(enumerate(m.layers))):
+        cores = [np.asarray(c) if linalg.is_host(m.top) else c for c in t.cores]
+        t = _rounded(_expanded_cores(layer, cores), share, rank, last=k == 0)
+    return t
+
+
+def _share(tol: Any, m: MERA) -> Any:
+    """Divides a tolerance evenly over a MERA's roundings to a train: one per layer, one on top."""
+    count = 1 + len(m.layers)
+    least = 10 * count * linalg.epsilon(m.dtype)
+    if not _check.is_traced(tol) and _check.tolerance(tol, m.dtype) < least:
+        raise ValueError(
+            f"tol: expected at least {least:.2g}, 10 eps for each of {count} roundings, got "
+            f"{tol:.2g}; ask for less accuracy, or for rank= instead"
+        )
+    return tol / count
+
+
+def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> TT:
+    t = TT._unchecked(tuple(jax.device_put(cores)))
+    if rank is not None and not isinstance(rank, numbers.Integral) and not last:
+        rank = max(rank)  # ranks bond by bond are meant for the whole
+    return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
+
+
+def _cores_of(m: MERA) -> TT:
+    cores = _top_cores(m.top)
+    for layer in reversed(m.layers):
+        cores = _expanded_cores(layer, cores)
+    return TT._unchecked(tuple(cores))
+
+
+_exact = jax.jit(_cores_of)
+
+
+def _top_cores(top: Any) -> list[Any]:
+    return _split(top.reshape(1, *top.shape, 1))
+
+
+def _split(x: Any) -> list[Any]:
+    """Splits (r, n_1, …, n_k, s), of a MERA, into k TT cores exactly, by QR."""
+    dtype = x.dtype
+    x = x.astype(linalg.factor_dtype(dtype))
+    cores = []
+    while x.ndim > 3:
+        r, n = x.shape[:2]
+        rest = x.reshape(r * n, -1)
+        if r * n <= rest.shape[1]:
+            q = linalg.identity_like(r * n, x)
+        else:
+            q, rest = linalg.qr(rest)
+        cores.append(q.reshape(r, n, -1))
+        x = rest.reshape(-1, *x.shape[2:])
+    return [c.astype(dtype) for c in [*cores, x]]
+
+
+def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
+    """Contracts a MERA's layer with the cores of a tensor train of its top legs."""
+    cores: list[Any] = []
+    for core, w in zip(coarse, layer.isometries, strict=True):
+        block = _einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
+        cores += _split(block.reshape(core.shape[0], *w.shape[:-1], core.shape[-1]))
+    for u, (i, j) in zip(layer.disentanglers, layer.wiring.pairs, strict=True):
+        if i < j:
+            cores[i], cores[j] = _split(_einsum("axm,myb,ijxy->aijb", cores[i], cores[j], u))
+        else:
+            cores = _closed(cores, u)
+    return cores
+
+
+def _closed(cores: list[Any], u: Any) -> list[Any]:
+    """Applies a MERA's ring disentangler to the last and first site, via all cores' bonds."""
+    last, first, above_last, above_first = u.shape
+    matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
+    left, right = _split(matrix)
+    head = _einsum("mjy,ayb->ajmb", right.reshape(-1, first, above_first), cores[0])
+    tail = _einsum("ixm,axb->maib", left.reshape(last, above_last, -1), cores[-1])
+    bond = linalg.identity_like(len(tail), u)
+    middle = [_einsum("mn,aib->mainb", bond, c) for c in cores[1:-1]]
+    out = [head.reshape(*head.shape[:2], -1)]
+    out += [c.reshape(c.shape[0] * c.shape[1], c.shape[2], -1) for c in middle]
+    return [*out, tail.reshape(-1, *tail.shape[2:])]

@@ -1,0 +1,55 @@
+"""Token ids and categories: their checks, and rows of embeddings, NaN out of range."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, _ids
+
+
+def check_ids(
+    name: str, ids: Any, counts: int | tuple[int, ...], ndim: int, *, ignored: bool = False
+) -> jax.Array:
+    """Checks a model's ids: ``ndim`` axes and, if concrete, in [0, count); returns an array.
+
+    Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
+
+    Args:
+      name: of the argument.
+      ids: integers.
+      counts: how many there are, one number or one for each index of the last axis.
+      ndim: number of axes.
+      ignored: whether they are targets, which may be −100.
+    """
+    # Not yet JAX's: it would wrap what 32 bits do not hold.
+    array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    if array.ndim != ndim or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(
+            f"{name}: expected integers with {ndim} axes, got {array.dtype} of shape {array.shape}"
+        )
+    if _check.is_traced(array):
+        return jnp.asarray(array)
+    given, high = np.asarray(array), np.asarray(counts)
+    high = high.reshape((1,) * (ndim - high.ndim) + high.shape)
+    wrong = (given < 0) | (given >= high)
+    outside = np.argwhere(wrong & (given != _ids.IGNORED) if ignored else wrong)
+    if len(outside):
+        place = tuple(map(int, outside[0]))
+        most = int(np.broadcast_to(high, given.shape)[place])
+        also = f" or {_ids.IGNORED}" if ignored else ""
+        raise ValueError(
+            f"{name}: expected ids in [0, {most}){also}, got {int(given[place])} at {place}; "
+            "the sizes of the configuration have to cover all ids"
+        )
+    return jnp.asarray(array)
+
+
+def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
+    """Looks up rows of a model's embedding; traced ids outside [0, count) give NaN."""
+    if not _check.is_traced(ids):
+        return layer(ids)  # `check_ids` has seen them
+    ids = _ids.as_int32(ids, count)
+    valid = _ids.inside(ids, count)
+    return _ids.or_nan(layer(jnp.where(valid, ids, 0)), valid)

@@ -1,0 +1,256 @@
+"""Engine: the compiled programs that take one layer forwards or backwards on a device."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax.offload._training.array_checks import finite, widened
+from tensorjax.offload._training.layers import Activations, Layer
+from tensorjax.offload._training.microbatches import split_loss
+from tensorjax.offload._training.storage import host_arrays
+
+
+class Engine:
+    """Executor of layers by jitted forward and backward programs, one pair per function.
+
+    A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
+    from what the forward pass kept of it: the results of its matrix products, by a policy of
+    `jax.checkpoint` ("keep"), which "offload" moves to pinned host memory in the meantime.
+
+    Args:
+      activations: "recompute", "keep" or "offload".
+      shardings: of the parameters of each group, a mapping from its name to a pytree of
+        `jax.sharding.Sharding` like them, which their gradients get too; groups without lie on the
+        device that JAX uses if none is named. In one of several processes (`jax.distributed`) every
+        group has to have some, over the devices of all processes.
+      data: sharding of every array of a microbatch, or None. Each of several processes gives whole
+        batches, the same ones, and places what its devices need of them.
+
+    Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+    """
+
+    def __init__(
+        self,
+        *,
+        activations: Activations = "recompute",
+        shardings: Mapping[str, Any] | None = None,
+        data: Any = None,
+    ) -> None:
+        if activations not in get_args(Activations):
+            raise ValueError(
+                f"activations: expected one of {get_args(Activations)}, got {activations!r}"
+            )
+        self.activations = activations
+        self.shardings, self._data = dict(shardings or {}), data
+        self._held: dict[Any, _Programs] = {}  # however many a model has
+
+    def batch(self, batch: Any) -> Any:
+        """Places a microbatch on the device, for the layers to compute with."""
+        if self._data is None:
+            return batch if self.shardings else jax.device_put(batch, self.device)
+        if self._data.is_fully_addressable:
+            return jax.device_put(batch, self._data)
+        batch, where = jax.tree.map(np.asarray, batch), self._data
+        return jax.tree.map(
+            lambda x: jax.make_array_from_callback(x.shape, where, x.__getitem__), batch
+        )
+
+    @functools.cached_property
+    def device(self) -> Any:
+        """Device for layers whose groups have no shardings: the default device of JAX."""
+        return next(iter(jnp.empty(()).devices()))
+
+    def place(self, group: str, params: Any) -> Any:
+        """Copies a layer group's parameters to the device, never as views of host memory."""
+        where = self.shardings.get(group, self.device)
+        if self.device.platform == "cpu":
+            # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
+            params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        return jax.device_put(params, where)
+
+    def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        """Computes a layer's result, and what its backward pass needs besides the input."""
+        programs = self._of(layer)
+        if self.activations == "recompute":
+            return programs.forward(params, x, batch, key), None
+        y, kept = programs.forward_keeping(params, x, batch, key)
+        return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
+
+    def evaluate(self, layer: Layer, params: Any, x: Any, batch: Any) -> Any:
+        """Computes a layer's result without a key; nothing is kept for a backward pass."""
+        return self._of(layer).forward(params, x, batch, None)
+
+    def backward(
+        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+    ) -> tuple[Any, Any]:
+        """Computes a layer's input cotangent, and adds its gradients to ``sums``.
+
+        The first has the dtypes of the parameters, sums are in single precision at least. They are
+        handed over: updates write to their memory, so nothing else may use them.
+        """
+        programs, sums = self._of(layer), widened(sums)
+        if kept is None:
+            return programs.backward(params, x, batch, key, dy, sums)
+        if self.activations == "offload":
+            kept = _moved(kept, "device")
+        return programs.backward_kept(params, x, batch, key, kept, dy, sums)
+
+    def shares(
+        self, layer: Layer, params: Any, xs: Sequence[Any], batches: Sequence[Any], keys: Any
+    ) -> list[Any]:
+        """Returns the last layer's factors that turn the sum of microbatch losses into a mean.
+
+        Args:
+          layer, params: the last one.
+          xs, batches, keys: of each microbatch.
+        """
+        programs = self._of(layer)
+        if not programs.weighs(params, xs[0], batches[0], keys[0]):
+            return [1.0 / len(batches)] * len(batches)
+        given = zip(xs, batches, keys, strict=True)
+        total = sum(programs.weight(params, x, batch, key) for x, batch, key in given)
+        return [_reciprocal(total)] * len(batches)
+
+    def last(
+        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any
+    ) -> tuple[Any, Any, Any]:
+        """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
+
+        Gradients are added to ``sums``.
+        """
+        return self._of(layer).last(params, x, batch, key, share, widened(sums))
+
+    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
+        return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
+
+    @property
+    def lends(self) -> bool:
+        """Whether layers' gradients arrive in pinned memory, to which updates cannot write.
+
+        They are lent then: updates cannot write to it.
+        """
+        return host_arrays.lends(self.device)
+
+    def add(self, sums: Any, gradient: Any) -> Any:
+        """Adds up the gradients of layers that share a group, on the device, in one memory."""
+        return _add(sums, gradient)
+
+    def finite(self, gradient: Any) -> Any:
+        """Whether all entries of a layer's gradient are finite, as a scalar on the device."""
+        return finite(gradient)
+
+    def fetch(self, arrays: Any) -> Any:
+        """Starts the transfer of a layer's arrays to the host; they may still be computed."""
+        return host_arrays.begin(arrays)
+
+    def wait(self, value: Any) -> Any:
+        """Waits until a layer's result has been computed, and returns it."""
+        return jax.block_until_ready(value)
+
+    def _of(self, layer: Layer) -> "_Programs":
+        leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
+        kind = (layer.apply, tree, tuple(leaves))
+        if kind not in self._held:
+            self._held[kind] = _programs(*kind)
+        return self._held[kind]
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
+    """Returns the compiled programs of a layer's function, cached across engines."""
+    return _Programs(apply, jax.tree.unflatten(tree, leaves))
+
+
+class _Programs:
+    """Compiled programs of one layer function, for given shardings of its parameters."""
+
+    def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
+        self._apply, self._shardings = apply, shardings
+        # What a backward pass is, by the signature it was traced with.
+        self._pulls: dict[Any, Any] = {}
+        self.forward = jax.jit(apply)
+        self.forward_keeping = jax.jit(self._forward_keeping)
+        self.backward = jax.jit(self._backward, donate_argnums=(5,))
+        self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
+        self.last = jax.jit(self._last, donate_argnums=(5,))
+        # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
+        self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
+        self._weighs: dict[Any, bool] = {}
+
+    def weighs(self, *given: Any) -> bool:
+        """Whether the last layer's loss comes with a weight; nothing is computed."""
+        signature = _signature(*given)
+        if signature not in self._weighs:
+            self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
+        return self._weighs[signature]
+
+    def _backward(self, params: Any, x: Any, batch: Any, key: Any, dy: Any, sums: Any) -> Any:
+        _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
+        gradient, dx = pull(dy)
+        return dx, self._added(sums, gradient)
+
+    def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
+        def loss_of(params: Any, x: Any) -> jax.Array:
+            return split_loss(self._apply(params, x, batch, key))[0]
+
+        loss, pull = jax.vjp(loss_of, params, x)
+        share = jnp.asarray(share, loss.dtype)
+        gradient, dx = pull(share)
+        return share * loss, dx, self._added(sums, gradient)
+
+    def _forward_keeping(self, params: Any, x: Any, batch: Any, key: Any) -> Any:
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
+        y, pull = jax.vjp(function, params, x)
+        leaves, tree = jax.tree.flatten(pull)
+        # The arguments will be there again: only what is new is kept, never the parameters.
+        arguments = {id(a): n for n, a in enumerate(jax.tree.leaves((params, x, batch, key)))}
+        places = [arguments.get(id(leaf)) for leaf in leaves]
+        self._pulls[_signature(params, x, batch, key)] = (tree, places)
+        return y, [leaf for leaf, n in zip(leaves, places, strict=True) if n is None]
+
+    def _backward_kept(
+        self, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+    ) -> Any:
+        tree, places = self._pulls[_signature(params, x, batch, key)]
+        arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
+        leaves = [next(new) if n is None else arguments[n] for n in places]
+        gradient, dx = jax.tree.unflatten(tree, leaves)(dy)
+        return dx, self._added(sums, gradient)
+
+    def _added(self, sums: Any, gradient: Any) -> Any:
+        """Adds a layer's gradient to the sums, both on the shardings of the parameters."""
+        if sums is not None:
+            gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
+        return tuple(
+            group if where is None else jax.lax.with_sharding_constraint(group, where)
+            for group, where in zip(gradient, self._shardings, strict=True)
+        )
+
+
+@jax.jit
+def _reciprocal(weight: jax.Array) -> jax.Array:
+    """Returns the factor 1 / weight of the last layer's loss; 0 for 0: no gradients."""
+    wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
+    wide = wide.astype(linalg.factor_dtype(wide.dtype))
+    return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _add(sums: Any, gradient: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, gradient)
+
+
+def _signature(*arguments: Any) -> Any:
+    leaves, tree = jax.tree.flatten(arguments)
+    return tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _moved(arrays: Any, kind: str) -> Any:
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), arrays)

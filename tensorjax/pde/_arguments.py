@@ -1,0 +1,34 @@
+"""Arguments of maps and problems as arrays of one dtype, and values remembered by argument."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+
+
+def backend(*values: Any) -> Any:
+    """Returns `jax.numpy` if a map's or another value is traced, else NumPy."""
+    return jnp if _check.is_traced(*values) else np
+
+
+def floats(*values: Any) -> tuple[Any, list[Any]]:
+    """Returns `backend` and an affine map's values as arrays of one dtype, float64 on the host."""
+    xp = backend(*values)
+    if xp is np:
+        return np, [np.asarray(v, np.float64) for v in values]
+    dtype = jnp.result_type(*(v.dtype for v in values if _check.is_traced(v)))
+    dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    return jnp, [_argument(v).astype(dtype) for v in values]
+
+
+def _argument(v: Any) -> Any:
+    """Converts a map's value to an array that tracing keeps as a constant beside the program.
+
+    So problems that differ in an amplitude share what is compiled: see
+    `tensorjax.pde._stepping.compiled_once`.
+    """
+    if _check.is_traced(v) or np.ndim(v):
+        return jnp.asarray(v)
+    return jnp.asarray(np.reshape(np.asarray(v), 1))[0]

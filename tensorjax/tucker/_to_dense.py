@@ -1,0 +1,48 @@
+"""Dense arrays of Tucker tensors, whose core may be a train."""
+
+import jax
+
+from tensorjax import linalg
+from tensorjax._formats.core_scaling import shared_out
+from tensorjax._formats.trains import TT
+from tensorjax._placement import placed
+from tensorjax.contract import einsum
+from tensorjax.tucker._types import (
+    Tucker,
+    near_one_parts,
+    one,
+    times,
+)
+
+
+def _with_dense_core(t: Tucker) -> Tucker:
+    if not isinstance(t.core, TT):
+        return t
+    return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
+
+
+@placed
+def to_dense(t: Tucker) -> jax.Array:
+    """Contracts a Tucker tensor to a dense array of shape (n_1, …, n_d).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(to_dense(Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((2, 1))])))
+      [[1. 1.]
+       [1. 1.]]
+    """
+    one("t", t)
+    return _to_dense(t)
+
+
+@jax.jit
+def _to_dense(t: Tucker) -> jax.Array:
+    t, exponent = near_one_parts(t)
+    if isinstance(t.core, TT):
+        cores = shared_out(times(t.core, t.factors).cores, exponent)
+        return t.core.namespace.to_dense(TT._unchecked(tuple(cores)))
+    letters = [chr(ord("a") + k) for k in range(t.order)]
+    inputs = ["".join(letters), *(c.upper() + c for c in letters)]
+    expression = f"{','.join(inputs)}->{''.join(letters).upper()}"
+    dense = einsum(expression, t.core, *t.factors, precision=jax.lax.Precision.HIGHEST)
+    return linalg.scaled(dense, exponent)
