@@ -10,8 +10,6 @@ from jax.sharding import SingleDeviceSharding
 
 from tensorjax._placement import _default_device
 
-_Put = Callable[[np.ndarray, Any], jax.Array]
-
 
 def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
     """Transfers NumPy arrays to JAX as `jax.device_put` does, with less overhead.

@@ -11,13 +11,10 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.mera._inner import _norm, norm
+from tensorjax.mera._inner import norm
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-
-
-_norm_of = jax.jit(_norm)
 
 
 @placed
