@@ -482,8 +482,9 @@ def test_sharded_cores_and_gates_give_what_replicated_ones_give(axes: str, proxi
     def steps(params: Any) -> Any:
         state = optimizer.init(params)
         for _ in range(10):
-            zeros = optax.tree.zeros_like(params)
-            moves, state = single_step(optimizer, zeros, state, params, 1.0)
+            # Not zero: what no gradient has ever moved may be frozen, and its gates stay.
+            small = optax.tree.full_like(params, 1e-6)
+            moves, state = single_step(optimizer, small, state, params, 1.0)
             params = optax.apply_updates(params, moves)
         return params, state
 

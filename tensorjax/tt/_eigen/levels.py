@@ -33,7 +33,7 @@ _EXPAND = 8
 _SMALL, _LARGEST = 16, 4096
 # A block seeks so many states more than are wanted, for the last ones converge last; its ranks are
 # a few per state: it has to tell the states apart, the searches of single pairs make them exact.
-_MORE, _RANK, _RANKS_PER_STATE = 3, 12, 4
+_MORE, _CROSS_MORE, _RANK, _RANKS_PER_STATE = 3, 6, 12, 4
 # Sweeps of a block, and steps of block Krylov per local problem: more where no search of single
 # pairs follows that would correct what was left out.
 _BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
@@ -150,7 +150,7 @@ class _Finder:
         ranks = [_RANK] * (len(search.shape) - 1)
         starts = [*(_svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
         chain = dmrg.prepared(search.operator, block.joined(starts), [])
-        states = self._swept(chain, self.k + _MORE, _CROSS_STEPS)
+        states = self._swept(chain, self.k + _CROSS_MORE, _CROSS_STEPS)
         for j in range(len(states.centres)):
             chain = dmrg.prepared(search.operator, states.state(j), found)
             if dmrg.share_found(chain) <= _OTHER:
