@@ -7,7 +7,7 @@ import pytest
 from tensorjax import pde, tt
 from tensorjax._formats.trains import TT
 from tensorjax.pde._initial_states import concentrated_functions as skeleton
-from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.characteristics import flow
 from tensorjax.pde._problems.reactions import polynomial
 from tensorjax.pde._problems.values_by_map import Remembered

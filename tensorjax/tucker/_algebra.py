@@ -93,8 +93,9 @@ def scale(t: Tucker, factor: Any) -> Tucker:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
       >>> t = Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])
-      >>> print(to_dense(scale(t, 3.0)))
+      >>> print(tucker.to_dense(scale(t, 3.0)))
       [3. 3.]
     """
     kind("t", t)
@@ -116,8 +117,9 @@ def real(t: Tucker) -> Tucker:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
       >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> print(real((2 + 1j) * t).ranks, to_dense(imag((2 + 1j) * t))[0, 0])
+      >>> print(real((2 + 1j) * t).ranks, tucker.to_dense(imag((2 + 1j) * t))[0, 0])
       (2, 2) 1.0
     """
     kind("t", t)
