@@ -13,7 +13,6 @@ from tensorjax._placement import placed
 from tensorjax.mera._types import MERA, Layer, Wiring
 
 Boundary = Literal["open", "periodic"]
-_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def wirings(
