@@ -1,0 +1,88 @@
+"""Measures the toolkit on an accelerator that is at hand for minutes, what is least known first.
+
+Source: none; our own measurement. It runs from a source tree, without installing anything, where
+jax, flax, optax and numpy are; PyTorch and torchTT are compared with where they are, too::
+
+    python -m experiments run bench/device --seconds 540
+    python -m experiments.bench.device.readme      # turns all results into the tables of the README
+
+Each part has a process of its own and a share of the time. Rows are appended to a file of
+``results`` in this folder as they are found; what was left out has rows, too, which say why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import Run, _provenance
+from experiments.bench.device.driver import ROOT, Plan, drive
+from experiments.bench.device.parts import PARTS, Part
+from experiments.bench.device.readme import RESULTS, columns
+from experiments.bench.device.rows import read
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the benchmark."""
+
+    seconds: float = 540.0
+    """For everything, start-up included."""
+
+    only: tuple[str, ...] = ()
+    """Parts to run, by name; all if none is named."""
+
+    folder: str = ""
+    """Where the file of rows goes: by default "results" in the folder of this benchmark, or that of
+    the run where sizes are tiny."""
+
+    commit: str = ""
+    """Of the sources, where they are no checkout of git."""
+
+    tiny: bool = False
+    """Use sizes that take seconds on a CPU: for trying out, the times mean nothing."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"seconds: expected more than 0, got {self.seconds}")
+        known = [part.name for part in PARTS]
+        for name in self.only:
+            if name not in known:
+                raise ValueError(f"only: expected names among {', '.join(known)}, got {name!r}")
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(seconds=240.0, tiny=True)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What is run; the first part says what the device is, and always is."""
+        return [p for p in PARTS if not self.only or p.name in (PARTS[0].name, *self.only)]
+
+
+def run(config: Config, run: Run) -> None:
+    """Runs the parts; tables are of what they found, and of what was left out."""
+    folder = Path(config.folder) if config.folder else run.folder if config.tiny else RESULTS
+    plan = Plan(
+        config.parts, config.seconds, folder, config.commit or _commit(), config.tiny,
+        say=lambda line: run.console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )  # fmt: skip
+    path = drive(plan)
+    rows, _ = read(path)
+    for part in config.parts:
+        mine = [row for row in rows if row["part"] == part.name and "left out" not in row]
+        if mine:
+            run.table(part.name, columns(mine), caption=part.caption)
+    missing = [{"part": row["part"], "case": row["case"], "why": row["left out"]}
+               for row in rows if "left out" in row]  # fmt: skip
+    if missing:
+        run.table("left-out", missing, caption="Left out, and why")
+    run.metric("rows", len(rows) - len(missing))
+    run.metric("left out", len(missing))
+    run.metric("file", str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name)
+
+
+def _commit() -> str:
+    """Of this checkout, with a mark where files differ from it; empty outside git."""
+    found: dict[str, Any] | None = _provenance.commit()
+    return "" if found is None else found["hash"][:12] + (" with changes" if found["dirty"] else "")
