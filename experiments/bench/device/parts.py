@@ -1,4 +1,4 @@
-"""The parts of `bench/device`, in the order of what is least known, and their shares of the time."""
+"""The parts of `bench/device` in the order of what is least known, and their shares of time."""
 
 from dataclasses import dataclass
 
