@@ -45,8 +45,13 @@ PARTS = (
         "Causal attention, bfloat16, forward and forward + backward; error: beside float32",
     ),
     Part(
-        "encoder", f"{_PACKAGE}.encoder", 80.0,
+        "encoder", f"{_PACKAGE}.encoder", 70.0,
         "One training step of six encoders of width 768, 128 tokens a row",
+    ),
+    Part(
+        "encoder-plain", f"{_PACKAGE}.encoder", 40.0,
+        "The same without command buffers (CUDA graphs)",
+        flags="--xla_gpu_enable_command_buffer=",
     ),
     Part(
         "layers", f"{_PACKAGE}.layers", 40.0,
