@@ -30,7 +30,7 @@ _DENSE: dict[type, Callable[[Any], Any]] = {
     tt.TT: tt.to_dense, tt.TTMatrix: tt.to_dense, tucker.Tucker: tucker.to_dense,
     mera.MERA: mera.to_dense,
 }  # fmt: skip
-_TINY = 8  # cases of each kind
+_TINY = 6  # cases
 
 
 def run(budget: Budget, emit: Emit) -> None:

@@ -7,6 +7,7 @@ all that it started, a row says so, and the next part begins.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,7 +71,8 @@ class Ended:
 def drive(plan: Plan) -> Path:
     """Runs the parts and returns the file of their rows."""
     end = plan.clock() + plan.seconds
-    with tempfile.TemporaryDirectory(prefix="bench-device-") as scratch:
+    folder = disk_folder()
+    with tempfile.TemporaryDirectory(prefix="bench-device-", dir=folder) as scratch:
         path, about = Path(scratch) / "rows.jsonl", {**_NOBODY, "commit": plan.commit}
         facts: dict[str, Any] = {}
         for number, part in enumerate(plan.parts):
@@ -155,10 +157,12 @@ def _process(
                part.name, "--module", part.module, "--rows", str(path.resolve()),
                "--seconds", f"{max(seconds - plan.margin, seconds / 2):.3f}",
                "--commit", plan.commit, "--facts", json.dumps(facts)]  # fmt: skip
-    log = scratch / f"{part.name}.log"
+    log, own = scratch / f"{part.name}.log", scratch / part.name
+    own.mkdir(exist_ok=True)
+    variables = {**environment(plan, scratch, flags), "TMPDIR": str(own)}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command + ["--tiny"] * plan.tiny, cwd=ROOT, env=environment(plan, scratch, flags),
+            command + ["--tiny"] * plan.tiny, cwd=ROOT, env=variables,
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -171,6 +175,7 @@ def _process(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            shutil.rmtree(own, ignore_errors=True)  # a store may fill the disk
     said = log.read_text("utf-8", errors="replace").splitlines()
     for line in said:
         plan.say(line)
@@ -183,7 +188,8 @@ def environment(plan: Plan, scratch: Path, flags: str) -> dict[str, str]:
     # PyTorch and the trainer's pinned memory need room beside JAX; parts do not share a process.
     found.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     found.setdefault("JAX_COMPILATION_CACHE_DIR", str(scratch / "programs"))
-    found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    least = "0" if plan.tiny else "0.5"
+    found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", least)
     found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     found["PYTHONUNBUFFERED"] = "1"
     found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
@@ -194,3 +200,23 @@ def environment(plan: Plan, scratch: Path, flags: str) -> dict[str, str]:
         flags = f"{flags} --xla_backend_optimization_level=1"
     found["XLA_FLAGS"] = f"{found.get('XLA_FLAGS', '')} {flags}".strip()
     return found
+
+
+def disk_folder() -> Path:
+    """A folder for temporary files that is on a disk, not in memory, with the most room."""
+    named = [os.environ.get("TMPDIR", ""), tempfile.gettempdir(), "/var/tmp", os.getcwd()]
+    able = []
+    for name in filter(None, named):
+        with contextlib.suppress(OSError):
+            if os.access(name, os.W_OK) and _kind(Path(name).resolve()) not in ("tmpfs", "ramfs"):
+                able.append((shutil.disk_usage(name).free, name))
+    return Path(max(able)[1] if able else tempfile.gettempdir())
+
+
+def _kind(path: Path) -> str:
+    """File system that a folder is on; empty where nobody knows."""
+    mounts = Path("/proc/mounts")
+    lines = mounts.read_text().splitlines() if mounts.exists() else []
+    found = [(line.split()[1], line.split()[2]) for line in lines]
+    over = [(len(where), kind) for where, kind in found if path.is_relative_to(where)]
+    return max(over, default=(0, ""))[1]

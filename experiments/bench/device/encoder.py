@@ -28,6 +28,9 @@ _STEPS = 15
 def run(budget: Budget, emit: Emit) -> None:
     """One group of rows for each dtype and batch size."""
     plain = "xla_gpu_enable_command_buffer=" in os.environ.get("XLA_FLAGS", "")
+    if plain and jax.default_backend() != "gpu":
+        emit.left_out("all", "no GPU: there are no command buffers")
+        return
     groups: Sequence[tuple[str, int]] = _PLAIN if plain else GROUPS
     if budget.tiny:
         groups = (("float32", 2),)

@@ -41,7 +41,7 @@ SIZES = (
     Size(10, 28, 18, 32),
     Size(4, 42, 28, 16, batch=16),
 )
-SMALL = (Size(2, 16, 4, 4), Size(2, 16, 4, 4, batch=2))
+SMALL = (Size(2, 28, 8, 6), Size(2, 28, 8, 6, batch=2))
 
 
 def run(budget: Budget, emit: Emit) -> None:
@@ -109,7 +109,7 @@ def single(size: Size) -> Callable[[], Any]:
 def batched(size: Size) -> Callable[[], Any]:
     """Runs with drifts of other strengths, compiled as one program."""
     problem = _stepping.process(size.dim, size.points)
-    strengths = jnp.linspace(0.5, 1.5, size.batch)
+    strengths = jnp.linspace(0.8, 1.2, size.batch)
 
     def one(strength: Any) -> Any:
         changed = pde.OrnsteinUhlenbeck(

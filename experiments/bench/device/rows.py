@@ -117,6 +117,8 @@ def reason(error: BaseException) -> str:
         return f"out of memory: {text[:160]}"
     if isinstance(error, ModuleNotFoundError):
         return f"'{error.name}' is not installed"
+    if isinstance(error, TimeoutError):
+        return text[:200]
     return f"failed: {kind}: {text[:200]}"
 
 
