@@ -10,7 +10,7 @@ several threads do at once.
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -41,25 +41,28 @@ def run(budget: Budget, emit: Emit) -> None:
                  *static("value", jnp.float32), *static("value", jnp.bfloat16)]  # fmt: skip
     if budget.tiny:
         found = found[:: max(1, len(found) // _TINY)]
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = {"yes": 0, "no": 0}
     lock = threading.Lock()
 
-    def one(case: Case) -> None:
-        name, find = case
-
-        def counted() -> Any:
+    def one(name: str, find: Callable[[], dict[str, Any]]) -> None:
+        def counted() -> dict[str, Any]:
             row = find()
             with lock:
-                counts[row["same"]] = counts.get(row["same"], 0) + 1
+                counts[row["same"]] += 1
             return row
 
         run_case(name, counted, budget, emit)
 
-    # Nothing is random in the order: what there is no time for is the same every time.
-    with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
-        list(pool.map(one, found))
-    told = {"same": counts.get("yes", 0), "different": counts.get("no", 0)}
-    emit("summary", **told, cases=len(found), unknown=len(found) - sum(told.values()))
+    # The order is not random: what there is no time for is the same every time.
+    pool = ThreadPoolExecutor(min(12, os.cpu_count() or 1))
+    begun = {name: pool.submit(one, name, find) for name, find in found}
+    wait(begun.values(), timeout=max(budget.left(), 0.0))
+    pool.shutdown(wait=False, cancel_futures=True)
+    for name, future in begun.items():
+        if future.cancelled() or not future.done():
+            emit.left_out(name, "out of time")
+    unknown = len(found) - sum(counts.values())
+    emit("summary", same=counts["yes"], different=counts["no"], unknown=unknown)
 
 
 def public() -> Iterator[Case]:

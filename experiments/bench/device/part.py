@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,5 +50,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Threads of a library that still work on something keep no finished part alive.
+    sys.stdout.flush()
+    # Threads that still compile, or a library's, keep no finished part alive.
     os._exit(0)

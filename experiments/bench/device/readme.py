@@ -78,7 +78,7 @@ def _sources(rows: Sequence[Row]) -> str:
         found["commit"][about["commit"] or "not said"] = None
         found["versions"][versions] = None
     found["versions"].pop("", None)
-    return (f"{', '.join(found['date'])}; commit {', '.join(found['commit'])}; "
+    return (f"{', '.join(sorted(found['date']))}; commit {', '.join(found['commit'])}; "
             f"{'; or '.join(found['versions'])}.")  # fmt: skip
 
 
