@@ -7,8 +7,6 @@ from typing import Any
 class PlainConsole:
     """Prints text as it is."""
 
-    is_terminal = False
-
     def print(self, *things: Any, **_: Any) -> None:
         """Prints; options of rich's are of no use here."""
         print(*things, flush=True)

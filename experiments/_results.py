@@ -101,7 +101,7 @@ class Run:
 
     def progress(self, steps: Iterable[T], description: str) -> Iterator[T]:
         """Yields ``steps`` under a progress bar; off a terminal, says only how long they took."""
-        if self.console.is_terminal:
+        if not isinstance(self.console, PlainConsole) and self.console.is_terminal:
             from rich.progress import track
 
             yield from track(steps, description, console=self.console, transient=True)

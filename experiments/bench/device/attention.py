@@ -31,7 +31,7 @@ def cases(shape: Shape, seconds: float) -> list[Case]:
     rng = np.random.default_rng(0)
     wide = [rng.standard_normal(shape, np.float32) for _ in range(4)]
     flops = 2.0 * b * heads * width * length**2  # two products, of which half is masked
-    ways: dict[str, Callable[[bool], dict[str, Any]]] = {
+    ways: dict[str, Callable[..., dict[str, Any]]] = {
         "tensorjax, cuDNN": functools.partial(_jax, "cudnn", wide),
         "tensorjax, default": functools.partial(_jax, None, wide),
         "torch, scaled_dot_product_attention": functools.partial(_torch, wide),
@@ -56,11 +56,11 @@ def cases(shape: Shape, seconds: float) -> list[Case]:
 def _jax(
     implementation: str | None, wide: list[np.ndarray], backward: bool, seconds: float
 ) -> dict[str, Any]:
-    def forward(q: Any, k: Any, v: Any, g: Any) -> Any:
+    def forward(q: Any, k: Any, v: Any, g: Any = None) -> Any:
         return attend(q, k, v, implementation, is_causal=True)
 
     def both(q: Any, k: Any, v: Any, g: Any) -> Any:
-        y, pull = jax.vjp(lambda *x: forward(*x, g), q, k, v)
+        y, pull = jax.vjp(lambda q, k, v: forward(q, k, v), q, k, v)
         return y, pull(g)
 
     arrays = [jnp.asarray(x, jnp.bfloat16) for x in wide]

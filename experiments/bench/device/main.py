@@ -18,7 +18,7 @@ from typing import Any
 from experiments import Run, _provenance
 from experiments.bench.device.driver import ROOT, Plan, drive
 from experiments.bench.device.parts import PARTS, Part
-from experiments.bench.device.readme import RESULTS, columns
+from experiments.bench.device.readme import RESULTS, left_out, shown
 from experiments.bench.device.rows import read
 
 
@@ -70,15 +70,13 @@ def run(config: Config, run: Run) -> None:
     path = drive(plan)
     rows, _ = read(path)
     for part in config.parts:
-        mine = [row for row in rows if row["part"] == part.name and "left out" not in row]
-        if mine:
-            run.table(part.name, columns(mine), caption=part.caption)
-    missing = [{"part": row["part"], "case": row["case"], "why": row["left out"]}
-               for row in rows if "left out" in row]  # fmt: skip
-    if missing:
-        run.table("left-out", missing, caption="Left out, and why")
-    run.metric("rows", len(rows) - len(missing))
-    run.metric("left out", len(missing))
+        if mine := shown(rows, part):
+            run.table(part.name, mine, caption=part.caption)
+    if missing := left_out(rows):
+        run.table("left-out", missing, key=["part", "cases"], caption="Left out, and why")
+    without = sum("left out" in row for row in rows)
+    run.metric("rows", len(rows) - without)
+    run.metric("left out", without)
     run.metric("file", str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name)
 
 

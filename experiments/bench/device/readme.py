@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments._results import short, write_atomically
-from experiments.bench.device.parts import PARTS
+from experiments.bench.device.parts import PARTS, Part
 from experiments.bench.device.rows import read
 
 FOLDER = Path(__file__).resolve().parent
@@ -18,6 +18,7 @@ RESULTS, README = FOLDER / "results", FOLDER.parent / "README.md"
 BEGIN, END = "<!-- bench/device: begin (generated) -->", "<!-- bench/device: end -->"
 NONE = "No results of an accelerator are here yet."
 _APART = ("part", "about", "left out")
+_NAMED = 4  # cases that are named, of many that were left out for one reason
 Row = dict[str, Any]
 
 
@@ -44,6 +45,25 @@ def _last(rows: Iterable[Row], key: tuple[str, str, str]) -> str:
     return max(r["about"]["date"] for r in rows if (r["about"]["device"], r["part"]) == key[:2])
 
 
+def shown(rows: Iterable[Row], part: Part) -> list[Row]:
+    """What a table has of a part: of values compared, those that differ and the summary."""
+    return columns([r for r in rows if r["part"] == part.name and "left out" not in r
+                    and r.get("same") != "yes"])  # fmt: skip
+
+
+def left_out(rows: Iterable[Row]) -> list[Row]:
+    """What was left out, and why: cases of one part and one reason together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if "left out" in row:
+            found.setdefault((row["part"], row["left out"]), []).append(row["case"])
+    return [
+        {"part": part, "cases": "; ".join(cases[:_NAMED])
+         + (f"; and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""), "why": why}
+        for (part, why), cases in found.items()
+    ]  # fmt: skip
+
+
 def columns(rows: Sequence[Row]) -> list[Row]:
     """The rows with one set of columns, and without what all rows have."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in _APART))
@@ -59,11 +79,10 @@ def page(rows: Sequence[Row]) -> str:
         mine = [row for row in rows if row["about"]["device"] == device]
         sections += [f"### {device}", _sources(mine)]
         for part in PARTS:
-            found = [r for r in mine if r["part"] == part.name and "left out" not in r]
+            found = shown(mine, part)
             if found:
-                sections += [f"{part.caption} (`{part.name}`):", _table(columns(found))]
-        missing = [{"part": r["part"], "case": r["case"], "why": r["left out"]}
-                   for r in mine if "left out" in r]  # fmt: skip
+                sections += [f"{part.caption} (`{part.name}`):", _table(found)]
+        missing = left_out(mine)
         if missing:
             sections += ["Left out:", _table(missing)]
     return "\n\n".join(sections) + "\n"
