@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.bench._solving import found
 from experiments.bench.device import machine
-from experiments.bench.device.rows import Budget, Case, Emit, run_cases
+from experiments.bench.device.rows import Budget, Case, Emit, LeftOut, run_cases
 from tensorjax.models.gpt2._attention import attend
 
 Shape = tuple[int, int, int, int]  # batch, length, heads, width
@@ -56,6 +56,9 @@ def cases(shape: Shape, seconds: float) -> list[Case]:
 def _jax(
     implementation: str | None, wide: list[np.ndarray], backward: bool, seconds: float
 ) -> dict[str, Any]:
+    if implementation == "cudnn" and jax.default_backend() != "gpu":
+        raise LeftOut("no GPU: there is no cuDNN")
+
     def forward(q: Any, k: Any, v: Any, g: Any = None) -> Any:
         return attend(q, k, v, implementation, is_causal=True)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.device.parts import Part
-from experiments.bench.device.rows import Emit, read
+from experiments.bench.device.rows import CRASHED, Emit, read
 
 ROOT = Path(__file__).resolve().parents[3]
 # A part stops by itself so long before it would be ended: its imports and its exit take time, too.
@@ -135,7 +135,7 @@ def _one(
     if ended.killed:
         emit.left_out("the rest", f"out of time: ended after its share of {share:.0f} s")
     elif ended.status:
-        emit.left_out("the rest", f"crashed ({_status(ended.status)}): {ended.said}")
+        emit.left_out("the rest", f"{CRASHED} ({_status(ended.status)}): {ended.said}")
     plan.say(f"== {part.name}: ended after {took:.1f} s")
 
 

@@ -19,7 +19,7 @@ from experiments import Run, _provenance
 from experiments.bench.device.driver import ROOT, Plan, drive
 from experiments.bench.device.parts import PARTS, Part
 from experiments.bench.device.readme import RESULTS, left_out, shown
-from experiments.bench.device.rows import read
+from experiments.bench.device.rows import CRASHED, FAILED, read
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,18 @@ class Config:
 
 
 def run(config: Config, run: Run) -> None:
-    """Runs the parts; tables are of what they found, and of what was left out."""
+    """Runs the parts; tables are of what they found, and of what was left out.
+
+    Raises:
+        RuntimeError: In a trial something failed, which is there to be seen.
+    """
     folder = Path(config.folder) if config.folder else run.folder if config.tiny else RESULTS
     plan = Plan(
         config.parts, config.seconds, folder, config.commit or _commit(), config.tiny,
         say=lambda line: run.console.print(line, markup=False, highlight=False, soft_wrap=True),
     )  # fmt: skip
     path = drive(plan)
-    rows, _ = read(path)
+    rows, faults = read(path)
     for part in config.parts:
         if mine := shown(rows, part):
             run.table(part.name, mine, caption=part.caption)
@@ -78,6 +82,12 @@ def run(config: Config, run: Run) -> None:
     run.metric("rows", len(rows) - without)
     run.metric("left out", without)
     run.metric("file", str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name)
+
+    wrong = [f"{row['part']}, {row['case']}: {row['left out']}" for row in rows
+             if row.get("left out", "").startswith((FAILED, CRASHED))]  # fmt: skip
+    wrong += [f"{row['part']}, {row['case']}: differs" for row in rows if row.get("same") == "no"]
+    if config.tiny and (wrong or faults):
+        raise RuntimeError("; ".join([*wrong, *faults]))
 
 
 def _commit() -> str:

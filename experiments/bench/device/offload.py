@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from experiments._malloc import return_memory
 from experiments.bench._solving import found
-from experiments.bench.device.rows import Budget, Emit, reason, run_case
+from experiments.bench.device.rows import Budget, Emit, LeftOut, reason, run_case
 
 GB, MIB = 10**9, 2**20
 # Memory of the device for parameters, and of the host for gradients that wait: both small beside
@@ -129,7 +129,7 @@ def _row(
         timed = took[model.warm :]
         if not timed:
             each = ", ".join(f"{s:.1f} s" for s in took)
-            raise TimeoutError(f"out of time after {len(took)} steps ({each}), none of them warm")
+            raise LeftOut(f"out of time after {len(took)} steps ({each}), none of them warm")
         seconds = statistics.median(timed)
         return {
             "tokens/s": made.tokens / seconds,

@@ -16,7 +16,12 @@ from experiments._results import append, plain
 # A case is begun if this share of the longest one before it is left.
 _ENOUGH = 0.7
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "OutOfMemory", "MemoryError", "CUDA_ERROR_OUT_OF_MEMORY")
+FAILED, CRASHED = "failed", "crashed"  # how reasons begin that nobody expected
 Case = tuple[str, Callable[[], Mapping[str, Any]]]
+
+
+class LeftOut(Exception):
+    """A case that has no numbers here; the message says why."""
 
 
 @dataclass
@@ -117,9 +122,9 @@ def reason(error: BaseException) -> str:
         return f"out of memory: {text[:160]}"
     if isinstance(error, ModuleNotFoundError):
         return f"'{error.name}' is not installed"
-    if isinstance(error, TimeoutError):
-        return text[:200]
-    return f"failed: {kind}: {text[:200]}"
+    if isinstance(error, LeftOut):
+        return text
+    return f"{FAILED}: {kind}: {text[:200]}"
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
