@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax.offload._store.disk.copies import Copy, join
+
 try:
     import xxhash
 except ImportError:  # models name their layers for a trainer without it
     xxhash = None
-try:
-    from tensorjax.offload._store import _copies_c  # type: ignore[attr-defined]
-except ImportError:  # there was no compiler on installation
-    _copies_c = None
 
 
 def require() -> None:
@@ -46,11 +44,11 @@ def copy(source: np.ndarray, target: np.ndarray) -> str:
     if len(source) < _SMALL:
         target[:] = source
         return digest(source)
-    state = xxhash.xxh3_64()
+    state, part = xxhash.xxh3_64(), Copy(source, target)
     for start in range(0, len(source), _CHUNK):
-        part: Any = source[start : start + _CHUNK]
-        state.update(part)  # which brings it into the cache
-        _join([part], target[start : start + _CHUNK])
+        stop = min(start + _CHUNK, len(source))
+        state.update(source[start:stop])  # which brings it into the cache
+        part(start, stop)
     return state.hexdigest()
 
 
@@ -66,16 +64,8 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
     """
     assert xxhash is not None
     found = [*map(xxhash.xxh3_64_hexdigest, sources)]
-    _join(sources, target)
+    join(sources, target)
     return found
-
-
-def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays to be checksummed, past the CPU caches if the extension is built."""
-    if _copies_c is not None:
-        _copies_c.gather(sources, target)
-    else:
-        np.concatenate(sources, out=target)
 
 
 def digest(data: Any) -> str:
