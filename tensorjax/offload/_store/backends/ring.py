@@ -1,6 +1,7 @@
 """Ring of io_uring, through ctypes: queues transfers, submits them and collects what has landed."""
 
 import ctypes
+import errno
 import functools
 import os
 import threading
@@ -8,14 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorjax import _shared_libraries
 
 _INT, _UINT, _WORD = ctypes.c_int, ctypes.c_uint, ctypes.c_uint64
 _POINTER = ctypes.c_void_p
 
 
-class _Completion(ctypes.Structure):
-    _fields_ = (("token", _WORD), ("result", ctypes.c_int32), ("flags", ctypes.c_uint32))
+# As the kernel's: its flags, which are not asked for, fill it up to 16 bytes.
+_COMPLETION = np.dtype(
+    {"names": ["token", "result"], "formats": ["u8", "i4"], "offsets": [0, 8], "itemsize": 16}
+)
 
 
 class _Calls:
@@ -73,11 +78,12 @@ class Ring:
         calls, why = _load()
         if calls is None:
             raise ImportError(f"io_uring: {why}")
-        self._calls, self._guard = calls, threading.Lock()
+        self._calls, self._prepare, self._guard = calls, calls.prepare, threading.Lock()
         self._buffers: list[Any] = []
         # The kernel has room for twice as many completions as requests, a power of two.
         self._room = 2 << max(entries - 1, 1).bit_length()
-        self._found = (_Completion * self._room)()
+        self._found = np.zeros(self._room, _COMPLETION)
+        self._place = self._found.ctypes.data
         if not iopoll:  # a ring that polls cannot watch an eventfd
             self._event = os.eventfd(0, os.EFD_CLOEXEC)
         error = _INT()
@@ -118,9 +124,9 @@ class Ring:
         """
         if buffer >= len(self._buffers):
             raise IndexError("no such registered buffer")
-        _checked(
-            self._calls.prepare(self._open(), token, write, file, address, size, offset, buffer)
-        )
+        handle = self._handle or self._open()
+        if error := self._prepare(handle, token, write, file, address, size, offset, buffer):
+            _checked(error)
 
     def wait(self, block: bool) -> list[tuple[int, int]]:
         """Submits what is queued; returns (token, bytes moved or -errno) of what has landed.
@@ -128,13 +134,11 @@ class Ring:
         Args:
             block: Wait until a transfer lands or another thread calls `wake`.
         """
-        handle, found = self._open(), self._found
+        handle = self._open()
         while True:  # a signal's handler runs between two calls, and may raise
-            try:
-                count = _checked(self._calls.wait(handle, block, found, self._room))
-            except InterruptedError:
-                continue
-            return [(found[i].token, found[i].result) for i in range(count)]
+            count = self._calls.wait(handle, block, self._place, self._room)
+            if count != -errno.EINTR:
+                return self._found[: _checked(count)].tolist()
 
     def wake(self) -> None:
         """Ends a `wait`, or the next one; from any thread. Of a closed ring nothing is asked."""
