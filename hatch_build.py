@@ -1,8 +1,8 @@
 """Builds what is written in C and C++, where a compiler is; says what is left out, and goes on.
 
-Called by hatchling. An editable installation gets it in place, for this CPU alone; a wheel for Linux
-gets the C++ kernels for every level of its CPUs, and is tagged by what it asks of the system; other
-wheels are pure. By hand, to build in place: ``python hatch_build.py``. For another architecture:
+Called by hatchling. An editable installation gets it in place, for this CPU alone; a wheel for
+Linux gets the C++ kernels for every level of its CPUs, and is tagged by what it asks of the system;
+other wheels are pure. By hand, to build in place: ``python hatch_build.py``. For another machine:
 ``CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ python -m build --wheel``.
 """
 
@@ -51,7 +51,7 @@ def build_uring(root: Path, target: Path | None = None) -> Built:
 
 
 def build_copies(root: Path, target: Path | None = None) -> Built:
-    """Compiles the copies past the caches, an extension by Python's stable ABI; as `build_uring`."""
+    """Compiles the copies past the caches, by Python's stable ABI; as `build_uring`."""
     library = (target or (root / COPIES).parent) / f"{COPIES.stem}.abi3.so"
     _, system = _machine("CC", "cc")
     flags = ["-O2", *_lean(system), f"-I{sysconfig.get_path('include')}", str(root / COPIES)]
@@ -171,15 +171,15 @@ def wheel_builds(root: Path, target: Path) -> dict[str, tuple[Path, Callable[[],
 
 
 def wheel_tag(libraries: Iterable[Path], machine: str) -> str:
-    """Returns the tag of a wheel that holds these libraries: the oldest glibc that has all they ask.
+    """Returns the tag of a wheel with these libraries: the oldest glibc that has all they ask.
 
     Args:
         libraries: Of C, without a version of Python.
         machine: Their architecture.
 
     Returns:
-        Such as py3-none-manylinux_2_17_x86_64; of linux_x86_64, for this system alone, where they
-        need its libstdc++.
+        Such as py3-none-manylinux_2_17_x86_64; where they need this system's libstdc++,
+        py3-none-linux_x86_64, which says nothing of others.
     """
     texts = [library.read_bytes() for library in libraries]
     if any(b"GLIBCXX_" in text for text in texts):

@@ -1,4 +1,4 @@
-"""CPU instruction-set levels, which name the C++ libraries built for them; needs no other module."""
+"""CPU instruction-set levels, which name the C++ libraries for them; needs no other module."""
 
 import platform
 from pathlib import Path

@@ -91,8 +91,9 @@ def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
         return _with(_threads.threads, "threads", options)
     if why := ring.status():
         say.once(
-            f"io_uring cannot be asked for ({why}): going on with a pool of threads; install a wheel "
-            "of tensorjax for Linux, or from source with a C compiler, or ask for backend='threads'"
+            f"io_uring cannot be asked for ({why}): going on with a pool of threads; install "
+            "tensorjax's wheel for Linux, or from source with a C compiler, or ask for "
+            "backend='threads'"
         )
         return _threads.threads()
     folder.mkdir(parents=True, exist_ok=True)
