@@ -17,7 +17,7 @@ from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.updates import Updater
 
@@ -95,7 +95,7 @@ class Commits:
 
     Args:
       store: of this process.
-      home: the same, as a home of groups.
+      storage: the same, as a storage of groups.
       groups: by name; those that live elsewhere are written to the store first.
       updater: is held back while a commit goes on beside the computation.
       processes: that commit together.
@@ -110,7 +110,7 @@ class Commits:
     def __init__(
         self,
         store: Any,
-        home: StoreHome,
+        storage: StoreStorage,
         groups: Mapping[str, Group],
         *,
         updater: Updater,
@@ -119,7 +119,7 @@ class Commits:
         failed: Callable[[BaseException], None],
         trace: Trace,
     ) -> None:
-        self._store, self._home, self._groups, self.steps = store, home, groups, steps
+        self._store, self._storage, self._groups, self.steps = store, storage, groups, steps
         self._updater, self._processes = updater, processes
         self._failed, self._trace = failed, trace
         self._thread: threading.Thread | None = None
@@ -153,16 +153,16 @@ class Commits:
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
-                if group.home is self._home:
+                if group.storage is self._storage:
                     continue
-                for bundle in group.bundles:
-                    held = trainer_groups.get(bundle, group.home, lambda x: x)
-                    trainer_groups.put(group, bundle, held, self._home)
+                for packing in group.packings:
+                    held = trainer_groups.get(packing, group.storage, lambda x: x)
+                    trainer_groups.put(group, packing, held, self._storage)
             for name, gradient in pending.items():
                 trainer_groups.put(
-                    self._groups[name], self._groups[name].gradient, gradient, self._home
+                    self._groups[name], self._groups[name].gradient, gradient, self._storage
                 )
-            self._home.settle()
+            self._storage.settle()
             if self._processes.count == 1:
                 self._store.commit(meta)
             else:
@@ -183,7 +183,7 @@ class Commits:
 
 def resume(
     store: Any,
-    home: StoreHome,
+    storage: StoreStorage,
     layers: Sequence[Layer],
     groups: Mapping[str, Group],
     *,
@@ -196,7 +196,7 @@ def resume(
 
     Args:
       store: with a committed state.
-      home: the same, as a home of groups.
+      storage: the same, as a storage of groups.
       layers: of the model.
       groups: by name.
       key: of the trainer.
@@ -224,14 +224,15 @@ def resume(
             "give the same key"
         )
     for group in groups.values():
-        if group.home is not home:
-            for bundle in group.bundles:
-                trainer_groups.put(group, bundle, trainer_groups.get(bundle, home, owned))
+        if group.storage is not storage:
+            for packing in group.packings:
+                trainer_groups.put(group, packing, trainer_groups.get(packing, storage, owned))
     found = Progress(meta["steps"], meta["data"])
     if meta["stale"] and found.steps:
         found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
         found.pending = {
-            name: trainer_groups.get(group.gradient, home, owned) for name, group in groups.items()
+            name: trainer_groups.get(group.gradient, storage, owned)
+            for name, group in groups.items()
         }
     return found
 

@@ -30,7 +30,7 @@ from tensorjax.offload._training.passes.weight_stream import room
 from tensorjax.offload._training.pipeline import Pipeline
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import owned
-from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget
 
@@ -84,9 +84,9 @@ class Trainer:
         are written to the store when it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
-        and results on their way home, with spare memory, take no more than the largest group's.
-        None keeps all in memory, results of twice that size, as many updated parameters for the
-        device, and spare states: of groups of one shape two, of any other one.
+        and results on their way to storage, with spare memory, take no more than the largest
+        group's. None keeps all in memory, results of twice that size, as many updated parameters
+        for the device, and spare states: of groups of one shape two, of any other one.
       gradient_overflow: "store", or "wait": instead of being written and read again, the next
         gradient waits until an update has made room, and the backward pass with it. It saves a disk
         that is the slowest part, and the room of two gradients there; not with clipping.
@@ -184,13 +184,13 @@ class Trainer:
         self._order = Order(self._layers, schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
-        self._home = None if store is None else StoreHome(store, self.trace)
+        self._storage = None if store is None else StoreStorage(store, self.trace)
         shapes = trainer_groups.shapes(params)
         self._shards = Shards(shapes, self._engine.shardings)
         self._groups = trainer_groups.make_groups(
             shapes,
             self._optimizer,
-            store=self._home,
+            store=self._storage,
             in_memory=self._options.in_memory,
             shards=self._shards,
             lent=self._engine.lends,
@@ -228,12 +228,12 @@ class Trainer:
         """Resumes the trainer from the store, or writes its initial state; tells if resumed."""
         self._progress = Progress()
         resumed = self._store is not None and "trainer" in (self._store.meta or {})
-        if self._store is not None and self._home is not None:
+        if self._store is not None and self._storage is not None:
             _commits.same_process(self._processes, self._store)
             self._store.revert()  # another trainer may have gone on in it, without a commit
             if resumed:
                 self._progress = _commits.resume(
-                    self._store, self._home, self._layers, self._groups, key=self._key,
+                    self._store, self._storage, self._layers, self._groups, key=self._key,
                     stale=self._order.stale, gradients=spills, owned=owned,
                 )  # fmt: skip
             else:
@@ -251,9 +251,9 @@ class Trainer:
             _commits.same_step(self._processes, self.steps if resumed else None)
             # What would fail later does so before anything is written.
             self._shares = read_budget.shared(
-                self._store, self._home, self._groups.values(), spills=self._options.spills
+                self._store, self._storage, self._groups.values(), spills=self._options.spills
             )
-            self._home.together = self._shares.tight
+            self._storage.together = self._shares.tight
         if not resumed:
             trainer_groups.begin(self._groups, params, self._shards)
         return resumed
@@ -263,13 +263,13 @@ class Trainer:
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
-            processes=self._processes, home=self._home, shares=self._shares,
+            processes=self._processes, storage=self._storage, shares=self._shares,
             device_bytes=device_bytes, key=self._key, trace=self.trace,
         )  # fmt: skip
         self._commits = None
-        if self._home is not None:
+        if self._storage is not None:
             self._commits = Commits(
-                self._store, self._home, self._groups, updater=self._pipeline.updater,
+                self._store, self._storage, self._groups, updater=self._pipeline.updater,
                 processes=self._processes, steps=self.steps, failed=self._pipeline.fail,
                 trace=self.trace,
             )  # fmt: skip
@@ -419,8 +419,8 @@ class Trainer:
                 )
             yield (
                 name,
-                trainer_groups.get(group.params, group.home, _copy),
-                trainer_groups.get(group.state, group.home, _copy),
+                trainer_groups.get(group.params, group.storage, _copy),
+                trainer_groups.get(group.state, group.storage, _copy),
             )
 
     def params(self) -> dict[str, Any]:
@@ -434,9 +434,9 @@ class Trainer:
         """Returns the trainer's peak bytes of each memory, and the store's statistics.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
-        home; these two together, with gradients that the host still adds to ("host"; those on their
-        way from an accelerator, of two layers at most, are not counted); updated parameters
-        that are kept until the device has room for them ("handed"); inputs of layers that the
+        to storage; these two together, with gradients that the host still adds to ("host"; those
+        on their way from an accelerator, of two layers at most, are not counted); updated
+        parameters that are kept until the device has room for them ("handed"); inputs of layers that the
         backward pass needs ("activation"). Besides there are the store's staging memory,
         and what programs take for themselves.
         """

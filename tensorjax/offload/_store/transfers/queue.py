@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from tensorjax.offload._errors import StoreError
-from tensorjax.offload._store.interruptible_wait import Bell
+from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.statistics import Counter
 from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
 from tensorjax.offload._store.transfers.staging import Pool
@@ -49,7 +49,10 @@ class Queue:
         self.blocked = 0.0
         self.orphans: SimpleQueue[tuple[Buffer, str] | None] = SimpleQueue()
         self._ready = threading.Condition(self.lock)
-        self._space, self._idle = Bell(self.lock), Bell(self.lock)
+        self._space, self._idle = (
+            InterruptibleCondition(self.lock),
+            InterruptibleCondition(self.lock),
+        )
         self._wanting: list[Op] = []  # staging memory for writes
         self._buffers: set[Buffer] = set()  # that have memory of the pool for reads
         self._heap: list[tuple[float, int, Op]] = []
