@@ -1,5 +1,6 @@
 """Commits of a training to its store, beside the computation, and resuming from them."""
 
+import logging
 import math
 import threading
 import weakref
@@ -10,17 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._errors import MismatchError, StoreError
+from tensorjax.offload._errors import CapacityError, MismatchError, StoreError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Layer
+from tensorjax.offload._training.storage.host_arrays import owned
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.updates import Updater
 
+_LOG = logging.getLogger("tensorjax.offload")
 FORMAT = 3  # version of the metadata that is kept beside the tensors
 
 # The trainer that claimed each store last.
@@ -170,6 +173,14 @@ class Commits:
                 self._store.commit(meta, barrier=lambda: self._processes.wait(what))
             self.steps = steps
 
+    def warn(self, steps: int) -> None:
+        """Logs a warning if the training has done steps that are not committed."""
+        if self.steps < steps:
+            _LOG.warning(
+                "closed after step %d, the store has step %d: call commit() before close() to keep "
+                "what came since", steps, self.steps,
+            )  # fmt: skip
+
     def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         try:
             self._updater.settle_at(version)
@@ -181,6 +192,50 @@ class Commits:
             self._updater.hold_back(math.inf)
 
 
+def resume_or_reserve(
+    store: Any,
+    storage: StoreStorage,
+    layers: Sequence[Layer],
+    groups: Mapping[str, Group],
+    *,
+    processes: Processes,
+    key: jax.Array | None,
+    stale: bool,
+    gradients: bool,
+) -> Progress | None:
+    """Resumes a training from the last commit of its store, or reserves its tensors in a new one.
+
+    Args:
+      store: of this process; what was written to it since its last commit is forgotten.
+      storage, layers, groups, key, stale, gradients: as for `resume`.
+      processes: that train together.
+
+    Returns:
+      Progress of the training that goes on; None for a new one.
+
+    Raises:
+      MismatchError, ValueError: as of `resume`, `same_process` and `same_step`.
+      CapacityError: the store is too small.
+    """
+    same_process(processes, store)
+    store.revert()  # another trainer may have gone on in it, without a commit
+    found = None
+    if "trainer" in (store.meta or {}):
+        found = resume(store, storage, layers, groups, key=key, stale=stale, gradients=gradients)
+    else:
+        fingerprint.check_new(store)
+        try:
+            store.reserve(trainer_groups.specs(groups.values(), gradients=gradients))
+        except CapacityError as error:
+            error.add_note(
+                "offload.capacity(offload.tensors(params, optimizer, compute_dtype=, "
+                f"gradients={gradients})) is what this training takes"
+            )
+            raise
+    same_step(processes, None if found is None else found.steps)
+    return found
+
+
 def resume(
     store: Any,
     storage: StoreStorage,
@@ -190,7 +245,6 @@ def resume(
     key: jax.Array | None,
     stale: bool,
     gradients: bool,
-    owned: Callable[[Any], Any],
 ) -> Progress:
     """Resumes a training from a commit: checks that it fits, reads the groups kept in memory.
 
@@ -202,7 +256,6 @@ def resume(
       key: of the trainer.
       stale: whether its updates are.
       gradients: whether gradients may wait in the store.
-      owned: copies an array to the host's own memory.
 
     Raises:
       MismatchError: the store is of another format, model or optimiser.
