@@ -26,7 +26,7 @@ def main(wanted: str) -> None:
 
 
 def import_seconds() -> float:
-    """Returns the processor time of importing the installed package, after jax: the best of some."""
+    """Returns the processor time that importing the installed package takes after jax."""
     code = (
         "import time, jax; start = time.process_time(); import tensorjax\n"
         "print(time.process_time() - start, tensorjax.__file__)"
